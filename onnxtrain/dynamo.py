@@ -31,6 +31,7 @@ _KINDS = ((torch.SymInt, int), (torch.SymFloat, float), (torch.SymBool, bool))
 MAX_NUMBERS = 1024  # sets of sizes, and what a graph's results are for them
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 _TRANSFORMS = ("_grad_increment_nesting", "_jvp_increment_nesting")
+_REARRANGE = ("contiguous", "reshape", "flatten")
 _ARITHMETIC = frozenset((operator.add, operator.sub, operator.mul, operator.truediv,
                          torch.add, torch.sub, torch.mul, torch.div))
 
@@ -116,7 +117,9 @@ def compiled(graph: torch.fx.GraphModule, example_inputs: Sequence[Any],
 
 
 def _computes(graph: torch.fx.GraphModule) -> bool:
-    """Whether a graph does more with tensors that it is given than to make views of them, and arithmetic on sizes."""
+    """Whether a graph does more with tensors that it is given than to make views of them, or copies where these have no
+    view of that shape, and arithmetic on sizes.
+    """
     given = [_example(node) for node in _placeholders(graph)]
     tensors = [value for value in given if isinstance(value, Tensor)]
     if not tensors:
@@ -129,7 +132,12 @@ def _computes(graph: torch.fx.GraphModule) -> bool:
         if node.op in ("placeholder", "output"):
             continue
         if isinstance(value, Tensor):
-            if value.layout is not torch.strided or value.untyped_storage()._cdata not in memory:
+            if value.layout is not torch.strided:
+                return True
+            if str(getattr(node.target, "__name__", node.target)) in _REARRANGE and all(
+                    _example(source).untyped_storage()._cdata in memory for source in node.all_input_nodes[:1]):
+                memory.add(value.untyped_storage()._cdata)
+            if value.untyped_storage()._cdata not in memory:
                 return True
             views += 1
         elif not isinstance(value, (int, torch.SymInt)):

@@ -288,9 +288,6 @@ def grad_modes(module: torch.nn.Module, leaves: Sequence[Any], grad_enabled: boo
             [parameter.requires_grad for parameter in module.parameters()])
 
 
-_HOOKS = {"_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"}
-
-
 def _state(flat: _Flat, free: frozenset[tuple[int, str]] = frozenset()) -> attributes.State:
     """The attributes that forward has read, hooks always among them."""
     record = flat.traced.record
@@ -299,7 +296,7 @@ def _state(flat: _Flat, free: frozenset[tuple[int, str]] = frozenset()) -> attri
                   if child in own or type(child) is torch.nn.Module or snapshot.is_wrapper(child)]:
         del record.reads[child]  # the exporter's own, and ours
     for child in flat.module.modules():
-        record.reads.setdefault(child, set()).update(_HOOKS)
+        record.reads.setdefault(child, set()).update(attributes.HOOKS)
     return attributes.State(flat.module, record, free)
 
 

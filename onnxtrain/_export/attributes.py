@@ -33,6 +33,7 @@ _OPAQUE = (type, types.FunctionType, types.BuiltinFunctionType, types.MethodType
            torch.nn.Module, logging.Logger, torch.Generator)
 
 
+HOOKS = frozenset(("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"))
 _MACHINERY = {"__dict__", "__class__", "_call_impl", "_compiled_call_impl", "_slow_forward", "_wrapped_call_impl"}
 
 
@@ -152,6 +153,11 @@ class State:
         self._ties = _ties(module)
         self._module = module
         self.take()
+
+    def is_of(self, module: torch.nn.Module) -> bool:
+        """Whether hooks of this module and its parts are all that it is about."""
+        parts = set(module.modules())
+        return not self._bound and all(child in parts and read <= HOOKS for child, _, read in self._reads)
 
     def take(self) -> None:
         """From now on, what the modules hold now is what has to stay."""

@@ -46,6 +46,7 @@ class Graph(torch.nn.Module):
         operations: takes parameters and buffers as arguments.
         places: for each argument of `operations` every place in `module` that holds it; empty for those that are
             arguments of the Graph.
+        key: equal for operations that compute the same.
 
     Attributes:
         held: for each argument of `operations` where the Graph has it: a dict and a name; None for its own arguments.
@@ -55,12 +56,12 @@ class Graph(torch.nn.Module):
     """
 
     def __init__(self, module: torch.nn.Module, operations: torch.fx.GraphModule,
-                 places: Sequence[Sequence[Place]]) -> None:
+                 places: Sequence[Sequence[Place]], key: Any = None) -> None:
         super().__init__()
         noted = _notes(operations)
         self.__dict__.update(dynamic=_dynamic(noted, places), reads_contents=noted.reads_contents,
                              reads_strides=noted.reads_strides)
-        self.__dict__.update(_user=module, _operations=operations)
+        self.__dict__.update(_user=module, _operations=operations, _key=key)
         self.__dict__["held"] = [None if not held else (getattr(self._owner(held[0].path), held[0].kind), held[0].name)
                                  for held in places]
         self.hold(places)
@@ -83,6 +84,18 @@ class Graph(torch.nn.Module):
         for held in places:
             for place in held:
                 getattr(self._owner(place.path), place.kind)[place.name] = place.store[place.name]
+        self.__dict__["_places"] = places
+
+    def weights(self) -> list[list[str]]:
+        """For each argument of the operations the names of the parameter or buffer that it is."""
+        return [[f"{place.path}.{place.name}".lstrip(".") for place in held] for held in self._places]
+
+    def computes(self) -> tuple[Any, ...]:
+        """What the Graph computes, whatever its weights hold: with equal ones, one export serves both."""
+        kinds = [None if not held else (len(held), held[0].kind, tensor.dtype, tensor.shape, tensor.device,
+                                        tensor.requires_grad, tensor.stride())
+                 for held, tensor in [(held, held[0].store[held[0].name] if held else None) for held in self._places]]
+        return self._key, tuple(kinds), tuple([frozenset(axes) for axes in self.dynamic])
 
     @property
     def training(self) -> bool:
@@ -96,9 +109,9 @@ class Graph(torch.nn.Module):
 
     @classmethod
     def of(cls, module: torch.nn.Module, operations: torch.fx.GraphModule,
-           places: Sequence[Sequence[Place]]) -> Graph:
+           places: Sequence[Sequence[Place]], key: Any = None) -> Graph:
         """One whose class has the name of the user's, for what is said of it."""
-        graph = type(type(module).__name__, (cls,), {})(module, operations, places)
+        graph = type(type(module).__name__, (cls,), {})(module, operations, places, key)
         graph.__dict__["forward"] = _named(graph.forward, _names(module, operations, places))
         return graph
 

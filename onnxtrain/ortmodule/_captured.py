@@ -35,6 +35,7 @@ from onnxtrain._export import formulas
 from onnxtrain._export.captured import Graph, Place, places_of
 from onnxtrain._export.snapshot import Snapshot
 from onnxtrain._export.state import replaced
+from onnxtrain._export.twins import Twins
 from onnxtrain.ortmodule import _sharded
 from onnxtrain.ortmodule._fallback import FallbackPolicy
 from onnxtrain.ortmodule._key import describe
@@ -48,6 +49,7 @@ MAX_CAPTURES = 64  # of one mode; Dynamo runs the module in PyTorch after them
 _SETTINGS = {"skip_nnmodule_hook_guards": False, "allow_rnn": True, "suppress_errors": True,
              "use_numpy_random_stream": True,
              "record_runtime_overhead": False}  # a note for torch's profiler at each run of a graph: 10 us
+_OF_NUMPY = "numpy"  # in the reason of a cut: from there on NumPy's functions, and loops of them, are Python's
 _CONTENTS = {"capture_scalar_outputs": True, "capture_dynamic_output_shape_ops": True}
 _TALKING = ("torch._dynamo.convert_frame", "torch._subclasses.fake_tensor")  # of what is left to Python
 
@@ -72,13 +74,17 @@ class _Call:
     cuts: dict[str, int] = dataclasses.field(default_factory=dict)  # of this process when it was looked at last
     captures: int = 0  # of the entry, before this call
     is_whole: bool = False  # this call was captured from end to end
+    leaves_numpy: bool = False
 
     def capture_begins(self) -> None:
         """Puts settings in force until the call is over."""
-        if self.before is not None:
-            return
         from torch._dynamo import config
 
+        if self.before is not None:
+            if not self.leaves_numpy and any(_OF_NUMPY in reason for reason in self.new_cuts()):
+                self.leaves_numpy = True
+                self.before.enter_context(config.patch(trace_numpy=False))
+            return
         self.cuts, self.captures = _cuts(), _captures(self.entry)
         wanted = _SETTINGS | (_CONTENTS if self.parts.keeps_contents else {})
         self.before = contextlib.ExitStack()
@@ -286,6 +292,7 @@ class Parts:
     """The graphs of one ORTModule, and the functions that run them.
 
     Attributes:
+        twins: the exports of the graphs.
         seeds: Dynamo has cut a graph where forward seeds torch's random generator, or reads or sets its state. What it
             draws from there on it may draw again elsewhere, as a backward that recomputes does, which PyTorch runs.
     """
@@ -296,6 +303,7 @@ class Parts:
         self._here = weakref.ref(self)  # for what Dynamo keeps, which must not keep this
         self._graphs: dict[tuple[Any, ...], Any] = {}  # the ORTModule of each, by what it computes
         self._numbered: dict[bool, list[Any]] = {}
+        self.twins = Twins()
         # By mode: each has its own code, and few sets of guards to try.
         self._calls: dict[tuple[bool, ...], Callable[..., Any]] = {}
         self._nothing: set[tuple[bool, ...]] = set()  # modes in which a call was captured that has nothing to compute
@@ -350,7 +358,7 @@ class Parts:
         model = self._graphs.get(key)
         if model is None:
             whole = self._model()
-            model = self._graphs[key] = ORTModule(Graph.of(self._module, operations, places), whole._debug)
+            model = self._graphs[key] = ORTModule(Graph.of(self._module, operations, places, key[0]), whole._debug)
             model._fallback, model._runtime, model._announced = whole._fallback, whole._runtime, whole._announced
             model._counters = _report.Counters(whole=whole._counters, reasons=whole._counters.reasons)
             model._in_backward = whole.__dict__.get("_in_backward")

@@ -310,8 +310,8 @@ class ORTModule(torch.nn.Module):
             program = None
             try:
                 with exclusive.exclusive():
-                    program = self._cached(key, tensors, device) or self._program(key, exporter, args, kwargs, failures,
-                                                                                  tuple(by_torch), device)
+                    program = (self._cached(key, tensors, device) or self._twin(key, tensors, device)
+                               or self._program(key, exporter, args, kwargs, failures, tuple(by_torch), device))
                 if program.chain is None:
                     program.double = Double(self._module, key, self._fallback, self._counters, self._debug)
                 if self._debug.verify:
@@ -446,6 +446,16 @@ class ORTModule(torch.nn.Module):
         _report.count(self._counters, cached_exports=1, build_seconds=program.build_seconds)
         return program
 
+    def _twin(self, key: Key, tensors: list[torch.Tensor], device: str) -> Program | None:
+        """From the export of a graph that computes the same with other weights."""
+        parts = self.__dict__.get("_part_of", lambda: None)()
+        exported = None if parts is None else parts.twins.find(self._module, (key, device), tensors)
+        if exported is None:
+            return None
+        program = Program(self._module, exported, device=device, memory_level=self._runtime.memory_optimization_level)
+        _report.count(self._counters, build_seconds=program.build_seconds)
+        return program
+
     def _program(self, key: Key, exporter: Any, args: tuple[Any, ...], kwargs: dict[str, Any],
                  failures: list[tuple[str, Exception]], by_torch: tuple[str, ...], device: str) -> Program:
         """Exports, loads, and compares with eager where that is needed or asked for."""
@@ -485,6 +495,8 @@ class ORTModule(torch.nn.Module):
                     f"PyTorch's by {worst[1]:.1e} of its largest entry."
                 )
             exported.notes.append("Outputs and every gradient of one batch were equal to eager PyTorch's.")
+        if (parts := self.__dict__.get("_part_of", lambda: None)()) is not None and not by_torch:
+            parts.twins.keep(self._module, (key, device), exported)
         name = self._digest(key)
         if name is not None:
             cache.store(self._runtime.cache_dir, name, self._module, exported)

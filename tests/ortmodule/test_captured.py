@@ -8,6 +8,7 @@ import random
 import types
 
 import numpy
+import onnx
 import pytest
 import torch
 import torch.nn as nn
@@ -178,6 +179,61 @@ def test_layers_that_share_a_capture_have_open_sizes_each(monkeypatch):
     exports = in_engine(model, 2)["exports"]
     step(torch.cat([X, X]))(model)
     assert in_engine(model, 3)["exports"] == exports
+
+
+class Tied(nn.Module):
+    def __init__(self, out=4, tied=False):
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, out)
+        if tied:
+            self.second.weight = self.first.weight
+        self.register_buffer("count", torch.zeros(4))
+
+    def forward(self, x):
+        self.count.add_(1)
+        return cut(self.second(F.relu(self.first(x) + self.count)))
+
+
+def test_equal_layers_between_cuts_are_exported_once():
+    def layers():
+        made = nn.Sequential(*[Tied(4, tied) for tied in (False, False, False, True, True, False)], Tied(5))
+        made[1].first.weight.requires_grad_(False)
+        return made
+
+    model = both(layers, lambda m: [step(x)(m) for x in (X, Y, X)])
+    # plain, frozen, tied and wider layers
+    assert in_engine(model, 3)["exports"] == 4
+    names = [[source.target for source in program.exported.inputs if source.kind != "user"]
+             for _, (program,) in model._all_programs()]
+    assert sorted({name.split(".")[0] for found in names for name in found}) == list("0123456")
+    for (_, (program,)), found in zip(model._all_programs(), names, strict=True):
+        assert [source.name for source in program.exported.inputs if source.kind != "user"] == found
+        assert {value.name for value in onnx.load_from_string(program.exported.model).graph.input} >= set(found)
+
+
+def place_in_row(row, rows):
+    order = numpy.random.permutation(numpy.arange(rows))
+    if row == rows - 1:
+        order = order[::-1]
+    if row == rows - 2:
+        order = order + 0
+    return order[0]
+
+
+def places_in_rows(count):
+    numpy.random.seed(0)
+    rows = numpy.array([count]) // 1
+    return torch.tensor([int(place_in_row(row, rows[0])) for row in range(count)])
+
+
+def test_loops_over_numpys_arrays_are_left_to_python():
+    model = both(module(lambda m, x: m.fc(x)[places_in_rows(len(x))] * 2), step(torch.randn(6, 4)))
+    assert in_engine(model, 1)["exports"] <= 2
+
+
+def test_a_graph_that_only_copies_strides_away_is_no_fallback():
+    model = both(module(lambda m, x: cut(m.fc(cut(x.t()).contiguous())).t().reshape(-1)), step(torch.randn(4, 4)))
+    in_engine(model, 1)
 
 
 def test_a_number_of_another_module_is_no_change_of_this_ones():
