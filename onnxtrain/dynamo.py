@@ -88,9 +88,11 @@ def compiled(graph: torch.fx.GraphModule, example_inputs: Sequence[Any],
         model._announced.update((True, False))  # a table for each graph would bury what matters
     enables_grad = any(node.target is torch._C._set_grad_enabled and node.args == (True,) for node in graph.graph.nodes)
 
+    plain = not floats and len(kept) == len(example_inputs)
+
     def call(*given: Any) -> Any:
         nonlocal bound, model
-        arguments = inputs = [given[i].item() if i in floats else given[i] for i in kept]
+        arguments = inputs = given if plain else [given[i].item() if i in floats else given[i] for i in kept]
         if parts is not None:
             if bound is None or not bound.holds(inputs):
                 bound = parts().bind(graph, inputs)

@@ -291,7 +291,7 @@ def grad_modes(module: torch.nn.Module, leaves: Sequence[Any], grad_enabled: boo
 def _state(flat: _Flat, free: frozenset[tuple[int, str]] = frozenset()) -> attributes.State:
     """The attributes that forward has read, hooks always among them."""
     record = flat.traced.record
-    own = {flat, *flat.module.own_modules()} if isinstance(flat.module, captured.Graph) else {flat}
+    own = {flat, *flat.module._captured.modules()} if isinstance(flat.module, captured.Graph) else {flat}
     for child in [child for child in record.reads
                   if child in own or type(child) is torch.nn.Module or snapshot.is_wrapper(child)]:
         del record.reads[child]  # the exporter's own, and ours
@@ -328,7 +328,7 @@ def _names(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
 def _dynamo(flat: _Flat, names: list[str], leaves: list[Any], opset: int, notes: list[str]) -> Exported:
     module = flat.module
     tensors = _apart([_without_grad(leaf) for leaf in leaves if isinstance(leaf, Tensor)], module)
-    if isinstance(module, captured.Graph) and not module.reads_strides:
+    if isinstance(module, captured.Graph) and not module._captured.reads_strides:
         tensors = tuple([_in_a_row(tensor) for tensor in tensors])
     owned = _owned(module)
     start = time.perf_counter()
@@ -472,7 +472,7 @@ def _torch_export(flat: _Flat, tensors: tuple[Tensor, ...]) -> torch.export.Expo
     axes = [{*range(2 if fixed and t.dim() > 3 and t.is_floating_point() and id(given) not in grows else t.dim())}
             for t, given in zip(tensors, flat.tensors())]
     if graph:
-        axes = [each | open_ for each, open_ in zip(axes, flat.module.dynamic, strict=True)]
+        axes = [each | open_ for each, open_ in zip(axes, flat.module._captured.dynamic, strict=True)]
     dynamic = [tuple(dict.fromkeys(each, auto) for each in axes)] if axes else None
 
     def trace() -> torch.export.ExportedProgram:
@@ -491,7 +491,7 @@ def _torchscript(flat: _Flat, names: list[str], leaves: list[Any], opset: int, n
     import onnx_ir as ir
 
     module = flat.module
-    if isinstance(module, captured.Graph) and module.reads_contents:
+    if isinstance(module, captured.Graph) and module._captured.reads_contents:
         raise ExportError("TorchScript would freeze a number or a size that hangs on the contents of a tensor.")
     # Copies: the trace runs forward, which may change its arguments.
     tensors = tuple(mutations.copied(leaf) for leaf in leaves if isinstance(leaf, Tensor))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import types
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -36,106 +37,122 @@ class _Notes(NamedTuple):
     reads_strides: bool
 
 
-class Graph(torch.nn.Module):
-    """Operations that Dynamo captured, as a module with parameters and buffers of the user's, under their names.
-
-    The containers are its own, so that no export touches the user's module.
+class Operations:
+    """What Dynamo captured, and where the parameters and buffers are that it takes.
 
     Args:
+        root: has them, in modules of its own.
         module: the user's.
-        operations: takes parameters and buffers as arguments.
-        places: for each argument of `operations` every place in `module` that holds it; empty for those that are
-            arguments of the Graph.
+        graph: the operations, which take parameters and buffers as arguments.
+        places: for each argument every place in `module` that holds it; empty for those that are arguments of `root`.
         key: equal for operations that compute the same.
 
     Attributes:
-        held: for each argument of `operations` where the Graph has it: a dict and a name; None for its own arguments.
+        held: for each argument where `root` has it: a dict and a name; None for its own arguments.
         dynamic: of each tensor among its own arguments the axes whose sizes Dynamo has left open.
         reads_contents: whether a number in it, such as a size, hangs on what a tensor holds.
         reads_strides: whether it computes something else for the same contents with other strides.
+        version: how often tensors have been put into `root`.
     """
 
-    def __init__(self, module: torch.nn.Module, operations: torch.fx.GraphModule,
+    def __init__(self, root: torch.nn.Module, module: torch.nn.Module, graph: torch.fx.GraphModule,
                  places: Sequence[Sequence[Place]], key: Any = None) -> None:
-        super().__init__()
-        noted = _notes(operations)
-        self.__dict__.update(dynamic=_dynamic(noted, places), reads_contents=noted.reads_contents,
-                             reads_strides=noted.reads_strides)
-        self.__dict__.update(_user=module, _operations=operations, _key=key)
-        self.__dict__["held"] = [None if not held else (getattr(self._owner(held[0].path), held[0].kind), held[0].name)
-                                 for held in places]
-        self.hold(places)
+        noted = _notes(graph)
+        self._root, self.user, self.graph, self._key = weakref.ref(root), module, graph, key
+        self.dynamic = _dynamic(noted, places)
+        self.reads_contents, self.reads_strides = noted.reads_contents, noted.reads_strides
+        self.held = [None if not held else (getattr(_owner(root, held[0].path), held[0].kind), held[0].name)
+                     for held in places]
+        self.version = 0
+        self._hold(root, places)
 
-    def _owner(self, path: str) -> torch.nn.Module:
-        """The module of this path, made if there is none."""
-        owner: torch.nn.Module = self
-        for name in path.split(".") if path else ():
-            owner = owner._modules.setdefault(name, torch.nn.Module())  # type: ignore[assignment]
-        return owner
-
-    def again(self, operations: torch.fx.GraphModule, places: Sequence[Sequence[Place]]) -> None:
+    def again(self, graph: torch.fx.GraphModule, places: Sequence[Sequence[Place]]) -> None:
         """Dynamo captured the same operations again: takes the tensors that stand at these places now."""
-        found = _dynamic(_notes(operations), places)
-        self.__dict__["dynamic"] = [one | other for one, other in zip(self.dynamic, found, strict=True)]
-        self.hold(places)
+        found = _dynamic(_notes(graph), places)
+        self.dynamic = [one | other for one, other in zip(self.dynamic, found, strict=True)]
+        self._hold(self._root(), places)
 
-    def hold(self, places: Sequence[Sequence[Place]]) -> None:
-        """Takes the tensors that stand at these places now."""
+    def _hold(self, root: torch.nn.Module, places: Sequence[Sequence[Place]]) -> None:
         for held in places:
             for place in held:
-                getattr(self._owner(place.path), place.kind)[place.name] = place.store[place.name]
-        self.__dict__["_places"] = places
+                getattr(_owner(root, place.path), place.kind)[place.name] = place.store[place.name]
+        self._places = places
+        self.version += 1
 
-    def weights(self) -> list[list[str]]:
-        """For each argument of the operations the names of the parameter or buffer that it is."""
+    def names(self) -> list[list[str]]:
+        """For each argument the names of the parameter or buffer that it is."""
         return [[f"{place.path}.{place.name}".lstrip(".") for place in held] for held in self._places]
 
     def computes(self) -> tuple[Any, ...]:
-        """What the Graph computes, whatever its weights hold: with equal ones, one export serves both."""
-        kinds = [None if not held else (len(held), held[0].kind, tensor.dtype, tensor.shape, tensor.device,
-                                        tensor.requires_grad, tensor.stride())
-                 for held, tensor in [(held, held[0].store[held[0].name] if held else None) for held in self._places]]
+        """What is computed, whatever the weights hold: with equal ones, one export serves both."""
+        tensors = [None if held is None else held[0][held[1]] for held in self.held]
+        kinds = [None if tensor is None else (len(places), places[0].kind, tensor.dtype, tensor.shape, tensor.device,
+                                              tensor.requires_grad, tensor.stride())
+                 for places, tensor in zip(self._places, tensors, strict=True)]
         return self._key, tuple(kinds), tuple([frozenset(axes) for axes in self.dynamic])
 
-    @property
-    def training(self) -> bool:
-        """The user's module's: a graph that depends on it is guarded."""
-        return self._user.training
-
-    @training.setter
-    def training(self, mode: bool) -> None:
-        if "_user" in self.__dict__:
-            self._user.training = mode
-
-    @classmethod
-    def of(cls, module: torch.nn.Module, operations: torch.fx.GraphModule,
-           places: Sequence[Sequence[Place]], key: Any = None) -> Graph:
-        """One whose class has the name of the user's, for what is said of it."""
-        graph = type(type(module).__name__, (cls,), {})(module, operations, places, key)
-        graph.__dict__["forward"] = _named(graph.forward, _names(module, operations, places))
-        return graph
-
-    def own_modules(self) -> list[torch.nn.Module]:
+    def modules(self) -> list[torch.nn.Module]:
         """Those that are none of the user's."""
-        return [self, *self._operations.modules()]
+        return [self._root(), *self.graph.modules()]
 
     @property
     def text(self) -> str | None:
-        """All that the graph computes; None where it holds tensors, modules or functions that no text stands for."""
-        for node in self._operations.graph.nodes:
+        """All that is computed; None where there are tensors, modules or functions that no text stands for."""
+        for node in self.graph.graph.nodes:
             function = node.target if isinstance(node.target, types.FunctionType) else None
             if node.op in ("get_attr", "call_module") or function is not None and (
                     function.__closure__ or function.__module__.split(".")[0] not in ("torch", "onnxtrain")):
                 return None
-        return self._operations.code
+        return self.graph.code
 
-    def forward(self, *args: Any) -> Any:
+    def run(self, args: Sequence[Any]) -> Any:
+        """Calls them with the arguments of `root`."""
         given = iter(args)
         inputs = [next(given) if held is None else held[0][held[1]] for held in self.held]
         if not torch.compiler.is_exporting():
-            return self._operations.forward(*inputs)
+            return self.graph.forward(*inputs)
         with torch.fx.traceback.preserve_node_meta():  # names of the user's modules go into the export
-            return torch.fx.Interpreter(self._operations).run(*inputs)
+            return torch.fx.Interpreter(self.graph).run(*inputs)
+
+
+class Graph(torch.nn.Module):
+    """Operations that Dynamo captured, as a module with parameters and buffers of the user's, under their names.
+
+    The containers are its own, so that no export touches the user's module. All that it knows is in `_captured`: any
+    other name may be one of the user's modules.
+    """
+
+    _captured: Operations
+
+    @property
+    def training(self) -> bool:
+        """The user's module's: a graph that depends on it is guarded."""
+        return self._captured.user.training
+
+    @training.setter
+    def training(self, mode: bool) -> None:
+        if "_captured" in self.__dict__:
+            self._captured.user.training = mode
+
+    def forward(self, *args: Any) -> Any:
+        return self._captured.run(args)
+
+
+def graph_of(module: torch.nn.Module, operations: torch.fx.GraphModule, places: Sequence[Sequence[Place]],
+             key: Any) -> Graph:
+    """A Graph whose class has the name of the user's module, for what is said of it; arguments as Operations has them.
+    """
+    graph = type(type(module).__name__, (Graph,), {})()
+    graph.__dict__["_captured"] = Operations(graph, module, operations, places, key)
+    graph.__dict__["forward"] = _named(graph.forward, _names(module, operations, places))
+    return graph
+
+
+def _owner(root: torch.nn.Module, path: str) -> torch.nn.Module:
+    """The module of this path, made if there is none."""
+    for name in path.split(".") if path else ():
+        root = root._modules.setdefault(name, torch.nn.Module())  # type: ignore[assignment]
+    return root
 
 
 def _notes(operations: torch.fx.GraphModule) -> _Notes:

@@ -27,16 +27,15 @@ class Twins:
     def keep(self, graph: Graph, how: tuple[Any, ...], exported: Exported) -> None:
         """Notes an export of a graph. `how` is all that it depends on besides: the kind of call, the exporter."""
         if _is_general(graph, exported):
-            self._known.setdefault((graph.computes(), how), []).append((graph.weights(), exported))
+            operations = graph._captured
+            self._known.setdefault((operations.computes(), how), []).append((operations.names(), exported))
 
     def find(self, graph: Graph, how: tuple[Any, ...], tensors: Sequence[Tensor]) -> Exported | None:
         """The export of such a graph for these sizes, with this one's weights; None where there is none."""
-        for weights, exported in self._known.get((graph.computes(), how), ()):
-            if exported.guards(tensors) is None:
-                own = graph.weights()
-                if own == weights:
-                    continue  # it did not serve the graph itself
-                return _renamed(graph, exported, {old: new for before, now in zip(weights, own, strict=True)
+        own = graph._captured.names()
+        for names, exported in self._known.get((graph._captured.computes(), how), ()):
+            if names != own and exported.guards(tensors) is None:  # those of the graph itself did not serve it
+                return _renamed(graph, exported, {old: new for before, now in zip(names, own, strict=True)
                                                   for old, new in zip(before, now, strict=True)})
         return None
 

@@ -15,6 +15,7 @@ import inspect
 import itertools
 import logging
 import math
+import operator
 import os
 import random
 import re
@@ -32,7 +33,7 @@ from torch.utils import _pytree as pytree
 
 from onnxtrain import _report
 from onnxtrain._export import formulas
-from onnxtrain._export.captured import Graph, Place, places_of
+from onnxtrain._export.captured import Place, graph_of, places_of
 from onnxtrain._export.snapshot import Snapshot
 from onnxtrain._export.state import replaced
 from onnxtrain._export.twins import Twins
@@ -281,11 +282,15 @@ class Bound:
     def __init__(self, model: Any, places: Sequence[Sequence[Place]]) -> None:
         self.model = model
         self.arguments = [i for i, held in enumerate(places) if not held]
-        self._held = [(i, *held) for i, held in enumerate(model._module.held) if held is not None]
+        self._operations = model._module._captured
+        self._version = self._operations.version
+        self._picked = [i for i, held in enumerate(self._operations.held) if held is not None]
+        self._held = [held[0][held[1]] for held in self._operations.held if held is not None]
 
     def holds(self, inputs: Sequence[Any]) -> bool:
         """Whether the model has these parameters and buffers: the user may have put others in their places."""
-        return all([store[name] is inputs[i] for i, store, name in self._held])
+        return self._version == self._operations.version and all(
+            map(operator.is_, map(inputs.__getitem__, self._picked), self._held))
 
 
 class Parts:
@@ -358,13 +363,13 @@ class Parts:
         model = self._graphs.get(key)
         if model is None:
             whole = self._model()
-            model = self._graphs[key] = ORTModule(Graph.of(self._module, operations, places, key[0]), whole._debug)
+            model = self._graphs[key] = ORTModule(graph_of(self._module, operations, places, key[0]), whole._debug)
             model._fallback, model._runtime, model._announced = whole._fallback, whole._runtime, whole._announced
             model._counters = _report.Counters(whole=whole._counters, reasons=whole._counters.reasons)
             model._in_backward = whole.__dict__.get("_in_backward")
             model.__dict__["_part_of"] = self._here
         else:
-            model._module.again(operations, places)
+            model._module._captured.again(operations, places)
         if (view := self._model().__dict__.get("_view")) is not None:
             model.__dict__["_view"] = weakref.proxy(view)
         return Bound(model, places)

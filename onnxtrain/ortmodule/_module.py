@@ -426,7 +426,7 @@ class ORTModule(torch.nn.Module):
         if not self._runtime.cache_dir:
             return None
         runtime = self._runtime
-        text = self._module.text if isinstance(self._module, Graph) else ""
+        text = self._module._captured.text if isinstance(self._module, Graph) else ""
         if text is None:
             return None  # it holds tensors of its own
         settings = (text, runtime.onnx_opset_version, runtime.enable_custom_autograd_function,

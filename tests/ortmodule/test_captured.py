@@ -528,6 +528,13 @@ def test_names_are_the_users():
     assert {"fc.weight", "fc.bias"} <= names
 
 
+def test_parts_may_have_any_name():
+    names = ("text", "held", "again", "hold", "of", "weights", "dynamic", "own_modules", "computes", "graph", "user")
+    parts = {name: lambda: nn.Linear(4, 4) for name in names}
+    model = both(module(lambda m, x: sum(getattr(m, name)(x) for name in names), **parts), step(X))
+    assert in_engine(model, 1)["exports"] == 1
+
+
 def test_the_second_process_loads_its_graphs(tmp_path, monkeypatch):
     monkeypatch.setenv("ORTMODULE_CACHE_DIR", str(tmp_path))
     results = []
