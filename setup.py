@@ -2,8 +2,8 @@
 
 Environment: CC; ONNXTRAIN_SANITIZE=address,undefined (a build directory of its own, and LD_PRELOAD of libasan to run);
 ONNXTRAIN_DEBUG=1 (-O1 -g, passes verified); ONNXTRAIN_JOBS; ONNXTRAIN_CUDA=0|1|auto with CUDA_HOME, CUDACXX and
-ONNXTRAIN_CUDA_ARCHS ("80 90 100"); ONNXTRAIN_MPI=0|1|auto with MPICC. auto builds what it
-can and says what it leaves out; 1 fails instead.
+ONNXTRAIN_CUDA_ARCHS ("80 90 100"); ONNXTRAIN_MPI=0|1|auto with MPICC, or MPI_CXX_INCLUDE_PATH for CC. auto builds what
+it can and says what it leaves out; 1 fails instead.
 """
 
 from __future__ import annotations
@@ -243,16 +243,19 @@ class BuildCore(build_ext):
                 raise SystemExit(f"onnxtrain: compiling {error.cmd[-3]} failed") from None
 
     def build_mpi(self, package: Path) -> None:
-        """csrc/dist/mpi*.c to _mpi.so, by mpicc."""
-        sources = mpi_sources()
-        compiler = dependencies.mpicc()
-        if os.environ.get("ONNXTRAIN_MPI", "auto") == "0" or not sources and "ONNXTRAIN_MPI" not in os.environ:
+        """csrc/dist/mpi*.c to _mpi.so, by mpicc, or by CC where MPI_CXX_INCLUDE_PATH says where mpi.h is."""
+        command = dependencies.mpi()
+        if os.environ.get("ONNXTRAIN_MPI", "auto") == "0":
+            (package / "_mpi.so").unlink(missing_ok=True)  # of an earlier build
             return
-        if not sources or not compiler:
-            reason = "mpicc is not found (MPICC)" if sources else "csrc/dist has no MPI sources"
-            return self.leave_out("ONNXTRAIN_MPI", reason)
-        subprocess.run([compiler, "-shared", "-std=c11", "-O2", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra",
-                        f"-I{ROOT / 'csrc'}", *map(str, sources), "-o", str(package / "_mpi.so")], check=True)
+        if not command:
+            return self.leave_out("ONNXTRAIN_MPI", "mpicc is not found (MPICC, MPI_CXX_INCLUDE_PATH)")
+        cc, libraries = command
+        fresh = package / "_mpi.so.new"
+        flags = ["-shared", "-std=c11", "-O2", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror",
+                 "-D_GNU_SOURCE", f"-I{ROOT / 'csrc'}"]
+        subprocess.run([*cc, *flags, *map(str, mpi_sources()), "-o", str(fresh), *libraries, "-lpthread"], check=True)
+        fresh.replace(package / "_mpi.so")
 
 
 class Abi3Wheel(bdist_wheel):

@@ -376,6 +376,42 @@ def sums_of_squares(tensors: Sequence[Tensor]) -> list[float]:
         TypeError: a tensor is no dense CPU tensor of a float dtype.
     """
 
+def mpi_open() -> dict[str, Any]:
+    """Opens _mpi.so, which initialises MPI unless somebody has, and meets the other processes; later calls only tell.
+
+    Returns:
+        ``about`` (the library's version), ``rank``, ``size``, ``local_rank``, ``local_size``.
+
+    Raises:
+        OSError: this build has no _mpi.so, or MPI cannot be initialised.
+    """
+
+def mpi_all_reduce(tensor: Tensor) -> None:
+    """Replaces a contiguous tensor of the CPU by the sum of all processes'. So do all calls: all processes make the
+    same ones in the same order, and they wait without the GIL.
+
+    Raises:
+        RuntimeError: a process has ended, or an earlier collective has failed. TypeError, ValueError: tensors do not
+            fit; nothing was sent then.
+    """
+
+def mpi_reduce_scatter(own: Tensor, whole: Tensor) -> None:
+    """own (n,) = this process's part of the sum of all whole (size * n,)."""
+
+def mpi_all_gather(whole: Tensor, own: Tensor) -> None:
+    """whole (size * n,) = own (n,) of all processes, in the order of ranks."""
+
+def mpi_broadcast(tensor: Tensor, root: int) -> None:
+    """Replaces a tensor by that of process root."""
+
+def mpi_barrier() -> None:
+    """Waits for all processes."""
+
+def mpi_leave() -> None:
+    """Waits until all processes have called it, and ends MPI where mpi_open() began it. Where a collective has failed
+    it ends all processes, this one too.
+    """
+
 def signature(args: tuple[Any, ...]) -> bytes | None:
     """Equal bytes for arguments that are all plain torch.Tensors of equal dtypes, ranks and kinds of device.
 

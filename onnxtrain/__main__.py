@@ -6,6 +6,7 @@ profile trace.json` prints where the time of a trace of DebugOptions(profile=) w
 
 from __future__ import annotations
 
+import ctypes
 import runpy
 import sys
 from pathlib import Path
@@ -53,6 +54,18 @@ def cuda() -> str:
     return plugin["about"] + (f"; missing: {plugin['missing']}" if plugin["missing"] else "")
 
 
+def mpi() -> str:
+    """Whether this build has the collectives of MPI, and this machine the library."""
+    path = Path(_C.__file__).with_name("_mpi.so")
+    if not path.exists():
+        return "not in this build (built where mpicc is found; ONNXTRAIN_MPI=1)"
+    try:
+        ctypes.CDLL(str(path))
+    except OSError as error:
+        return f"built, but {error}"
+    return "_mpi.so, for processes that mpirun starts"
+
+
 def build() -> None:
     """Prints the table of this build."""
     info = _C.build_info()
@@ -69,7 +82,7 @@ def build() -> None:
          else "unrolled windows over GEMM"),
         ("CUDA", cuda()),
         ("cuDNN, NCCL", "not in this build"),
-        ("MPI", "not in this build"),
+        ("MPI", mpi()),
     ]
     for name, text in rows:
         print(f"{name:<18} {text}")

@@ -15,18 +15,25 @@ need_packages() {
     "$probe" -c 'import venv, ensurepip' 2>/dev/null || missing+=(python3-venv)
     "$probe" -c 'import os, sysconfig; raise SystemExit(not os.path.exists(sysconfig.get_paths()["include"] + "/Python.h"))' \
         2>/dev/null || missing+=(python3-dev)
-    [ ${#missing[@]} -eq 0 ] && return
+    [ ${#missing[@]} -eq 0 ] || install_packages "${missing[@]}"
+    command -v mpicc >/dev/null && command -v mpirun >/dev/null && return
+    # For processes that mpirun starts; everything else works without.
+    command -v apt-get >/dev/null && { [ "$(id -u)" -eq 0 ] || sudo -n true 2>/dev/null; } &&
+        (install_packages libopenmpi-dev openmpi-bin) || echo "Open MPI cannot be installed here: it is not tested" >&2
+}
+
+install_packages() {
     local as_root=()
     if [ "$(id -u)" -ne 0 ]; then
         if ! command -v sudo >/dev/null || ! command -v apt-get >/dev/null; then
-            echo "onnxtrain: these system packages are missing, install them first: ${missing[*]}" >&2
+            echo "onnxtrain: these system packages are missing, install them first: $*" >&2
             exit 1
         fi
         as_root=(sudo)
     fi
-    echo "installing ${missing[*]}"
+    echo "installing $*"
     "${as_root[@]}" apt-get update -qq
-    "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq "${missing[@]}" >/dev/null
+    "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq "$@" >/dev/null
 }
 
 # Prints a hash over the files named: a stamp is true as long as it is the same.

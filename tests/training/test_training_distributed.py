@@ -1,4 +1,6 @@
-"""Several processes: the weights of one that has all batches, with ZeRO or without; what is refused."""
+"""Several processes, by torch.distributed and by MPI: the weights of one that has all batches, with ZeRO or without;
+what is refused.
+"""
 
 import os
 import signal
@@ -9,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from distributed_training import run, start
+from distributed_training import run, run_by_mpi, start, without_mpi
 from eager_training import DESCRIPTION, batches, cross_entropy, options
 from test_training_legacy import legacy
 
@@ -142,7 +144,7 @@ def go_on(rank, world, folder):
     checkpoint.experimental_save_checkpoint(trainer, folder, "odd")
     rest = [float(trainer.train_step(x, y)[0]) for x, y in data[5:]]
     again = {}
-    dist.barrier()
+    trainer._engine.peers._collectives.barrier()
     for name, first in (("hdf5", 4), ("even", 4), ("odd", 5)):
         other = trainer_of(5, "adam", world, 1, 2)
         if name == "hdf5":
@@ -158,14 +160,21 @@ def go_on(rank, world, folder):
     return again, rest
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("distributed")
+@pytest.fixture(scope="module", params=["gloo", "mpi"])
+def launcher(request):
+    if request.param == "mpi" and (reason := without_mpi()):
+        pytest.skip(reason)
+    return request.param
 
 
 @pytest.fixture(scope="module")
-def results(folder):
-    return run(train_all, 2, folder, 2, str(folder))
+def folder(tmp_path_factory, launcher):
+    return tmp_path_factory.mktemp(launcher)
+
+
+@pytest.fixture(scope="module")
+def results(folder, launcher):
+    return (run if launcher == "gloo" else run_by_mpi)(train_all, 2, folder, 2, str(folder))
 
 
 @pytest.mark.parametrize("config, steps", CASES)

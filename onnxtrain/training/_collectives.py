@@ -1,0 +1,231 @@
+"""Collectives of all processes of a run, as one table: by torch.distributed, or by MPI through onnxtrain._mpi.
+
+Used by _distributed.py, which says what is sent; and which process this is, as its launcher told the environment.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import time
+import weakref
+from typing import Protocol
+
+import torch.distributed as dist
+from torch import Tensor
+
+from onnxtrain import _C
+
+_BEAT = 1.0  # seconds
+_TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+# ---- what the launcher says ----
+
+def lacking() -> list[str]:
+    """Variables of torchrun's that are not in the environment."""
+    return [name for name in _TORCHRUN if name not in os.environ]
+
+
+def by_mpirun() -> bool:
+    """Whether Open MPI's mpirun has started this process, and torchrun has not."""
+    return "OMPI_COMM_WORLD_SIZE" in os.environ and bool(lacking())
+
+
+def _number(mpi: str, torchrun: str, alone: int) -> int:
+    name = f"OMPI_COMM_WORLD_{mpi}" if by_mpirun() else torchrun
+    return int(os.environ.get(name, alone))
+
+
+def world_rank() -> int:
+    """Of this process among all, by mpirun's environment or torchrun's; 0 where there is one."""
+    return _number("RANK", "RANK", 0)
+
+
+def world_size() -> int:
+    """How many processes there are."""
+    return _number("SIZE", "WORLD_SIZE", 1)
+
+
+def local_rank() -> int:
+    """Of this process among those of its machine."""
+    return _number("LOCAL_RANK", "LOCAL_RANK", 0)
+
+
+def local_size() -> int:
+    """How many processes this machine has."""
+    return _number("LOCAL_SIZE", "LOCAL_WORLD_SIZE", 1)
+
+
+# ---- the table ----
+
+class Collectives(Protocol):
+    """What all processes do at the same time and in the same order. Tensors are contiguous.
+
+    Attributes:
+        name: of the implementation. rank: of this process. size: how many there are.
+
+    Every method raises RuntimeError where another process has ended.
+    """
+
+    name: str
+    rank: int
+    size: int
+
+    def all_reduce(self, value: Tensor) -> None:
+        """Replaces a tensor by the sum of all processes'."""
+
+    def reduce_scatter(self, own: Tensor, value: Tensor) -> None:
+        """own (n,) = this process's part of the sum of all values (size n,)."""
+
+    def all_gather(self, value: Tensor, own: Tensor) -> None:
+        """value (size n,) = the own (n,) of all processes in their order."""
+
+    def broadcast(self, value: Tensor) -> None:
+        """Replaces a tensor by that of process 0."""
+
+    def barrier(self) -> None:
+        """Waits for all."""
+
+    def who_is_gone(self) -> str:
+        """After a failure: ", rank 1 does not answer", where that is not in the exception."""
+
+
+class TorchCollectives:
+    """By torch.distributed, which has been initialised."""
+
+    name = "torch.distributed"
+
+    def __init__(self) -> None:
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self._pulse = Pulse(self.rank, self.size)
+
+    def all_reduce(self, value: Tensor) -> None:
+        dist.all_reduce(value)
+
+    def reduce_scatter(self, own: Tensor, value: Tensor) -> None:
+        dist.reduce_scatter_tensor(own, value)
+
+    def all_gather(self, value: Tensor, own: Tensor) -> None:
+        dist.all_gather_into_tensor(value, own)
+
+    def broadcast(self, value: Tensor) -> None:
+        dist.broadcast(value, 0)
+
+    def barrier(self) -> None:
+        dist.barrier()
+
+    def who_is_gone(self) -> str:
+        return self._pulse.who_is_gone()
+
+
+class MpiCollectives:
+    """By MPI, through memory of the CPU, where tensors of a GPU are copied to.
+
+    MPI is initialised unless the script has done so, by mpi4py for one. Before Python ends a process waits for the
+    others to do so too, so that one that ends early is known to them, and ends them.
+
+    Raises:
+        RuntimeError: this build has no MPI, or MPI cannot be initialised.
+    """
+
+    name = "MPI"
+
+    def __init__(self) -> None:
+        try:
+            found = _C.mpi_open()
+        except OSError as error:
+            raise RuntimeError(f"this process was started by mpirun, and MPI cannot be used: {error}. Build onnxtrain "
+                               "where mpicc is (ONNXTRAIN_MPI=1), or start the script by torchrun") from error
+        self.rank, self.size = found["rank"], found["size"]
+        atexit.unregister(_C.mpi_leave)
+        atexit.register(_C.mpi_leave)
+
+    def all_reduce(self, value: Tensor) -> None:
+        host = _on_cpu(value)
+        _C.mpi_all_reduce(host)
+        _back(value, host)
+
+    def reduce_scatter(self, own: Tensor, value: Tensor) -> None:
+        host = _on_cpu(own)
+        _C.mpi_reduce_scatter(host, _on_cpu(value))
+        _back(own, host)
+
+    def all_gather(self, value: Tensor, own: Tensor) -> None:
+        host = _on_cpu(value)
+        _C.mpi_all_gather(host, _on_cpu(own))
+        _back(value, host)
+
+    def broadcast(self, value: Tensor) -> None:
+        host = _on_cpu(value)
+        _C.mpi_broadcast(host, 0)
+        _back(value, host)
+
+    def barrier(self) -> None:
+        _C.mpi_barrier()
+
+    def who_is_gone(self) -> str:
+        return ""
+
+
+def _on_cpu(value: Tensor) -> Tensor:
+    return value.detach() if value.device.type == "cpu" else value.detach().cpu()
+
+
+def _back(value: Tensor, host: Tensor) -> None:
+    if value.device.type != "cpu":
+        value.detach().copy_(host)
+
+
+class Pulse:
+    """Counts up in torch.distributed's store, once a second, for as long as this process lives; tells whose count has
+    stopped. Nothing is ended because of it: torch's collectives say that something is wrong, and this says who.
+    """
+
+    def __init__(self, rank: int, size: int) -> None:
+        self._store = dist.PrefixStore("onnxtrain_pulse", dist.distributed_c10d._get_default_store())
+        self._size = size
+        stopped = threading.Event()
+        thread = threading.Thread(target=self._beat, args=(self._store, str(rank), stopped), daemon=True,
+                                  name="onnxtrain_pulse")
+        thread.start()
+
+        def stop() -> None:  # before the interpreter ends: the thread is in C++ code
+            stopped.set()
+            thread.join()
+
+        weakref.finalize(self, stop)
+
+    @staticmethod
+    def _beat(store: dist.Store, key: str, stopped: threading.Event) -> None:
+        try:
+            count = 0
+            while True:
+                store.set(key, str(count := count + 1))
+                if stopped.wait(_BEAT):
+                    return
+        except RuntimeError:  # the store is gone, as its process is
+            return
+
+    def who_is_gone(self) -> str:
+        """ ", rank 1 does not answer"; takes three beats. """
+        try:
+            if self._store.check(["gone"]):  # another process has looked, and may have ended since
+                return self._store.get("gone").decode()
+            before = self._counts()
+            time.sleep(3 * _BEAT)
+            gone = [str(rank) for rank, (one, other) in enumerate(zip(before, self._counts())) if one == other]
+            if not gone:
+                return ""
+            text = f", rank {gone[0]} does not answer" if len(gone) == 1 else f", ranks {', '.join(gone)} do not answer"
+            self._store.set("gone", text)
+            return text
+        except RuntimeError:
+            if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+                return ", torchrun's store does not answer"
+            return ", rank 0, which has torch.distributed's store, does not answer"
+
+    def _counts(self) -> list[bytes]:
+        keys = [str(rank) for rank in range(self._size)]
+        return [self._store.get(key) if self._store.check([key]) else b"" for key in keys]
