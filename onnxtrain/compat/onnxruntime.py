@@ -15,9 +15,7 @@ import pkgutil
 import sys
 import types
 
-import torch
-
-from onnxtrain.ortmodule.experimental.json_config._load import PropagateCastOpsStrategy
+from onnxtrain.compat import _pybind_state
 
 _PARTS = ("ortmodule", "utils", "optim", "artifacts", "onnxblock", "api")
 RELEASE = "1.19.2"  # whose surface this is
@@ -30,11 +28,6 @@ class GraphOptimizationLevel(enum.IntEnum):
     ORT_ENABLE_BASIC = 1
     ORT_ENABLE_EXTENDED = 2
     ORT_ENABLE_ALL = 99
-
-
-def set_seed(seed: int) -> None:
-    """Seeds what the engine draws from: torch's generator."""
-    torch.manual_seed(seed)
 
 
 def _package(name: str, **contents: object) -> types.ModuleType:
@@ -69,9 +62,11 @@ def install() -> None:
     """Puts the names into sys.modules; a second time changes nothing."""
     if "onnxruntime" not in sys.modules and importlib.util.find_spec("onnxruntime") is not None:
         importlib.import_module("onnxruntime")
-    _package("onnxruntime", __version__=RELEASE, set_seed=set_seed, GraphOptimizationLevel=GraphOptimizationLevel)
+    _package("onnxruntime", __version__=RELEASE, set_seed=_pybind_state.set_seed,
+             GraphOptimizationLevel=GraphOptimizationLevel)
     _package("onnxruntime.capi")
-    _package("onnxruntime.capi._pybind_state", PropagateCastOpsStrategy=PropagateCastOpsStrategy)
+    _package("onnxruntime.capi._pybind_state",
+             **{name: getattr(_pybind_state, name) for name in _pybind_state.__all__})
     _package("onnxruntime.training")
     for part in _PARTS:
         if importlib.util.find_spec(f"onnxtrain.{part}") is not None:

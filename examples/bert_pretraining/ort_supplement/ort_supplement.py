@@ -15,23 +15,24 @@ from torch import Tensor
 import onnxtrain.compat.onnxruntime  # noqa: F401
 
 # isort: split
+from onnxruntime.capi._pybind_state import (
+    get_mpi_context_local_rank,
+    get_mpi_context_world_rank,
+    get_mpi_context_world_size,
+)
 from onnxruntime.capi.ort_trainer import IODescription, LossScaler, ModelDescription, ORTTrainer
 
 NOT_DECAYED = ("bias", "gamma", "beta", "LayerNorm")
 
 
 def setup_onnxruntime_with_mpi(args: argparse.Namespace) -> torch.device:
-    """Sets local_rank, world_rank, world_size and n_gpu of args: by MPI where mpi4py is there and there are several
-    processes, else of one. The device: a GPU of this process's, or the CPU.
+    """Sets local_rank, world_rank, world_size and n_gpu of args, as mpirun or torchrun has told this process. The
+    device: a GPU of this process's, or the CPU.
     """
-    try:
-        from mpi4py import MPI
-        world = MPI.COMM_WORLD
-        args.world_rank, args.world_size = world.Get_rank(), world.Get_size()
-    except ImportError:
-        args.world_rank, args.world_size = 0, 1
+    args.world_rank, args.world_size = get_mpi_context_world_rank(), get_mpi_context_world_size()
+    args.local_rank = get_mpi_context_local_rank()
     gpus = torch.cuda.device_count()
-    args.local_rank = args.world_rank % gpus if gpus else args.world_rank
+    args.local_rank = args.local_rank % gpus if gpus else args.local_rank
     args.n_gpu = 1
     if not gpus:
         return torch.device("cpu")
