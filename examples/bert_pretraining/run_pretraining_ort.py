@@ -78,14 +78,20 @@ def parse_arguments(given: list[str] | None = None) -> argparse.Namespace:
 
 # ---- checkpoints ----
 
+def complete(args: argparse.Namespace, step: int) -> bool:
+    """Whether every process has written its file: one that was killed then has not."""
+    ranks = range(args.world_size if args.deepspeed_zero_stage else 1)
+    return all(checkpoint_path(args, step, rank).exists() for rank in ranks)
+
+
 def checkpoint_steps(folder: Path) -> list[int]:
     return sorted(int(found[1]) for path in folder.glob("ckpt_*.pt") if (found := re.fullmatch(r"ckpt_(\d+)\.pt",
                                                                                             path.name)))
 
 
-def checkpoint_path(args: argparse.Namespace, step: int) -> Path:
+def checkpoint_path(args: argparse.Namespace, step: int, rank: int) -> Path:
     """With ZeRO each process has its own part of the state, and so its own file."""
-    part = f".rank{args.world_rank}" if args.deepspeed_zero_stage and args.world_rank else ""
+    part = f".rank{rank}" if args.deepspeed_zero_stage and rank else ""
     return args.output_dir / f"ckpt_{step}.pt{part}"
 
 
@@ -99,7 +105,7 @@ def save_checkpoint(args: argparse.Namespace, step: int, content: dict[str, Any]
     """Written by the first process, or by each with ZeRO; older ones than the last three go."""
     if args.world_rank and not args.deepspeed_zero_stage:
         return
-    save_whole(content, checkpoint_path(args, step))
+    save_whole(content, checkpoint_path(args, step, args.world_rank))
     if args.world_rank == 0:
         for old in checkpoint_steps(args.output_dir)[:-KEPT]:
             for path in args.output_dir.glob(f"ckpt_{old}.pt*"):
@@ -107,14 +113,14 @@ def save_checkpoint(args: argparse.Namespace, step: int, content: dict[str, Any]
 
 
 def load_checkpoint(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
-    """The checkpoint to go on from, and its step, which counts phase 1 too.
+    """The last checkpoint of which all files are there, and its step, which counts phase 1 too.
 
     Raises:
         FileNotFoundError: there is none.
     """
-    steps = checkpoint_steps(args.output_dir)
+    steps = [step for step in checkpoint_steps(args.output_dir) if complete(args, step)]
     step = args.resume_step if args.resume_step != -1 else steps[-1] if steps else -1
-    path = checkpoint_path(args, step)
+    path = checkpoint_path(args, step, args.world_rank)
     if not path.exists():
         raise FileNotFoundError(f"{args.output_dir} has no checkpoint {path.name if step >= 0 else ''} to go on from")
     return torch.load(path, map_location="cpu", weights_only=True), step
@@ -133,6 +139,11 @@ def seed_everything(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
+
+
+def seed_at(args: argparse.Namespace, updates: int) -> None:
+    """Of several processes' random states a checkpoint has one: each begins anew there, with numbers of its own."""
+    seed_everything(args.seed + args.world_rank + args.world_size * updates)
 
 
 def prepare(args: argparse.Namespace) -> tuple[BertForPreTraining, Any, Place, int, torch.device]:
@@ -177,7 +188,9 @@ def prepare(args: argparse.Namespace) -> tuple[BertForPreTraining, Any, Place, i
         return model, trainer, Place(files), 0, device
     if args.fp16:
         args.ort_loss_scale.loss_scale_, args.ort_loss_scale.stable_steps_ = found["loss_scale"]
-    if args.world_size == 1:
+    if args.world_size > 1:
+        seed_at(args, step)
+    else:
         torch.set_rng_state(found["random"])
         if device.type == "cuda" and "random_cuda" in found:
             torch.cuda.set_rng_state(found["random_cuda"])
@@ -238,6 +251,8 @@ def train(args: argparse.Namespace) -> None:
         if not args.skip_checkpoint:
             log("PARAMETER", {"checkpoint_step": updates + offset})
             save_checkpoint(args, updates + offset, content_of(args, trainer, place, device))
+            if args.world_size > 1:
+                seed_at(args, updates)
 
     bar = tqdm(total=int(args.max_steps), initial=updates, disable=args.disable_progress_bar or args.world_rank > 0)
     idle = 0  # files in a row without a whole batch

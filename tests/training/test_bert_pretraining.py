@@ -13,6 +13,7 @@ from pathlib import Path
 import onnx
 import pytest
 import torch
+from distributed_training import mpirun, without_mpi
 
 import onnxtrain
 
@@ -141,6 +142,62 @@ def test_resume(example, folder, phase1):
     before = (parts / "ckpt_4.pt").read_bytes()
     train(example, folder, "parts", "--resume_from_checkpoint")  # nothing is left to do
     assert (parts / "ckpt_4.pt").read_bytes() == before
+
+
+def test_two_processes_with_zero(example, folder, tmp_path):
+    """By mpirun, with accumulation: the weights of one process that has the batches of both. Where one process was
+    killed before its part of a checkpoint was whole, a run goes on from the checkpoint before, bit for bit.
+    """
+    if reason := without_mpi():
+        pytest.skip(reason)
+    (folder / "dropless.cfg").write_text(CONFIG.replace("0.1,", "0.0,"))
+    given = ["--input_dir", str(folder / str(LENGTH)), "--config_file", str(folder / "dropless.cfg"),
+             "--max_seq_length", str(LENGTH), "--max_predictions_per_seq", str(PREDICTIONS), "--train_batch_size", "8",
+             "--gradient_accumulation_steps", "2", "--max_steps", "4", "--learning_rate", "0.02",
+             "--warmup_proportion", "0.3", "--do_train", "--disable_progress_bar", "--num_steps_per_checkpoint", "2",
+             "--json-summary", str(tmp_path / "log.json"), "--output_dir"]
+
+    def run(output: Path, *options: str) -> dict:
+        job = mpirun(2, [EXAMPLE / "run_pretraining_ort.py", *given, output, "--deepspeed_zero_stage",
+                         "--allreduce_post_accumulation", *options])
+        text, _ = job.communicate(timeout=300)
+        assert job.returncode == 0, text
+        parts = [state(output / f"ckpt_4.pt{end}") for end in ("", ".rank1")]
+        return {**parts[1], **parts[0]}
+
+    whole = run(tmp_path / "whole")
+    moments = [sum(value.numel() for name, value in state(tmp_path / "whole" / f"ckpt_4.pt{end}").items()
+                   if name.startswith("Moment")) for end in ("", ".rank1")]
+    assert max(moments) <= 0.55 * sum(moments)
+
+    runner = example.run_pretraining_ort
+    arguments = runner.parse_arguments([*given, str(tmp_path / "alone")])
+    arguments.gradient_accumulation_steps = 4
+    _, trainer, place, _, _ = runner.prepare(arguments)
+
+    def batches(rank: int):
+        for turn in range(100):
+            path = example.hdf5_data.file_of(place.files, turn, rank, 2)
+            data = example.hdf5_data.PretrainingFile(path, PREDICTIONS)
+            yield from data.batches(4, 42 + turn * 2 + rank)
+
+    streams, updates = (batches(0), batches(1)), 0
+    for step in range(1, 17):
+        batch = next(streams[step % 2])
+        _, updates = example.supplement.run_ort_training_step(arguments, updates, step, trainer, batch)
+    alone = trainer.state_dict()
+    for name in ("bert.embeddings.word_embeddings.weight", "cls.predictions.bias", "cls.seq_relationship.weight"):
+        torch.testing.assert_close(whole[name], alone[name], rtol=1e-4, atol=1e-5)
+    assert updates == 4 and any(not torch.equal(alone[name], value)
+                                for name, value in state(tmp_path / "whole" / "ckpt_2.pt").items() if name in alone)
+
+    (tmp_path / "killed").mkdir()
+    for path in (tmp_path / "whole").glob("ckpt_*"):
+        if path.name != "ckpt_4.pt.rank1":
+            (tmp_path / "killed" / path.name).write_bytes(path.read_bytes())
+    again = run(tmp_path / "killed", "--resume_from_checkpoint")
+    assert again.keys() == whole.keys()
+    assert [name for name in whole if not torch.equal(whole[name], again[name])] == []
 
 
 def test_phase2_and_after(example, folder, phase1, capsys, monkeypatch):
