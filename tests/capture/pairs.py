@@ -1,6 +1,7 @@
 """Modules of two features each, eager against wrapped: what differs without a word.
 
     python tests/capture/pairs.py --wrap dynamo|eager|ortmodule [--seed 0] [--count 1000]
+    python tests/capture/pairs.py --count 10000 --jobs 2    # in two processes; prints what differs, and the table
     python tests/capture/pairs.py --seed N --count 1        # with the module's source
     python tests/capture/pairs.py --with "state: slots"     # every pair of one feature
     python tests/capture/pairs.py --more --count 100        # those of more.txt with others
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import concurrent.futures
 import contextlib
 import contextvars
 import copy
@@ -27,6 +29,7 @@ import logging
 import os
 import random
 import re
+import subprocess
 import sys
 import textwrap
 import time
@@ -55,6 +58,7 @@ GIVEN = dict(collections=collections, contextlib=contextlib, contextvars=context
              enum=enum, functools=functools, itertools=itertools, numpy=numpy, os=os, random=random, torch=torch,
              types=types, typing=typing, nn=nn, F=F, copy=copy)
 TOLERANCES = {torch.float64: 1e-7, torch.float32: 1e-4, torch.bfloat16: 2e-2}  # of the largest element, at least of 1
+BLOCK = 200  # pairs that one process of many runs
 WRITTEN = "modified by an inplace operation"  # eager cannot go back; within a graph there is nothing to go back over
 
 
@@ -486,6 +490,33 @@ def _raised(step: Step) -> str:
     return "no exception" if step.error is None else f"{step.error.__name__} ({' '.join(step.message.split())[:300]})"
 
 
+def in_processes(args: argparse.Namespace) -> int:
+    """Blocks of seeds in processes of their own, so that none grows; a block that dies is said and fails the run."""
+    start, table, failed = time.monotonic(), collections.Counter[str](), False
+    command = [sys.executable, "-W", "ignore", __file__, "--wrap", args.wrap, *(["--more"] if args.more else [])]
+
+    def run(seed: int) -> subprocess.CompletedProcess[str]:
+        count = min(BLOCK, args.seed + args.count - seed)
+        return subprocess.run([*command, "--seed", str(seed), "--count", str(count)], capture_output=True, text=True)
+
+    seeds = range(args.seed, args.seed + args.count, BLOCK)
+    with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
+        for seed, block in zip(seeds, pool.map(run, seeds)):
+            lines, _, counts = block.stdout.partition(" pairs by ")
+            for line in re.findall(r"^seed \d+: different: .*", lines, re.MULTILINE):
+                print(line, flush=True)
+            if not counts:
+                print(f"the block of seed {seed} ended with {block.returncode}: {block.stderr[-2000:]}", flush=True)
+            failed = failed or block.returncode != 0
+            for line in counts.split("\n")[1:]:
+                if found := re.fullmatch(r"(.*\S)\s+(\d+)", line):
+                    table[found[1]] += int(found[2])
+    print(f"{args.count} pairs by {args.wrap} in {args.jobs} processes, {time.monotonic() - start:.0f} s")
+    for kind, count in sorted(table.items()):
+        print(f"{kind:40} {count}")
+    return int(failed)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--wrap", choices=WRAPS, default="dynamo")
@@ -494,7 +525,10 @@ def main() -> int:
     parser.add_argument("--times", action="store_true", help="processor seconds of each")
     parser.add_argument("--more", action="store_true", help="pairs with features of more.txt")
     parser.add_argument("--with", dest="feature", help="this feature with every other")
+    parser.add_argument("--jobs", type=int, default=1, help="processes, one for a core")
     args = parser.parse_args()
+    if args.jobs > 1:
+        return in_processes(args)
     torch.set_num_threads(1)
     logging.disable(logging.NOTSET)
     seeds = range(args.seed, args.seed + args.count)
