@@ -1,4 +1,5 @@
 """The first step of GPT-2 124M with nothing kept, split: python tests/bench/first_step.py [--rounds 3]
+and of real models in small beside torch.compile(backend="aot_eager"): ... --models [llama swin] [--rounds 3]
 
 Ours beside what its parts would cost by themselves, each in a fresh process that has imported everything: torch.export
 and torch.onnx as anybody calls them (the proto of the weights, which we do not make, apart), and one eager step. The
@@ -16,8 +17,11 @@ import time
 import warnings
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parents[1] / "models")]
 GOAL = 0.5  # seconds beyond the parts
+MODELS = ("distilbert", "bert", "gpt2", "llama", "mixtral", "t5", "bart", "whisper", "vit", "swin", "convnext", "clip")
+WAYS = ("aot_eager", "ours")
+TIMES = 1.25  # of aot_eager's first step: the goal of a real model's
 
 
 def ours(module, tokens) -> dict[str, float]:  # noqa: ANN001
@@ -61,6 +65,45 @@ def eager(module, tokens) -> dict[str, float]:  # noqa: ANN001
     return {"first step": time.perf_counter() - start}
 
 
+def model_once(name: str, way: str) -> dict[str, float]:
+    """Seconds of the first forward and backward of a model of transformers, by the clock and of the processor."""
+    import torch
+    import torch._dynamo
+    from transformers_zoo import ZOO
+
+    from onnxtrain.ortmodule import ORTModule
+
+    maker, attentions = ZOO[name]
+    module, arguments = maker(attentions[0], 0.1)
+    module.train()
+    start, used = time.perf_counter(), time.process_time()
+    model = ORTModule(module) if way == "ours" else torch.compile(module, backend=way)
+    result = model(**arguments)
+    (result.loss if getattr(result, "loss", None) is not None else result.logits_per_text.sum()).backward()
+    return {"seconds": time.perf_counter() - start, "of the processor": time.process_time() - used}
+
+
+def compare(names: list[str], rounds: int) -> None:
+    """Both ways in turn, each in a fresh process."""
+    print("| model | aot_eager, s | ours, s | ours / aot_eager | of the processor |\n| --- | --- | --- | --- | --- |")
+    found = []
+    for name in names:
+        rows: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
+        for _ in range(rounds):
+            for way, results in rows.items():
+                results.append(in_a_process(f"{name}:{way}"))
+        theirs, own = ({key: statistics.median(row[key] for row in rows[way]) for key in rows[way][0]} for way in WAYS)
+        found.append(own["seconds"] / theirs["seconds"])
+        print(f"| {name} | {theirs['seconds']:.2f} | {own['seconds']:.2f} | {found[-1]:.2f} | "
+              f"{own['of the processor'] / theirs['of the processor']:.2f} |", flush=True)
+    print(f"geometric mean {statistics.geometric_mean(found):.2f}, goal {TIMES}")
+
+
+def in_a_process(kind: str) -> dict[str, float]:
+    command = [sys.executable, "-W", "ignore", __file__, "--once", kind]
+    return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("SPLIT")[1])
+
+
 def once(kind: str) -> None:
     import torch
     from workloads import GPT2
@@ -69,6 +112,9 @@ def once(kind: str) -> None:
 
     warnings.filterwarnings("ignore")
     torch.manual_seed(0)
+    if ":" in kind:
+        print("SPLIT", json.dumps(model_once(*kind.split(":"))))
+        return
     module, tokens = GPT2(), torch.randint(0, 50257, (4, 64))
     torch.ones(8, 8).requires_grad_(True).mm(torch.ones(8, 8)).sum().backward()  # torch's own start
     print("SPLIT", json.dumps({"ours": ours, "parts": parts, "eager": eager}[kind](module, tokens)))
@@ -77,16 +123,17 @@ def once(kind: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--once", choices=("ours", "parts", "eager"), help=argparse.SUPPRESS)
+    parser.add_argument("--once", help=argparse.SUPPRESS)
+    parser.add_argument("--models", nargs="*", choices=MODELS, help="beside aot_eager; none named: all of these")
     args = parser.parse_args()
     if args.once:
         return once(args.once)
+    if args.models is not None:
+        return compare(args.models or list(MODELS), args.rounds)
     found: dict[str, list[dict[str, float]]] = {"ours": [], "parts": [], "eager": []}
     for _ in range(args.rounds):
         for kind, results in found.items():
-            command = [sys.executable, "-W", "ignore", __file__, "--once", kind]
-            output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-            results.append(json.loads(output.split("SPLIT")[1]))
+            results.append(in_a_process(kind))
     medians = {kind: {part: statistics.median(r[part] for r in results) for part in results[0]}
                for kind, results in found.items()}
     for kind, row in medians.items():
