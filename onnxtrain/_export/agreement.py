@@ -2,7 +2,8 @@
 
 rewrite.py wraps every replacement in agreeing(). Before a replacement runs, torch's own function runs on the fake
 tensors of the trace, outside of the graph: its checks of sizes, dtypes and names are made there, and what they compare
-of sizes becomes a guard of the export. So no check is written twice.
+of sizes becomes a guard of the export. So no check is written twice. Where Dynamo has run the same functions for its
+capture, and guards what they compared, checked() leaves their run out; captured.py compares results with Dynamo's.
 """
 
 from __future__ import annotations
@@ -27,6 +28,20 @@ _UNKNOWN = (symbolic_shapes.GuardOnDataDependentSymNode, fake_tensor.DataDepende
 _STRICTER = frozenset((torch.nn.functional.grouped_mm,))  # its fake kernel takes bfloat16 alone, the real one all
 
 
+_is_checked = False  # exports exclude one another
+
+
+@contextlib.contextmanager
+def checked() -> Iterator[None]:
+    """Within, the arguments are known to be some that torch takes."""
+    global _is_checked
+    _is_checked = True
+    try:
+        yield
+    finally:
+        _is_checked = False
+
+
 def agreeing(theirs: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..., Any]:
     """`ours` in the place of torch's `theirs`, for the length of a trace.
 
@@ -44,6 +59,8 @@ def agreeing(theirs: Callable[..., Any], ours: Callable[..., Any]) -> Callable[.
             return ours(*args, **kwargs)  # TorchScript's graph is compared with eager, which refuses by itself
         if torch.compiler.is_dynamo_compiling():  # in a branch of torch.cond: its result is dead code
             theirs(*args, **kwargs)
+            return ours(*args, **kwargs)
+        if _is_checked:
             return ours(*args, **kwargs)
         want = _fake_result(theirs, name, args, kwargs)
         got = ours(*args, **kwargs)

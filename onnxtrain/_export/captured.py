@@ -6,7 +6,7 @@ import inspect
 import re
 import types
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -14,6 +14,9 @@ import torch.fx.traceback
 from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
+
+from onnxtrain._export import agreement
+from onnxtrain._export.errors import Untraceable
 
 _NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _OF_STRIDES = frozenset(("as_strided", "as_strided_", "as_strided_copy", "as_strided_scatter", "is_contiguous",
@@ -35,6 +38,7 @@ class _Notes(NamedTuple):
     open_axes: list[set[int] | None]  # of each argument, whose sizes Dynamo has left open; None: no tensor
     reads_contents: bool
     reads_strides: bool
+    kinds: dict[str, tuple[Any, ...]]  # by a node's name the dtype and rank of each tensor of its result
 
 
 class Operations:
@@ -52,7 +56,7 @@ class Operations:
         dynamic: of each tensor among its own arguments the axes whose sizes Dynamo has left open.
         reads_contents: whether a number in it, such as a size, hangs on what a tensor holds.
         reads_strides: whether it computes something else for the same contents with other strides.
-        version: how often tensors have been put into `root`.
+        version: how many tensors have been put into `root`.
     """
 
     def __init__(self, root: torch.nn.Module, module: torch.nn.Module, graph: torch.fx.GraphModule,
@@ -63,21 +67,27 @@ class Operations:
         self.reads_contents, self.reads_strides = noted.reads_contents, noted.reads_strides
         self.held = [None if not held else (getattr(_owner(root, held[0].path), held[0].kind), held[0].name)
                      for held in places]
+        self._kinds = {name: {kinds} for name, kinds in noted.kinds.items()}
         self.version = 0
         self._hold(root, places)
 
     def again(self, graph: torch.fx.GraphModule, places: Sequence[Sequence[Place]]) -> None:
         """Dynamo captured the same operations again: takes the tensors that stand at these places now."""
-        found = _dynamic(_notes(graph), places)
+        noted = _notes(graph)
+        for name, kinds in noted.kinds.items():
+            self._kinds.setdefault(name, set()).add(kinds)
+        found = _dynamic(noted, places)
         self.dynamic = [one | other for one, other in zip(self.dynamic, found, strict=True)]
         self._hold(self._root(), places)
 
     def _hold(self, root: torch.nn.Module, places: Sequence[Sequence[Place]]) -> None:
+        self._places = places
         for held in places:
             for place in held:
-                getattr(_owner(root, place.path), place.kind)[place.name] = place.store[place.name]
-        self._places = places
-        self.version += 1
+                store, tensor = getattr(_owner(root, place.path), place.kind), place.store[place.name]
+                if store.get(place.name) is not tensor:
+                    store[place.name] = tensor
+                    self.version += 1
 
     def names(self) -> list[list[str]]:
         """For each argument the names of the parameter or buffer that it is."""
@@ -111,8 +121,33 @@ class Operations:
         inputs = [next(given) if held is None else held[0][held[1]] for held in self.held]
         if not torch.compiler.is_exporting():
             return self.graph.forward(*inputs)
-        with torch.fx.traceback.preserve_node_meta():  # names of the user's modules go into the export
-            return torch.fx.Interpreter(self.graph).run(*inputs)
+        with torch.fx.traceback.preserve_node_meta(), agreement.checked():  # names of the user's modules go along
+            return _Comparing(self.graph, self._kinds).run(*inputs)
+
+
+class _Comparing(torch.fx.Interpreter):
+    """Refuses a result of a type that Dynamo, which has called the functions of torch themselves, has not had.
+
+    Args:
+        kinds: by the name of a node the results that its captures had, as _kinds() has them.
+    """
+
+    def __init__(self, graph: torch.fx.GraphModule, kinds: Mapping[str, set[Any]]) -> None:
+        super().__init__(graph)
+        self._results = kinds
+
+    def run_node(self, node: torch.fx.Node) -> Any:
+        result = super().run_node(node)
+        want = self._results.get(node.name)
+        if want is not None and (got := _kinds(result)) not in want:
+            raise Untraceable(f"The module uses {node.target} in a way that gives {want} in PyTorch, and would give "
+                              f"{got} in the engine.")
+        return result
+
+
+def _kinds(value: Any) -> tuple[tuple[torch.dtype, int], ...]:
+    """The dtype and rank of each tensor of a result."""
+    return tuple([(leaf.dtype, leaf.dim()) for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)])
 
 
 class Graph(torch.nn.Module):
@@ -167,13 +202,15 @@ def _notes(operations: torch.fx.GraphModule) -> _Notes:
             free_unbacked_symbols(value) for node in operations.graph.nodes
             for value in pytree.tree_leaves(node.meta.get("example_value")) if isinstance(value, _NUMBERS))
         reads_strides = False
+        kinds = {node.name: _kinds(node.meta["example_value"]) for node in operations.graph.nodes
+                 if node.op in ("call_function", "call_method") and node.meta.get("example_value") is not None}
         for part in operations.modules():
             for node in part.graph.nodes if isinstance(part, torch.fx.GraphModule) else ():
                 _name_modules(node)
                 name = getattr(node.target, "__name__", str(node.target)).split(".")[0]
                 reads_strides = reads_strides or name in _OF_STRIDES
         noted = operations.meta["notes"] = _Notes([_open_axes(example) for example in examples], reads_contents,
-                                                  reads_strides)
+                                                  reads_strides, kinds)
     return noted
 
 
