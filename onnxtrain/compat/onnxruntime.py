@@ -30,6 +30,10 @@ class GraphOptimizationLevel(enum.IntEnum):
     ORT_ENABLE_ALL = 99
 
 
+class SessionOptions:
+    """Kept for scripts that set attributes of it, and give it to ORTTrainerOptions: none has an effect."""
+
+
 def _package(name: str, **contents: object) -> types.ModuleType:
     """A package made here, or the one that is there, with these contents added where it lacks them."""
     module = sys.modules.get(name)
@@ -63,7 +67,7 @@ def install() -> None:
     if "onnxruntime" not in sys.modules and importlib.util.find_spec("onnxruntime") is not None:
         importlib.import_module("onnxruntime")
     _package("onnxruntime", __version__=RELEASE, set_seed=_pybind_state.set_seed,
-             GraphOptimizationLevel=GraphOptimizationLevel)
+             GraphOptimizationLevel=GraphOptimizationLevel, SessionOptions=SessionOptions)
     _package("onnxruntime.capi")
     _package("onnxruntime.capi._pybind_state",
              **{name: getattr(_pybind_state, name) for name in _pybind_state.__all__})

@@ -24,6 +24,7 @@ from onnxtrain.ortmodule._program import Program
 from onnxtrain.training._saved import nodes_of, tensor_proto
 
 _FLOATS = (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
+_IN_HALF = ("MatMul", "Gemm", "Conv", "ConvTranspose")
 _FALSE = "onnxtrain_evaluation"
 
 
@@ -38,6 +39,7 @@ class OnnxModel:
         model: with its weights inside; it is not changed.
         inputs, outputs: descriptions. Inputs are found by name; outputs too, or by position where a name is no
             output's.
+        mixed_precision: whether matrix products and convolutions of float32 are computed in float16.
 
     Raises:
         ValueError: a described input is not the model's, one of the model's is not described, or there are fewer
@@ -47,7 +49,9 @@ class OnnxModel:
 
     torch_module = False
 
-    def __init__(self, model: onnx.ModelProto, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    def __init__(self, model: onnx.ModelProto, inputs: Sequence[Any], outputs: Sequence[Any],
+                 mixed_precision: bool = False) -> None:
+        self._mixed_precision = mixed_precision
         self.model = onnx.ModelProto()
         self.model.CopyFrom(model)
         graph = self.model.graph
@@ -132,6 +136,8 @@ class OnnxModel:
         graph = model.graph
         if not training:
             evaluate(model)
+        if self._mixed_precision:
+            _in_half(graph, model)
         updated = _updated_statistics(graph, self.buffers()) if training else {}
         sources = [GraphInput("user", name, leaf) for leaf, (name, _) in enumerate(self._users)]
         for name, held in self._names.items():
@@ -185,6 +191,37 @@ def evaluate(model: onnx.ModelProto) -> None:
                 del node.output[1:]
     if changed and not any(tensor.name == _FALSE for tensor in graph.initializer):
         graph.initializer.append(helper.make_tensor(_FALSE, onnx.TensorProto.BOOL, [], [False]))
+
+
+def _in_half(graph: onnx.GraphProto, model: onnx.ModelProto) -> None:
+    """Casts the operands of matrix products and convolutions to float16, and their results back to float32."""
+    known = onnx.shape_inference.infer_shapes(model).graph
+    values = (*known.value_info, *known.input, *known.output)
+    dtypes = {value.name: value.type.tensor_type.elem_type for value in values}
+    dtypes |= {tensor.name: tensor.data_type for tensor in graph.initializer}
+    nodes, made = [], set()
+
+    def cast(source: str, target: str, dtype: int) -> None:
+        nodes.append(helper.make_node("Cast", [source], [target], to=dtype))
+
+    for node in graph.node:
+        operands = [name for name in node.input if name]
+        if (node.op_type not in _IN_HALF or node.domain not in ("", "ai.onnx")
+                or any(dtypes.get(name) != onnx.TensorProto.FLOAT for name in operands)):
+            nodes.append(node)
+            continue
+        for name in operands:
+            if name not in made:
+                made.add(name)
+                cast(name, f"{name}_onnxtrain_half", onnx.TensorProto.FLOAT16)
+        half = onnx.NodeProto()
+        half.CopyFrom(node)
+        half.input[:] = [f"{name}_onnxtrain_half" if name else "" for name in node.input]
+        half.output[0] = f"{node.output[0]}_onnxtrain_half_result"
+        nodes.append(half)
+        cast(half.output[0], node.output[0], onnx.TensorProto.FLOAT)
+    del graph.node[:]
+    graph.node.extend(nodes)
 
 
 def _updated_statistics(graph: onnx.GraphProto, buffers: dict[str, Tensor]) -> dict[str, str]:

@@ -169,7 +169,7 @@ def aggregate_checkpoints(paths: Sequence[str], pytorch_format: bool = True) -> 
         UnsupportedError: of parallel layers. ImportError: h5py is not installed.
     """
     states = [_checkpoint_storage.load(path) for path in paths]
-    same = ("mixed_precision", "world_size", "zero_stage", "optimizer_name", "horizontal_parallel_size")
+    same = ("mixed_precision", "world_size", "zero_stage", "optimizer_name")
     _check(all({*same, "world_rank"} <= set(state.get("trainer_options", {})) for state in states),
            f"trainer_options has to have {', '.join(same)} and world_rank")
     states.sort(key=lambda state: int(state["trainer_options"]["world_rank"]))
@@ -177,7 +177,7 @@ def aggregate_checkpoints(paths: Sequence[str], pytorch_format: bool = True) -> 
     first = options[0]
     for key in same:
         _check(all(other[key] == first[key] for other in options), f"{key} differs between the checkpoints")
-    if int(first["horizontal_parallel_size"]) > 1:
+    if any(int(other.get("horizontal_parallel_size", 1)) > 1 for other in options):  # older files lack it
         raise UnsupportedError("checkpoints of parallel layers (horizontal_parallel_size above 1) are not supported")
     _check(int(first["zero_stage"]) > 0 and all("partition_info" in state for state in states),
            "the checkpoints have no partition_info: only those of ZeRO are parts of one")

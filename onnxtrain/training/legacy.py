@@ -178,8 +178,6 @@ class ORTTrainer:
         if is_module and change is not None:
             raise UnsupportedError("ORTTrainer: _extra_postprocess and postprocess_model are only supported for a "
                                    "model that is an onnx.ModelProto")
-        if not is_module and use_mixed_precision:
-            raise UnsupportedError("ORTTrainer: use_mixed_precision is only supported for a torch.nn.Module")
         self.model_desc_ = model_desc
         self.torch_model_ = model if is_module else None
         self.loss_fn_ = loss_fn
@@ -244,7 +242,7 @@ class ORTTrainer:
                 model: Any = TorchModel(self.torch_model_, self.loss_fn_, self._names(),
                                         by_position=len(parameters_of(self.torch_model_)[0]) == count)
             else:
-                model = OnnxModel(self._proto, inputs, outputs)
+                model = OnnxModel(self._proto, inputs, outputs, self.use_mixed_precision)
             self._engine = Engine(model, self._optimizer, self._hyperparameters, self._frozen, self._clip,
                                   self.gradient_accumulation_steps, self.use_mixed_precision, self._deterministic,
                                   str(self.device_),
@@ -285,9 +283,9 @@ class ORTTrainer:
         """One step, and after every gradient_accumulation_steps of them an update.
 
         Args:
-            args, kwargs: the inputs, in the description's order or by name; then the rate, a tensor of one element,
-                unless the trainer has get_lr_this_step; then with mixed precision the loss scale, a tensor of one
-                element, unless it has a loss scaler.
+            args, kwargs: the inputs, in the description's order (one list stands for all) or by name; then the rate, a
+                tensor of one element, unless the trainer has get_lr_this_step; then with mixed precision the loss
+                scale, a tensor of one element, unless it has a loss scaler.
             fetches: names of outputs to return.
 
         Returns:
@@ -302,6 +300,8 @@ class ORTTrainer:
         external = self.use_mixed_precision and self.loss_scaler_ is None
         extra += [self.loss_scale_input_name] if external else []
         names = self._names()
+        if len(args) == 1 and isinstance(args[0], (list, tuple)):
+            args = tuple(args[0])
         values = _bound([*names, *extra], args, kwargs)
         if len(values) < len(names) + len(extra):
             raise ValueError(f"train_step takes {[*names, *extra]}, and {list(values)} are given")

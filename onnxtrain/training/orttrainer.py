@@ -122,7 +122,7 @@ class ORTTrainer:
                     runtime = model.ort_module._runtime
                     runtime.memory_optimization_level = max(1, runtime.memory_optimization_level)
             else:
-                model = OnnxModel(self._proto, desc.inputs, desc.outputs)
+                model = OnnxModel(self._proto, desc.inputs, desc.outputs, options.mixed_precision.enabled)
             weights = model.parameters()
             unknown = [name for group in self.optim_config.params for name in group["params"] if name not in weights]
             if unknown:

@@ -142,8 +142,6 @@ def refuse_unsupported(options: ORTTrainerOptions, torch_module: bool) -> None:
     if torch_module and options._internal_use.extra_postprocess is not None:
         raise UnsupportedError("ORTTrainerOptions: _internal_use.extra_postprocess is only supported for a model that "
                                "is an onnx.ModelProto")
-    if not torch_module and options.mixed_precision.enabled:
-        raise UnsupportedError("ORTTrainerOptions: mixed_precision.enabled is only supported for a torch.nn.Module")
     if options.mixed_precision.loss_scaler is not None and not options.mixed_precision.enabled:
         raise ValueError("Loss Scaler cannot be specified when Mixed Precision is not enabled")
 

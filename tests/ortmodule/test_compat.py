@@ -106,6 +106,12 @@ def test_helpers_of_samples(monkeypatch, caplog):
     assert torch.equal(first, torch.rand(1))
     set_arena_extend_strategy(ArenaExtendStrategy.kSameAsRequested)
     assert "no effect" in caplog.text
+    from onnxruntime import SessionOptions
+    from onnxruntime.training import ORTTrainerOptions
+
+    session = SessionOptions()
+    session.enable_mem_pattern = False
+    assert ORTTrainerOptions({"session_options": session}).session_options.enable_mem_pattern is False
     if not torch.cuda.is_available():
         set_cuda_device_id(0)
         set_cuda_mem_limit(int(32e9))

@@ -3,10 +3,12 @@ what is refused.
 """
 
 import os
+import shutil
 import signal
 import time
 from pathlib import Path
 
+import h5py
 import pytest
 import torch
 import torch.distributed as dist
@@ -263,6 +265,12 @@ def test_one_process_goes_on_from_two(results, folder):
         "data_parallel_size": 1, "horizontal_parallel_size": 1}
     assert state["optimizer"]["first.weight"]["Moment_1"].shape == (61, 8) and "partition_info" not in state
     wide(0).load_state_dict(checkpoint.aggregate_checkpoints(paths))
+    for path in paths:  # as older releases wrote them
+        shutil.copy(path, f"{path}.older")
+        with h5py.File(f"{path}.older", "a") as file:
+            del file["trainer_options/horizontal_parallel_size"]
+    older = checkpoint.aggregate_checkpoints([f"{path}.older" for path in paths], pytorch_format=False)
+    assert older["trainer_options"] == state["trainer_options"]
     with pytest.raises(AssertionError, match=r"processes \[1\], and there were 2"):
         checkpoint.aggregate_checkpoints(paths[:1])
     alone = trainer_of(7, "adam", 1, 0, 2)

@@ -43,7 +43,7 @@ def test_losses_are_the_new_trainers(name, steps):
     new = trainer_of(net(dropout=0.2), CONFIGS[name](lr=0.01), batch={"gradient_accumulation_steps": steps})
     old = legacy(net(dropout=0.2), name, gradient_accumulation_steps=steps)
     losses = []
-    for train in (new.train_step, lambda x, label: old.train_step(x, label, RATED)):
+    for train in (new.train_step, lambda x, label: old.train_step([x, label, RATED])):
         torch.manual_seed(4)
         losses.append([train(x, label)[0].item() for x, label in batches(12)])
     assert losses[0] == pytest.approx(losses[1], rel=1e-7)

@@ -282,12 +282,57 @@ def test_postprocess_once():
         proto_trainer(graph_of(), optim.SGDConfig(), _internal_use={"extra_postprocess": lambda model: None})
 
 
+class Half(torch.nn.Module):
+    """Net, its products in float16."""
+
+    def __init__(self):
+        super().__init__()
+        self.plain = net()
+
+    def forward(self, x):
+        def product(layer, value):
+            return F.linear(value.half(), layer.weight.half(), layer.bias.half()).float()
+
+        hidden = torch.tanh(self.plain.norm(product(self.plain.first, x)))
+        return product(self.plain.last, hidden)
+
+
+def test_mixed_precision_of_a_proto(tmp_path):
+    """Products are in float16, weights and the rest in float32; an update whose gradients overflow is left out."""
+    first = trainer_of(net(), optim.SGDConfig(lr=0.1))
+    first.eval_step(*batches(1)[0])
+    model, eager = saved(first, tmp_path), Half()
+    scaler = amp.DynamicLossScaler(loss_scale=1024.0)
+    trainer = ORTTrainer(model, DESCRIPTION, optim.SGDConfig(lr=0.1),
+                         options=options(mixed_precision={"enabled": True, "loss_scaler": scaler}))
+    descent = torch.optim.SGD(eager.parameters(), lr=0.1)
+    for x, label in batches(20):
+        loss, scores = trainer.train_step(x, label)
+        descent.zero_grad()
+        want = cross_entropy(eager(x), label)
+        (want * 1024.0).backward()
+        for weight in eager.parameters():
+            weight.grad /= 1024.0
+        descent.step()
+        assert loss.item() == pytest.approx(want.item(), rel=2e-3) and loss.dtype == scores.dtype == torch.float32
+    exact = trainer_of(net(), optim.SGDConfig(lr=0.1))
+    for x, label in batches(20):
+        exact.train_step(x, label)
+    own, plain = (t.state_dict()["model"]["full_precision"] for t in (trainer, exact))
+    for name, weight in eager.plain.named_parameters():
+        np.testing.assert_allclose(own[name], weight.detach().numpy(), rtol=2e-3, atol=1e-3)
+    assert any((own[name] != plain[name]).any() for name in own)
+    before = trainer.state_dict()["model"]["full_precision"]
+    trainer.train_step(batches(1)[0][0] * 1e6, batches(1)[0][1])
+    after = trainer.state_dict()["model"]["full_precision"]
+    assert not trainer._train_step_info.all_finite and scaler.loss_scale == 512.0
+    assert all((after[name] == before[name]).all() for name in after)
+    assert all(tensor.data_type == TensorProto.FLOAT for tensor in saved(trainer, tmp_path).graph.initializer)
+
+
 def test_protos_that_are_refused():
     with pytest.raises(AssertionError, match="'loss_fn' must not be specified"):
         ORTTrainer(graph_of(), DESCRIPTION, optim.SGDConfig(), loss_fn=cross_entropy, options=options())
-    with pytest.raises(onnxtrain.UnsupportedError, match="mixed_precision.enabled is only supported for a torch"):
-        proto_trainer(graph_of(), optim.SGDConfig(),
-                      mixed_precision={"enabled": True, "loss_scaler": amp.DynamicLossScaler()})
     with pytest.raises(ValueError, match=r"the model has inputs \['label', 'x'\], and the description names \['x'\]"):
         ORTTrainer(graph_of(), {**DESCRIPTION, "inputs": [("x", [])]}, optim.SGDConfig(), options=options())
     more = [*DESCRIPTION["outputs"], ("third", [])]
