@@ -338,8 +338,8 @@ static double norm_of(pass *p)
 }
 
 /*
- * LAMB's trust ratio |p| / |u| of every tensor from the sums of its chunks, clamped to its limits; 1 if either norm is
- * zero. NaN is kept.
+ * LAMB's trust ratio |p| / |u| of every tensor from the sums of its chunks, clamped to its limits; 1, whatever these
+ * are, if either norm is zero. NaN is kept.
  */
 static void trust_ratios(ont_optim *o)
 {
@@ -351,8 +351,11 @@ static void trust_ratios(ont_optim *o)
             uu += o->sums[2 * chunk + 1];
         }
         const ont_update *u = &o->updates[o->tensors[i].update];
-        double ratio = pp == 0 || uu == 0 ? 1 : sqrt(pp) / sqrt(uu);
-        o->ratios[i] = ratio < u->ratio_min ? u->ratio_min : ratio > u->ratio_max ? u->ratio_max : ratio;
+        double ratio = sqrt(pp) / sqrt(uu);
+        o->ratios[i] = pp == 0 || uu == 0 ? 1
+                       : ratio < u->ratio_min ? u->ratio_min
+                       : ratio > u->ratio_max ? u->ratio_max
+                                              : ratio;
     }
 }
 

@@ -50,7 +50,7 @@ static void adam_fill(const double *h, double step, bool first, ont_update *u)
 /*
  * LAMB: You et al., "Large Batch Optimization for Deep Learning: Training BERT in 76 minutes", ICLR 2020, algorithm 2
  * with phi the identity: u = m / c1 / (sqrt(v / c2) + eps) + wd p, p -= lr |p| / |u| u, over each tensor; a norm that
- * is zero leaves the ratio at 1; limits apply last.
+ * is zero leaves the ratio at 1, whatever its limits are.
  */
 enum { LAMB_CORRECT = 5, LAMB_MIN, LAMB_MAX };
 

@@ -362,8 +362,9 @@ __global__ void __launch_bounds__(ONT_THREADS) lamb_ratio_kernel(const ont_cuda_
             pp += o.work[2 * chunk];
             uu += o.work[2 * chunk + 1];
         }
-        double ratio = pp == 0 || uu == 0 ? 1 : sqrt(pp) / sqrt(uu);
-        *ratio_of(o, i) = ratio < o.hyper[LAMB_MIN]   ? o.hyper[LAMB_MIN]
+        double ratio = sqrt(pp) / sqrt(uu);
+        *ratio_of(o, i) = pp == 0 || uu == 0          ? 1
+                          : ratio < o.hyper[LAMB_MIN] ? o.hyper[LAMB_MIN]
                           : ratio > o.hyper[LAMB_MAX] ? o.hyper[LAMB_MAX]
                                                       : ratio;
     }

@@ -28,7 +28,7 @@ class Lamb(FusedOptimizer):
         betas: decay of the first and second moment.
         eps: added to the denominator.
         weight_decay: enters u, and so the ratio.
-        ratio_min, ratio_max: limits of the ratio.
+        ratio_min, ratio_max: limits of the ratio, where neither norm is zero.
         maximize: steps along the gradient.
         max_grad_norm, set_grad_none, master_weights, stochastic_rounding, state_dtype: as in FusedAdam.
 

@@ -97,8 +97,8 @@ def lamb(p: Tensor, g: Tensor, s: dict, o: dict) -> Tensor:
     m, v, c1, c2 = moments(g, s, o["betas"], o["bias_correction"])
     u = m / c1 / ((v / c2).sqrt() + o["eps"]) + o["weight_decay"] * p
     pn, un = p.norm().item(), u.norm().item()
-    ratio = pn / un if pn and un else 1.0
-    return p - o["lr"] * min(max(ratio, o.get("ratio_min", 0.0)), o.get("ratio_max", math.inf)) * u
+    ratio = min(max(pn / un, o.get("ratio_min", 0.0)), o.get("ratio_max", math.inf)) if pn and un else 1.0
+    return p - o["lr"] * ratio * u
 
 
 def lion(p: Tensor, g: Tensor, s: dict, o: dict) -> Tensor:

@@ -99,6 +99,23 @@ def test_as_accurate_in_float(name):
         assert error <= 3 * allowed + slack, (error, allowed)
 
 
+@pytest.mark.parametrize("limits", [(0.0, 0.25), (3.0, 5.0), (0.0, float("inf"))])
+def test_lamb_without_a_norm(limits):
+    """A weight of zeros, or a step of zeros, has the ratio 1, whatever its limits are, as onnxruntime-training has it;
+    other weights keep to them.
+    """
+    zeros, still, other = torch.nn.Parameter(torch.zeros(5)), torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(
+        torch.ones(4))
+    gradient = torch.tensor([1.0, -2.0, 3.0, 0.5, -1.0])
+    zeros.grad, still.grad, other.grad = gradient, torch.zeros(3), gradient[:4].clone()
+    Lamb([zeros, still, other], lr=0.1, betas=(0.0, 0.0), eps=1e-6, bias_correction=False, ratio_min=limits[0],
+         ratio_max=limits[1]).step()
+    torch.testing.assert_close(zeros.data, -0.1 * gradient.sign())  # with these betas a step is the sign
+    assert torch.equal(still.data, torch.ones(3))
+    ratio = min(max(1.0, limits[0]), limits[1])
+    torch.testing.assert_close(other.data, 1 - 0.1 * ratio * gradient[:4].sign())
+
+
 SCHEDULERS = {
     "cosine": lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 50),
     "onecycle": lambda o: torch.optim.lr_scheduler.OneCycleLR(o, 0.05, total_steps=201),
