@@ -17,12 +17,13 @@ class Session:
         torch_random: Dropout nodes draw the words that torch's CUDA kernel draws at their place, where the device tells
         how many
             blocks that launches (not the CPU), and no contents decide about the graph.
-        recompute: what backward may compute again instead of keeping it. 0: elementwise operators and norms, on the
-        CPU, at most
-            3% of a step; 1: products and attention too, on every device, at most 40% of a step, and on the CPU the
-            scores of a large vocabulary, of which never more than a tile exists.
+        recompute: what backward may compute again instead of keeping it. 0, on the CPU: elementwise operators, norms
+            and attention, at most 2% of a step's work; 1: products too, on every device, at most 20%; 2: at most 45%.
+            On the CPU of the scores of a large vocabulary never more than a tile exists.
         parameters: one byte per graph input, not 0 for a module's parameter: it changes between steps alone, so that
             backward may round it to 16 bits again instead of keeping what forward rounded it to. Empty: none is one.
+        budget: bytes that the slab of each program with a backward stays within; at most 1: a fraction of what
+            `recompute` plans; 0: none. Where no plan is that small, the smallest is used, and a warning names it.
 
     Raises:
         ValueError: the model is truncated, malformed or inconsistent; the message names the place.
@@ -30,7 +31,7 @@ class Session:
     """
 
     def __init__(self, model: bytes, programs: int = 16, device: str = "", torch_random: bool = False,
-                 recompute: int = 0, parameters: bytes = b"") -> None: ...
+                 recompute: int = 0, parameters: bytes = b"", budget: float = 0.0) -> None: ...
     @property
     def inputs(self) -> list[tuple[str, str, tuple[int | str, ...]]]:
         """(name, dtype such as "float" or "int64", dims) of every graph input, in order."""
@@ -74,10 +75,25 @@ class Session:
             ValueError, UnsupportedError: the model fails at every size that was tried; the message names the node.
         """
 
+    def plan(self, shapes: Sequence[Sequence[int]], grad_mask: bytes) -> dict[str, Any]:
+        """The memory plan of the program of these input shapes, which is built and does not run.
+
+        Returns:
+            slab_bytes and its lower_bound; output_bytes and gradient_bytes, blocks outside it; forward_steps;
+            recomputed_nodes, recomputed_bytes, and recomputed_share, what they add to the step's work by the model of
+            the passes; budget_bytes (0: none); lifetimes, of each storage in the slab (node of the model, operator,
+            backward, bytes, first step, last step); steps, of each (node of the model, operator, backward, bytes of
+            scratch memory).
+
+        Raises:
+            ValueError: shapes do not fit. UnsupportedError: shapes depend on the contents of inputs.
+        """
+
     def stats(self) -> dict[str, Any]:
         """Counts and seconds: programs built, cache hits, build seconds, planned bytes and their lower bound;
         recomputed_nodes
-        run a second time in backward, so that recomputed_bytes need not be kept for it. Where shapes
+        run a second time in backward, so that recomputed_bytes need not be kept for it; they add recomputed_share of
+        the step's work; budget_bytes is 0 without a budget. Where shapes
         depend on contents, probe_runs is how often programs ran that compute those contents, and probes_built how many.
         """
 

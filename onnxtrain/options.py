@@ -66,6 +66,24 @@ def _default_skip_check() -> Any:
     return _skip_check("SKIP_CHECK_DEVICE|SKIP_CHECK_BUILD_GRADIENT|SKIP_CHECK_EXECUTION_AGENT")
 
 
+def _budget(text: str) -> float | None:
+    """Bytes, or a fraction of at most 1; None where there is none."""
+    if not text:
+        return None
+    if text.endswith("%"):
+        value = float(text[:-1]) / 100
+        if not 0 < value <= 1:
+            raise ValueError(text)
+        return value
+    units = {"": 1, "B": 1, **{unit + end: 1024**power for power, unit in enumerate("KMGT", 1)
+                               for end in ("", "B", "IB")}}
+    number = text.upper().rstrip("BIKMGT ")
+    value = float(number) * units[text.upper()[len(number):].strip()]
+    if not 1 < value < 2**60:
+        raise ValueError(text)
+    return value
+
+
 def _names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
@@ -160,11 +178,15 @@ _NAMES = [
              older=(("ORTMODULE_ENABLE_LABEL_SPARSE_OPTIMIZER", _boolean),)),
     Variable("ORTMODULE_ENABLE_EMBEDDING_SPARSE_OPTIMIZER", True, _boolean, _FLAG, None, "every row is computed"),
     Variable("ORTMODULE_MEMORY_OPT_LEVEL", 0, _integer(0, 2), "0, 1, 2",
-             "0 recomputes in backward what is elementwise, a norm, "
-             "moved data or a rounded weight, on the CPU, for at most 3% of a step; 1 and 2 products and attention as "
-             "well, on every device, for at most 40% of a step, and on the CPU never store the scores of a large "
-             "vocabulary whose loss is in the module. What that is follows from the memory plan, and inputs that "
-             "it reads must not change before backward"),
+             "what backward computes again instead of keeping it. 0, on the CPU: what is elementwise, a norm, "
+             "moved data, a rounded weight or attention, for at most 2% of a step's work; 1: products as well, on "
+             "every device, for at most 20%; 2: for at most 45%, some of it several times. What that is follows "
+             "from the memory plan, and inputs that it reads must not change before backward. At every level the "
+             "CPU does not store the scores of a large vocabulary whose loss is in the module"),
+    Variable("ORTMODULE_MEMORY_OPT_BUDGET", None, _budget, "bytes as 300MB or 4GB, or 1% to 100%",
+             "what the planned activations of a step stay within, in bytes (units of 1024) or as a part of what "
+             "the level plans: backward computes again what costs least a byte, until the memory plan fits. "
+             "Results are the same bits. A warning names the smallest plan where none fits"),
     Variable("ORTMODULE_MEMORY_OPT_CONFIG", "", str, "a path or a list", None,
              "it names parts of another graph; here the memory plan "
              "says what is recomputed, within the bounds of ORTMODULE_MEMORY_OPT_LEVEL"),

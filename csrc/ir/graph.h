@@ -69,6 +69,7 @@ struct ont_node {
     ont_attr *attrs;
     ont_node *prev, *next;
     bool backward;          /* belongs to the backward phase */
+    uint32_t region;        /* a region of torch.utils.checkpoint, from 1; 0: none */
     const ont_node *origin; /* forward node whose gradient or recomputation this node is, or NULL */
 };
 
@@ -98,6 +99,8 @@ struct ont_graph {
         uint32_t nodes; /* nodes that run again in backward */
         size_t bytes;
         double cost;    /* cost added so far, in units of passes/recompute.c */
+        double step;    /* cost of a step without it */
+        size_t limit;   /* live bytes that are aimed at, or the least that could be; 0: what the level allows */
     } recompute;
 };
 

@@ -129,13 +129,14 @@ static bool promotes_parameter(const ont_node *node)
            ont_dtype_size(node->outputs[0]->dtype) > ont_dtype_size(from->dtype);
 }
 
-/* Cost of fused linear cross-entropy: one matmul in forward; in backward one for the logits and one per gradient. */
+/* Cost of fused linear cross-entropy: one matmul for the logits and one per gradient that the node computes. */
 static double cost_of_streamed(const ont_node *node, bool backward)
 {
+    uint32_t first = backward ? 0 : 2;
     const ont_value *h = ont_node_in(node, 0);
     int64_t width = h->shape.dims[h->shape.rank - 1];
     double product = width ? 2 * elements(h) * elements(ont_node_in(node, 1)) / (double)width : 0;
-    return !backward ? product : product * (1 + (ont_node_out(node, 0) != NULL) + (ont_node_out(node, 1) != NULL));
+    return product * (1 + (ont_node_out(node, first) != NULL) + (ont_node_out(node, first + 1) != NULL));
 }
 
 /* A matmul of |A| = m k, |B| = k n and |C| = m n elements takes 2 m n k = 2 sqrt(|A| |B| |C|) operations. */
@@ -165,15 +166,21 @@ double ont_recompute_graph_cost(const ont_graph *g)
 
 double ont_recompute_budget_fraction(int level)
 {
-    return level >= ONT_RECOMPUTE_LAYERS ? 0.4 : 0.03;
+    static const double fractions[ONT_RECOMPUTE_LEVELS] = {0.02, 0.2, 0.45};
+    return fractions[level];
+}
+
+bool ont_recompute_is_recomputable(const ont_graph *g, const ont_node *node)
+{
+    if (node->backward || !node->outputs[0]) return false;
+    if (ont_node_is_view(node) || is_memory_bound(node)) return true;
+    bool light = g->recompute.level < ONT_RECOMPUTE_LAYERS && !g->recompute.limit && !ont_recompute_is_everywhere();
+    return is_attention(node) || (!light && (is_matmul(node) || is_convolution(node)));
 }
 
 static bool is_recomputable(const pass_state *s, const ont_node *node)
 {
-    if (node->backward || !node->outputs[0]) return false;
-    if (ont_node_is_view(node) || is_memory_bound(node)) return true;
-    if (s->g->recompute.level < ONT_RECOMPUTE_LAYERS && !ont_recompute_is_everywhere()) return false;
-    return is_matmul(node) || is_attention(node) || is_convolution(node);
+    return ont_recompute_is_recomputable(s->g, node);
 }
 
 /* ---- live ranges ---- */
@@ -527,8 +534,12 @@ ont_status ont_pass_recompute(ont_graph *g)
 {
     pass_state s = {.g = g};
     bool backward = g->last && g->last->backward;
-    if (!backward || (g->device && g->recompute.level == ONT_RECOMPUTE_MEMORY_BOUND && !ont_recompute_is_everywhere()))
+    bool light = g->recompute.level == ONT_RECOMPUTE_MEMORY_BOUND && !g->recompute.limit;
+    if (!backward || (g->device && light && !ont_recompute_is_everywhere()))
         return ONT_OK;
+    g->recompute.step = ont_recompute_graph_cost(g);
+    bool evicts = g->recompute.limit || g->recompute.level > ONT_RECOMPUTE_MEMORY_BOUND;
+    if (evicts && !ont_recompute_is_everywhere()) return ont_recompute_evict(g);
     ont_status status = recompute(&s);
     ont_free(s.ranges);
     ont_free(s.position);

@@ -10,7 +10,8 @@
 enum {
     /* elementwise nodes, norms and layout operators; CPU only, at most 3% of the cost of a step */
     ONT_RECOMPUTE_MEMORY_BOUND,
-    ONT_RECOMPUTE_LAYERS,  /* also matmuls and attention, on every device: up to 40% of the cost of a step */
+    ONT_RECOMPUTE_LAYERS,  /* also matmuls and attention, on every device: up to 20% of the cost of a step */
+    ONT_RECOMPUTE_SEGMENTS, /* the same, several times where need be: up to 45% */
     ONT_RECOMPUTE_LEVELS,
 };
 
@@ -18,6 +19,11 @@ enum {
 double ont_recompute_budget_fraction(int level);
 double ont_recompute_node_cost(const ont_node *node);
 double ont_recompute_graph_cost(const ont_graph *g);
+
+/* Whether the level, or a budget, lets backward run the forward node again. */
+bool ont_recompute_is_recomputable(const ont_graph *g, const ont_node *node);
+/* Rematerialization by eviction: levels above ONT_RECOMPUTE_MEMORY_BOUND, and budgets. See evict.c. */
+ont_status ont_recompute_evict(ont_graph *g) ONT_MUST_USE;
 
 /* For tests: recompute every value that can be recomputed and saves bytes, however small the graph. */
 void ont_recompute_everywhere(bool on);

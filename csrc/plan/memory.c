@@ -133,11 +133,21 @@ static bool is_sole_input(const planner *p, const ont_node *node, uint32_t index
     return true;
 }
 
-/* Whether storage `from`, whose live range ends at step t, may become part of output block `to`. */
-static bool may_join_output(const planner *p, const storage *from, const storage *to)
+/* Whether the value is a gradient that forward computes already (ops/loss/streamed_loss.c). */
+static bool is_early_gradient(const ont_value *v)
+{
+    return ont_node_is(v->def, "ai.onnxtrain", "ScaleGradient") ||
+           (ont_node_is(v->def, "ai.onnxtrain", "StreamedCrossEntropy") && v->def_index > 1);
+}
+
+/*
+ * Whether storage `from` of the value, whose live range ends at step t, may become part of output block `to`. The block
+ * of an early gradient is there from forward on, as it would be in the slab.
+ */
+static bool may_join_output(const planner *p, const ont_value *v, const storage *from, const storage *to)
 {
     bool forward = to->output < p->n_forward_outputs;
-    return forward ? from->last < p->split : from->first >= p->split;
+    return forward ? from->last < p->split : from->first >= p->split || is_early_gradient(v);
 }
 
 /*
@@ -166,7 +176,7 @@ static void share_inplace(planner *p)
             if (from == to || src->kind != ONT_LOCATION_SLAB || src->copied || src->last != t || dst->first != t)
                 continue;
             if (!may_share_in_place(p, t, i, from)) continue;
-            if (dst->kind == ONT_LOCATION_OUTPUT && !may_join_output(p, src, dst)) continue;
+            if (dst->kind == ONT_LOCATION_OUTPUT && !may_join_output(p, in, src, dst)) continue;
             if (src->first < dst->first) dst->first = src->first;
             src->parent = to;
             p->plan->inplace_count++;
@@ -196,7 +206,9 @@ static void find_aliased_inputs(planner *p)
         const ont_value *input = p->g->inputs[p->gradient_of[i]], *output = p->g->outputs[i];
         uint32_t from = root_of(p, input->id), to = root_of(p, output->id);
         const storage *src = &p->s[from], *dst = &p->s[to];
-        if (dst->output != i || src->kind != ONT_LOCATION_INPUT || src->first == NONE || src->bytes != dst->bytes)
+        p->plan->early_outputs[i] = dst->output == i && dst->first < p->split;
+        if (p->plan->early_outputs[i] || dst->output != i || src->kind != ONT_LOCATION_INPUT || src->first == NONE ||
+            src->bytes != dst->bytes)
             continue;
         p->plan->may_alias_input[i] =
             src->last < dst->first || (src->last == dst->first && !src->copied &&
@@ -211,13 +223,16 @@ static ont_status assign(planner *p, ont_arena *arena)
     size_t *per_step = ont_calloc(p->n_steps + 1, sizeof *per_step);
     ont_status status = blocks && per_step ? ONT_OK : ONT_ENOMEM;
     uint32_t *work = ont_arena_array(arena, p->n_steps + 1, sizeof *work);
-    if (status != ONT_OK || !work) goto done;
+    p->plan->lifetimes = ont_arena_array(arena, p->g->n_values + 1, sizeof *p->plan->lifetimes);
+    if (status != ONT_OK || !work || !p->plan->lifetimes) goto done;
     for (uint32_t i = 0; i < p->g->n_values; i++) {
         storage *s = &p->s[i];
         if (s->parent != i || s->kind != ONT_LOCATION_SLAB || s->first == NONE) continue;
         s->block = n;
+        p->plan->lifetimes[n] = (ont_plan_lifetime){i, s->first, s->last, s->bytes};
         blocks[n++] = (ont_plan_block){.bytes = s->bytes, .first = s->first, .last = s->last};
     }
+    p->plan->n_lifetimes = n;
     for (uint32_t t = 0; t < p->n_steps; t++) {
         work[t] = n;
         if (p->steps[t].work_bytes)
@@ -240,7 +255,7 @@ static ont_status assign(planner *p, ont_arena *arena)
 done:
     ont_free(blocks);
     ont_free(per_step);
-    return status == ONT_OK && !work ? ONT_ENOMEM : status;
+    return status == ONT_OK && (!work || !p->plan->lifetimes) ? ONT_ENOMEM : status;
 }
 
 ont_status ont_plan_memory(const ont_graph *g, const ont_plan_step *steps, uint32_t n_steps, uint32_t split,
@@ -254,8 +269,9 @@ ont_status ont_plan_memory(const ont_graph *g, const ont_plan_step *steps, uint3
     result.copied_outputs = ont_arena_array(arena, g->n_outputs + 1, sizeof *result.copied_outputs);
     result.deliver_before = ont_arena_array(arena, g->n_outputs + 1, sizeof *result.deliver_before);
     result.may_alias_input = ont_arena_array(arena, g->n_outputs + 1, sizeof *result.may_alias_input);
+    result.early_outputs = ont_arena_array(arena, g->n_outputs + 1, sizeof *result.early_outputs);
     if (!result.locations || !result.work_offsets || !result.copied_outputs || !result.deliver_before ||
-        !result.may_alias_input)
+        !result.may_alias_input || !result.early_outputs)
         return ONT_ENOMEM;
     planner p = {g, steps, n_steps, split, n_forward_outputs, is_view, delivered, gradient_of, NULL, &result};
     p.s = ont_calloc(g->n_values + 1, sizeof *p.s);

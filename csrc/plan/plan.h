@@ -27,6 +27,12 @@ typedef struct ont_plan_step { /* one kernel invocation, in execution order */
     size_t work_bytes;
 } ont_plan_step;
 
+/* A storage in the slab: its last value in a chain of views and in-place results, and its live range in steps. */
+typedef struct ont_plan_lifetime {
+    uint32_t value, first, last; /* inclusive */
+    size_t bytes;
+} ont_plan_lifetime;
+
 typedef struct ont_plan { /* arrays live in the given arena */
     ont_location *locations; /* per value id */
     size_t *work_offsets;    /* per step: byte offset of its scratch memory in the slab */
@@ -37,6 +43,9 @@ typedef struct ont_plan { /* arrays live in the given arena */
     /* per graph output: the step before which it goes to the gradient callback; ONT_PLAN_BLOCK: it is a block */
     uint32_t *deliver_before;
     bool *may_alias_input;       /* per graph output: a gradient that may alias the input that it belongs to */
+    bool *early_outputs;         /* per graph output: a gradient that forward begins, so that its block is there then */
+    ont_plan_lifetime *lifetimes; /* the storages in the slab, by value; without scratch memory */
+    uint32_t n_lifetimes;
 } ont_plan;
 
 enum { ONT_PLAN_ALIGN = 64 };

@@ -39,6 +39,7 @@ typedef struct ont_session_object {
 } ont_session_object;
 
 PyObject *ont_session_infer(PyObject *session, PyObject *unused); /* infer.c */
+PyObject *ont_session_plan(PyObject *session, PyObject *args);    /* plan.c */
 
 /* Creates a Run for a run that awaits its backward; steals `run`. */
 PyObject *ont_run_object_new(ont_session_object *session, ont_run *run, const ont_random *random);

@@ -47,15 +47,21 @@ enum { MAX_PROGRAMS = 4096 };
 static int session_init(PyObject *object, PyObject *args, PyObject *kwargs)
 {
     ont_session_object *self = (ont_session_object *)object;
-    char *names[] = {"model", "programs", "device", "torch_random", "recompute", "parameters", NULL};
+    char *names[] = {"model", "programs", "device", "torch_random", "recompute", "parameters", "budget",
+                     NULL};
     const char *bytes, *parameters = NULL;
     Py_ssize_t size, n_parameters = 0;
     const char *device_name = "";
     const ont_device *device;
     int programs = 16, torch_random = 0, recompute = ONT_RECOMPUTE_MEMORY_BOUND;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "y#|ispiy#:Session", names, &bytes, &size, &programs, &device_name,
-                                     &torch_random, &recompute, &parameters, &n_parameters))
+    double budget = 0;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "y#|ispiy#d:Session", names, &bytes, &size, &programs, &device_name,
+                                     &torch_random, &recompute, &parameters, &n_parameters, &budget))
         return -1;
+    if (!(budget >= 0)) {
+        PyErr_SetString(PyExc_ValueError, "budget is negative, expected bytes, or a fraction of at most 1");
+        return -1;
+    }
     if (recompute < 0 || recompute >= ONT_RECOMPUTE_LEVELS) {
         PyErr_Format(PyExc_ValueError, "recompute is %d, expected 0 to %d", recompute, ONT_RECOMPUTE_LEVELS - 1);
         return -1;
@@ -83,7 +89,10 @@ static int session_init(PyObject *object, PyObject *args, PyObject *kwargs)
         for (Py_ssize_t i = 0; i < n_parameters; i++) graph->inputs[i]->parameter = parameters[i];
     }
     if (status == ONT_OK) status = ont_session_create(graph, (uint32_t)programs, device, &self->session);
-    if (status == ONT_OK) return 0;
+    if (status == ONT_OK) {
+        ont_session_set_budget(self->session, budget);
+        return 0;
+    }
     ont_raise(self->state, status);
     return -1;
 }
@@ -323,12 +332,13 @@ static PyObject *session_stats(PyObject *object, PyObject *unused)
     const ont_session *session = session_of(object);
     if (!session) return NULL;
     ont_session_get_stats(session, &s);
-    return Py_BuildValue("{sK sK sK sK sd sd sn sn sn sI sI sI sn sn sn sK sK sK sK}", "programs_built",
+    return Py_BuildValue("{sK sK sK sK sd sd sn sn sn sI sd sn sI sI sn sn sn sK sK sK sK}", "programs_built",
                          s.programs_built, "program_hits", s.program_hits, "probes_built", s.probes_built, "probe_runs",
                          s.probe_runs, "build_seconds", s.build_seconds, "last_build_seconds", s.last_build_seconds,
                          "slab_bytes", (Py_ssize_t)s.slab_bytes, "slab_lower_bound", (Py_ssize_t)s.slab_lower_bound,
                          "recomputed_bytes", (Py_ssize_t)s.recomputed_bytes, "recomputed_nodes", s.recomputed_nodes,
-                         "steps", s.steps, "forward_steps", s.forward_steps, "pool_live_bytes",
+                         "recomputed_share", s.recomputed_share, "budget_bytes", (Py_ssize_t)s.budget_bytes, "steps",
+                         s.steps, "forward_steps", s.forward_steps, "pool_live_bytes",
                          (Py_ssize_t)s.pool.live_bytes, "pool_cached_bytes", (Py_ssize_t)s.pool.cached_bytes,
                          "pool_peak_bytes", (Py_ssize_t)s.pool.peak_bytes, "blocks_taken", s.pool.taken,
                          "blocks_reused", s.pool.reused, "graphs_captured", ont_replay_get_counts().captured,
@@ -456,6 +466,7 @@ static PyMethodDef session_methods[] = {
     {"forward", (PyCFunction)(void (*)(void))session_forward, METH_VARARGS | METH_KEYWORDS,
      "forward(tensors, grad_mask, seed=0) -> (outputs, run)"},
     {"infer", ont_session_infer, METH_NOARGS, "infer() -> {name: (dtype, dims)}"},
+    {"plan", ont_session_plan, METH_VARARGS, "plan(shapes, grad_mask) -> the memory plan, without a run"},
     {"stats", session_stats, METH_NOARGS, "stats() -> dict of counts, seconds and bytes"},
     {"text", session_text, METH_VARARGS, "text(stage='loaded') -> the graph as text"},
     {"save", session_save, METH_VARARGS, "save(stage='execution_model') -> a ModelProto as bytes"},

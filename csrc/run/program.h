@@ -76,6 +76,7 @@ typedef struct ont_program {
     ont_tensor *known; /* values that it is specialised to */
     uint32_t n_known;
     double build_seconds;
+    size_t budget_bytes; /* that the slab should stay within; 0: no budget */
     uint64_t last_used;
     /* Shared: the cache holds one reference, every run one. `idle` are finished runs, kept for reuse. */
     int refs;

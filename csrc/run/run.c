@@ -415,13 +415,18 @@ static ont_status execute(ont_run *run, void *const *inputs, uint32_t first, uin
     return copy_static_buffers(run, replay, first, true);
 }
 
-/* Allocates the blocks of graph outputs [first, last), before their phase. */
-static ont_status alloc_outputs(ont_run *run, uint32_t first, uint32_t last)
+/*
+ * Allocates the blocks of graph outputs [first, last), before their phase; those of gradients that forward begins
+ * before forward.
+ */
+static ont_status alloc_outputs(ont_run *run, uint32_t first, uint32_t last, bool early)
 {
     ONT_ASSERT(first <= last && last <= run->program->graph->n_outputs);
+    const ont_plan *plan = &run->program->plan;
     for (uint32_t i = first; i < last; i++) {
         const ont_value *v = run->program->graph->outputs[i];
-        if (run->program->plan.deliver_before[i] != ONT_PLAN_BLOCK || run->aliased_inputs[i]) continue;
+        if (plan->deliver_before[i] != ONT_PLAN_BLOCK || plan->early_outputs[i] != early || run->aliased_inputs[i])
+            continue;
         ONT_TRY(ont_pool_take(run->pool, v->dtype, &v->shape, &run->outputs[i]));
     }
     return ONT_OK;
@@ -474,7 +479,8 @@ ont_status ont_run_forward(ont_program *p, ont_pool *pool, const ont_tensor_view
     ONT_TRYGOTO(status, fail_run, enter(run, &scope));
     for (uint32_t i = 0; i < p->grads.n_forward_inputs; i++)
         ONT_TRYGOTO(status, fail, make_contiguous(run, &inputs[i], &data[i]));
-    ONT_TRYGOTO(status, fail, alloc_outputs(run, 0, p->grads.n_forward_outputs));
+    ONT_TRYGOTO(status, fail, alloc_outputs(run, 0, p->grads.n_forward_outputs, false));
+    ONT_TRYGOTO(status, fail, alloc_outputs(run, p->grads.n_forward_outputs, p->graph->n_outputs, true));
     set_bound_pointers(run, data);
     ONT_TRYGOTO(status, fail, execute(run, data, 0, p->split));
     ONT_TRYGOTO(status, fail, copy_outputs(run, 0, p->grads.n_forward_outputs));
@@ -547,7 +553,7 @@ static ont_status bind_backward(ont_run *run, const ont_tensor_view *inputs, con
         if (input >= 0) ONT_TRY(bind_gradient(run, p->graph->inputs[input], &grads[i], &data[input]));
     }
     alias_donated(run, inputs, data, donated);
-    ONT_TRY(alloc_outputs(run, p->grads.n_forward_outputs, p->graph->n_outputs));
+    ONT_TRY(alloc_outputs(run, p->grads.n_forward_outputs, p->graph->n_outputs, false));
     set_bound_pointers(run, data);
     /* the run holds their blocks; the caller checks by autograd's version counters that they are unchanged */
     (void)outputs;

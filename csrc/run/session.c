@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/alloc.h"
+#include "base/log.h"
 #include "base/parallel.h"
 #include "device/gemm.h"
 #include "passes/pipeline.h"
@@ -31,6 +32,7 @@ struct ont_session {
     int64_t *key; /* scratch memory for make_key() */
     size_t key_capacity;
     ont_session_stats stats;
+    double budget; /* see ont_session_set_budget() */
     bool random;
 };
 
@@ -68,6 +70,11 @@ ont_status ont_session_create(ont_graph *graph, uint32_t max_programs, const ont
     }
     *session = s;
     return ONT_OK;
+}
+
+void ont_session_set_budget(ont_session *s, double budget)
+{
+    s->budget = budget;
 }
 
 static void entry_clear(entry *e)
@@ -148,6 +155,77 @@ static entry *evict_entry(ont_session *s, bool probe)
     return least_recent;
 }
 
+/* What the budget is for a program whose slab is `slab` without one. */
+static size_t budget_bytes(const ont_session *s, size_t slab)
+{
+    return s->budget > 1 ? (size_t)s->budget : (size_t)(s->budget * (double)slab);
+}
+
+/* A call whose program is sought, and the best program so far. */
+typedef struct budget_search {
+    ont_session *session;
+    const ont_tensor_view *inputs;
+    const uint8_t *wants;
+    const ont_probed_values *probed;
+    ont_program *best;
+    size_t budget;
+    double least; /* the lowest limit that could be, where a lower one was tried; 0: none was */
+} budget_search;
+
+enum { MAX_LIMITS = 24 };
+
+/* Builds the program for one limit; keeps it if its slab is smaller. */
+static ont_status try_limit(budget_search *b, double limit)
+{
+    ont_session *s = b->session;
+    ont_program *other;
+    s->graph->recompute.limit = limit > 1 ? (size_t)limit : 1;
+    ont_status status = ont_program_build(s->graph, b->inputs, b->wants, b->probed->values, b->probed->n_values,
+                                          s->device, &other);
+    size_t asked = s->graph->recompute.limit;
+    s->graph->recompute.limit = 0;
+    if (status != ONT_OK) return status;
+    if (other->graph->recompute.limit > asked) b->least = (double)other->graph->recompute.limit;
+    if (other->plan.slab_bytes < b->best->plan.slab_bytes) {
+        ont_program *larger = b->best;
+        b->best = other;
+        other = larger;
+    }
+    ont_program_unref(other);
+    return ONT_OK;
+}
+
+/*
+ * Finds a program whose slab is within the budget: the first of a fixed ladder of limits, from the highest one within
+ * the budget down, whose plan is. So a smaller budget ends at the same step of the ladder or below it. If there is
+ * none, plans near the lowest limit that can be are looked at for the smallest one.
+ */
+static ont_status search_budget(budget_search *b)
+{
+    static const double ratio = 0.97;
+    double limit = (double)b->best->plan.slab_bytes;
+    while (limit > (double)b->budget && limit >= 1) limit *= ratio;
+    for (int i = 0; i < MAX_LIMITS && !b->least && b->best->plan.slab_bytes > b->budget; i++, limit *= ratio)
+        ONT_TRY(try_limit(b, limit));
+    if (b->best->plan.slab_bytes <= b->budget) return ONT_OK;
+    while (limit < b->least) limit /= ratio;
+    for (int i = 0; i < MAX_LIMITS && b->best->plan.slab_bytes > b->budget; i++, limit /= ratio)
+        ONT_TRY(try_limit(b, limit));
+    return ONT_OK;
+}
+
+static ont_status keep_budget(ont_session *s, const ont_tensor_view *inputs, const uint8_t *wants,
+                              const ont_probed_values *probed, ont_program **program)
+{
+    budget_search b = {s, inputs, wants, probed, *program, budget_bytes(s, (*program)->plan.slab_bytes), 0};
+    ont_status status = search_budget(&b);
+    *program = b.best;
+    if (status == ONT_OK && b.best->plan.slab_bytes > b.budget)
+        ont_log(ONT_LOG_WARNING, "a step of these sizes needs %.1f MiB at least: the budget of %.1f MiB cannot be held",
+                (double)b.best->plan.slab_bytes / 0x1p20, (double)b.budget / 0x1p20);
+    return status;
+}
+
 static ont_status build(ont_session *s, const ont_tensor_view *inputs, const uint8_t *wants,
                         const ont_probed_values *probed,
                         size_t length, entry **result)
@@ -158,10 +236,16 @@ static ont_status build(ont_session *s, const ont_tensor_view *inputs, const uin
     ont_program *program;
     ont_status status = ont_program_build(s->graph, inputs, wants, probed->values, probed->n_values, s->device,
                                           &program);
+    size_t without = status == ONT_OK ? program->plan.slab_bytes : 0;
+    if (status == ONT_OK && s->budget > 0 && program->differentiable) {
+        status = keep_budget(s, inputs, wants, probed, &program);
+        if (status != ONT_OK) ont_program_unref(program);
+    }
     if (status != ONT_OK) {
         ont_free(key);
         return status;
     }
+    if (s->budget > 0) program->budget_bytes = budget_bytes(s, without);
     s->last = NULL; /* it may be the entry that is evicted */
     entry *e = evict_entry(s, program->probe);
     *e = (entry){.key = key, .key_length = length, .program = program};
@@ -266,6 +350,8 @@ void ont_session_get_stats(const ont_session *s, ont_session_stats *stats)
     stats->slab_lower_bound = p->plan.lower_bound;
     stats->recomputed_bytes = p->graph->recompute.bytes;
     stats->recomputed_nodes = p->graph->recompute.nodes;
+    stats->recomputed_share = p->graph->recompute.step > 0 ? p->graph->recompute.cost / p->graph->recompute.step : 0;
+    stats->budget_bytes = p->budget_bytes;
     stats->steps = p->n_steps;
     stats->forward_steps = p->split;
 }

@@ -17,6 +17,8 @@ typedef struct ont_session_stats {
     size_t slab_bytes, slab_lower_bound; /* of the last used program */
     size_t recomputed_bytes;             /* bytes that recomputation saves */
     uint32_t recomputed_nodes;
+    double recomputed_share; /* cost of the nodes that run again, as a fraction of the step's, in the model of passes */
+    size_t budget_bytes;     /* that the slab should stay within; 0: no budget */
     uint32_t steps, forward_steps;
     ont_pool_stats pool;
 } ont_session_stats;
@@ -24,6 +26,11 @@ typedef struct ont_session_stats {
 /* Takes ownership of the graph, also on failure. */
 ont_status ont_session_create(ont_graph *graph, uint32_t max_programs, const ont_device *device,
                               ont_session **session) ONT_MUST_USE;
+/*
+ * Slabs of later programs stay within `budget`: a number of bytes, or where it is at most 1 a fraction of the slab that
+ * the program has without it; 0: none. If even the smallest plan is larger, that one is used, and a warning says so.
+ */
+void ont_session_set_budget(ont_session *session, double budget);
 void ont_session_destroy(ont_session *session); /* programs with live runs live until those end; see session.c */
 const ont_graph *ont_session_graph(const ont_session *session);
 ont_pool *ont_session_pool(ont_session *session);

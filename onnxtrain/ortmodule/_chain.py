@@ -23,11 +23,12 @@ from onnxtrain.ortmodule._reach import Reach
 class Stage:
     """One segment: what an autograd node of the engine needs of a program."""
 
-    def __init__(self, segment: segments.Segment, parameters: Container[str], device: str, memory_level: int) -> None:
+    def __init__(self, segment: segments.Segment, parameters: Container[str], device: str, memory_level: int,
+                 memory_budget: float) -> None:
         self.session = None
         if segment.model is not None:
             self.session = _C.Session(segment.model, device=device, torch_random=_random.as_torch(device),
-                                      recompute=min(memory_level, 1),
+                                      recompute=memory_level, budget=memory_budget,
                                       parameters=bytes([name in parameters for name in segment.inputs]))
         self.random = self.session is not None and self.session.random
         self.reach, self.conditional = Reach(segment.model) if segment.model is not None else None, None
@@ -59,14 +60,16 @@ class Chain:
         apply: (stage, mask, leaves of the call, tensors) -> outputs, under autograd.
         device: that the segments run on.
         memory_level: ORTMODULE_MEMORY_OPT_LEVEL.
+        memory_budget: ORTMODULE_MEMORY_OPT_BUDGET, of each segment.
 
     Raises as Session does.
     """
 
     def __init__(self, model: bytes, calls: Sequence[Call], names: Sequence[str], outputs: Sequence[str],
                  parameters: Container[str], apply: Callable[..., Any], device: str = "cpu",
-                 memory_level: int = 0) -> None:
-        self.stages = [Stage(segment, parameters, device, memory_level) for segment in segments.cut(model)]
+                 memory_level: int = 0, memory_budget: float = 0.0) -> None:
+        self.stages = [Stage(segment, parameters, device, memory_level, memory_budget)
+                       for segment in segments.cut(model)]
         self.sessions = [stage.session for stage in self.stages if stage.session is not None]
         self._calls, self._names, self._outputs, self._apply = calls, names, outputs, apply
 

@@ -442,7 +442,8 @@ class ORTModule(torch.nn.Module):
         exported = None if name is None else cache.load(self._runtime.cache_dir, name, self._module, tensors)
         if exported is None:
             return None
-        program = Program(self._module, exported, device=device, memory_level=self._runtime.memory_optimization_level)
+        program = Program(self._module, exported, device=device, memory_level=self._runtime.memory_optimization_level,
+                          memory_budget=self._runtime.memory_budget or 0.0)
         _report.count(self._counters, cached_exports=1, build_seconds=program.build_seconds)
         return program
 
@@ -470,7 +471,8 @@ class ORTModule(torch.nn.Module):
         _report.count(self._counters, exports=1, export_seconds=exported.seconds.get("total", 0.0))
         try:
             program = Program(self._module, exported, device=device,
-                              memory_level=self._runtime.memory_optimization_level)
+                              memory_level=self._runtime.memory_optimization_level,
+                              memory_budget=self._runtime.memory_budget or 0.0)
         except UnsupportedError as error:
             error.exported = exported  # type: ignore[attr-defined]
             raise

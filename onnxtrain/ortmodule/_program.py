@@ -138,18 +138,19 @@ class Program:
     """
 
     def __init__(self, module: torch.nn.Module, exported: Exported, model: bytes | None = None, device: str = "cpu",
-                 memory_level: int = 0) -> None:
+                 memory_level: int = 0, memory_budget: float = 0.0) -> None:
         start = time.perf_counter()
         model = exported.model if model is None else model
         model, calls = gradients.applied(model, exported.functions)
         parameters = {i.name for i in exported.inputs if i.kind == "parameter"}
         if calls:
             self.chain = Chain(model, calls, [i.name for i in exported.inputs], [o.name for o in exported.outputs],
-                               parameters, _ORTModuleFunction.apply, device, memory_level)
+                               parameters, _ORTModuleFunction.apply, device, memory_level, memory_budget)
             self.sessions = self.chain.sessions
         else:
             self.chain, self.sessions = None, [
-                _C.Session(model, device=device, torch_random=_random.as_torch(device), recompute=min(memory_level, 1),
+                _C.Session(model, device=device, torch_random=_random.as_torch(device), recompute=memory_level,
+                           budget=memory_budget,
                            parameters=bytes([i.name in parameters for i in exported.inputs]))]
         self.session = self.sessions[0] if self.sessions else None
         self.random = self.session is not None and self.session.random

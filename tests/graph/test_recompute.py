@@ -57,18 +57,18 @@ def bits(tensor):
 
 
 def in_all_ways(model, tensors, **kwargs):
-    """Without the pass, with it, at its second level, and with it whatever that costs: stats by way, bits compared."""
+    """Without the pass, with it, at its levels, and with it whatever that costs: stats by way, bits compared."""
     ways = {}
-    for way in ("off", "rule", "layers", "everywhere"):
+    for way in ("off", "rule", "layers", "segments", "everywhere"):
         _C.disable_passes(["recompute"] if way == "off" else [])
         _C.recompute_everywhere(way == "everywhere")
-        session, _, got = run(model, tensors, level=int(way == "layers"), **kwargs)
+        session, _, got = run(model, tensors, level={"layers": 1, "segments": 2}.get(way, 0), **kwargs)
         ways[way] = session.stats()
         if way == "off":
             expected = got
             assert ways[way]["recomputed_nodes"] == 0
         assert got == expected, way
-    for way in ("rule", "layers"):
+    for way in ("rule", "layers", "segments"):
         if ways[way]["recomputed_nodes"]:
             assert ways[way]["slab_bytes"] < ways["off"]["slab_bytes"] * 1.02, way
     return ways
@@ -204,8 +204,8 @@ def test_a_weight_that_changes_before_backward_is_found():
 
 
 def test_the_arguments_are_checked():
-    with pytest.raises(ValueError, match="recompute is 2, expected 0 to 1"):
-        _C.Session(network(8, 8)[0], recompute=2)
+    with pytest.raises(ValueError, match="recompute is 3, expected 0 to 2"):
+        _C.Session(network(8, 8)[0], recompute=3)
     with pytest.raises(ValueError, match="parameters has 2 bytes, expected one for each of the graph's 13 inputs"):
         _C.Session(network(8, 8)[0], parameters=b"\1\0")
 

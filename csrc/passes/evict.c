@@ -1,0 +1,491 @@
+/*
+ * Rematerialization by eviction: what backward computes again at levels 1 and 2, and under a budget of bytes.
+ *
+ * The step is simulated node by node with a limit of live bytes. Where the next result would exceed it, a value that
+ * only backward still reads is evicted: the one with the least cost per byte, and of equals the one that is read last.
+ * Where a node of backward reads an evicted value, copies of the nodes that produce it run in front of that node; what
+ * they compute stays, for later readers, until it is evicted again. So copies are shared as long as there is room, a
+ * value near its reader (the last layer's) is the last one to go, and a product whose result is small and stays (a
+ * layer's second one in its MLP) is not repeated unless everything cheaper is gone.
+ *
+ * The cost of a value is that of its node and of those operands that nothing else brings back: an operand that is
+ * evicted, but read by backward itself, is computed again anyway.
+ *
+ * A level is the lowest limit whose copies cost at most a fraction of a step. Under a budget run/session.c asks for one
+ * limit after the other and lets the memory plan judge.
+ *
+ * Source: Kirisame et al., Dynamic Tensor Rematerialization, 2021, with the future known: Belady, A Study of
+ * Replacement Algorithms for a Virtual-Storage Computer, 1966.
+ */
+#include "passes/recompute.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/alloc.h"
+
+enum { NONE = UINT32_MAX, MIN_PEAK_BYTES = 8 << 20, MAX_ROUNDS = 12, MAX_EVENTS_PER_NODE = 8, MOST_SHARE = 2 };
+
+/* A storage: the value that all views of it alias. Index: id of that value. */
+typedef struct storage {
+    ont_node *def;
+    size_t bytes;        /* 0: not in the slab, always there */
+    double cost;         /* of `def` */
+    uint32_t first_use, n_uses; /* of the array of uses: positions in increasing order */
+    uint32_t next;       /* index among its uses of the next one */
+    uint32_t locks;      /* operands of nodes that are about to run */
+    bool evictable, live, exists; /* exists: its node has run in forward */
+} storage;
+
+/* A node that runs again in front of the node at position `at`. */
+typedef struct event {
+    uint32_t at;
+    ont_node *node;
+    uint32_t outputs; /* bit i: output i is read */
+} event;
+
+typedef struct evictor {
+    ont_graph *g;
+    uint32_t n_values, n_nodes, split;
+    ont_node **nodes; /* by position; views included */
+    storage *s;
+    uint32_t *uses;
+    uint32_t *stack, *visited, n_visited; /* visited: per value, the query that counted it */
+    /* the simulation */
+    uint32_t now;
+    int64_t live_bytes, peak, limit;
+    double cost, max_cost;
+    bool failed;
+    event *events;
+    uint32_t n_events, max_events;
+    uint32_t *live; /* ids of live evictable values */
+    uint32_t n_live;
+    uint32_t *at; /* per value: its index in `live` */
+} evictor;
+
+static const ont_value *root_in(const ont_node *node, uint32_t i)
+{
+    return node->inputs[i].value ? ont_value_root(node->inputs[i].value) : NULL;
+}
+
+/* ---- the step as it is ---- */
+
+/* A gradient that forward computes, which is a block of the pool as a rule, or that gradient scaled in place. */
+static bool is_early_gradient(const ont_value *v)
+{
+    return ont_node_is(v->def, ONT_DOMAIN, "ScaleGradient") ||
+           (ont_node_is(v->def, ONT_DOMAIN, "StreamedCrossEntropy") && v->def_index > 1);
+}
+
+/* Scratch memory of the node, where that is large: the scores of a tile. */
+static int64_t work_of(const ont_node *node)
+{
+    if (!ont_node_is(node, ONT_DOMAIN, "StreamedCrossEntropy")) return 0;
+    const ont_value *w = ont_node_in(node, 1);
+    int64_t classes = w->shape.dims[!ont_attr_int(node, "transB", 0)];
+    return ont_attr_int(node, "rows", 0) * classes * (int64_t)sizeof(float);
+}
+
+static ont_status allocate(evictor *e)
+{
+    const ont_graph *g = e->g;
+    uint32_t n_uses = 0;
+    for (const ont_node *node = g->first; node; node = node->next) e->n_nodes++, n_uses += node->n_inputs;
+    e->n_values = g->n_values;
+    e->max_events = MAX_EVENTS_PER_NODE * e->n_nodes;
+    e->nodes = ont_calloc((size_t)e->n_nodes + 1, sizeof *e->nodes);
+    e->s = ont_calloc((size_t)e->n_values + 1, sizeof *e->s);
+    e->uses = ont_calloc((size_t)n_uses + 1, sizeof *e->uses);
+    e->events = ont_calloc((size_t)e->max_events + 1, sizeof *e->events);
+    e->live = ont_calloc((size_t)e->n_values + 1, sizeof *e->live);
+    e->at = ont_calloc((size_t)e->n_values + 1, sizeof *e->at);
+    e->visited = ont_calloc((size_t)e->n_values + 1, sizeof *e->visited);
+    e->stack = ont_calloc((size_t)e->n_values + 1, sizeof *e->stack);
+    return e->nodes && e->s && e->uses && e->events && e->live && e->at && e->visited && e->stack ? ONT_OK : ONT_ENOMEM;
+}
+
+static void release(evictor *e)
+{
+    ont_free(e->nodes);
+    ont_free(e->s);
+    ont_free(e->uses);
+    ont_free(e->events);
+    ont_free(e->live);
+    ont_free(e->at);
+    ont_free(e->visited);
+    ont_free(e->stack);
+}
+
+/* Finds the storages and the positions at which they are read. */
+static void read_graph(evictor *e)
+{
+    const ont_graph *g = e->g;
+    uint32_t at = 0, total = 0;
+    for (ont_node *node = g->first; node; node = node->next) {
+        e->nodes[at++] = node;
+        if (!node->backward) e->split = at;
+    }
+    for (uint32_t i = 0; i < e->n_values; i++) {
+        const ont_value *v = g->values[i];
+        storage *s = &e->s[i];
+        if (v->kind != ONT_VALUE_NODE || !v->has_shape || ont_node_is_view(v->def)) continue;
+        s->def = v->def;
+        s->bytes = is_early_gradient(v) ? 0 : (size_t)ont_shape_count(&v->shape) * ont_dtype_size(v->dtype);
+        s->cost = ont_recompute_node_cost(v->def);
+    }
+    for (uint32_t i = 0; i < g->n_outputs; i++) e->s[ont_value_root(g->outputs[i])->id].bytes = 0;
+    for (uint32_t i = 0; i < e->n_values; i++) {
+        storage *s = &e->s[i];
+        s->evictable = s->bytes && !s->def->backward && ont_recompute_is_recomputable(g, s->def);
+    }
+    for (int fill = 0; fill < 2; fill++) { /* counts, then positions */
+        for (uint32_t t = 0; t < e->n_nodes; t++) {
+            const ont_node *node = e->nodes[t];
+            for (uint32_t i = 0; i < node->n_inputs && !ont_node_is_view(node); i++) {
+                const ont_value *root = root_in(node, i);
+                if (!root) continue;
+                storage *s = &e->s[root->id];
+                if (fill) e->uses[s->first_use + s->n_uses] = t;
+                s->n_uses++;
+            }
+        }
+        for (uint32_t i = 0; i < e->n_values && !fill; i++) {
+            e->s[i].first_use = total;
+            total += e->s[i].n_uses;
+            e->s[i].n_uses = 0;
+        }
+    }
+}
+
+/* ---- the simulation ---- */
+
+/* Position of the next use at or behind `now`; NONE: there is none. */
+static uint32_t next_use(const evictor *e, storage *s)
+{
+    while (s->next < s->n_uses && e->uses[s->first_use + s->next] < e->now) s->next++;
+    return s->next < s->n_uses ? e->uses[s->first_use + s->next] : NONE;
+}
+
+static void make_live(evictor *e, uint32_t id)
+{
+    storage *s = &e->s[id];
+    if (s->live) return;
+    s->live = true;
+    e->live_bytes += (int64_t)s->bytes;
+    if (e->live_bytes > e->peak) e->peak = e->live_bytes;
+    e->at[id] = e->n_live;
+    e->live[e->n_live++] = id;
+}
+
+static void make_dead(evictor *e, uint32_t id)
+{
+    storage *s = &e->s[id];
+    if (!s->live) return;
+    s->live = false;
+    e->live_bytes -= (int64_t)s->bytes;
+    uint32_t last = e->live[--e->n_live];
+    e->live[e->at[id]] = last;
+    e->at[last] = e->at[id];
+}
+
+static void drop_if_unread(evictor *e, uint32_t id, uint32_t from)
+{
+    storage *s = &e->s[id];
+    if (!s->bytes || s->locks || !s->live) return;
+    uint32_t now = e->now;
+    e->now = from;
+    if (next_use(e, s) == NONE) make_dead(e, id);
+    e->now = now;
+}
+
+/* Whether the value can be read without computing anything. */
+static bool is_there(const evictor *e, const ont_value *root)
+{
+    const storage *s = &e->s[root->id];
+    return root->kind != ONT_VALUE_NODE || !s->bytes || s->live;
+}
+
+/* Cost of bringing the value back: of its node, and of those operands that are gone and read by nothing else. */
+static double cost_of(evictor *e, uint32_t id)
+{
+    uint32_t n = 0;
+    double cost = 0;
+    e->n_visited++;
+    e->stack[n++] = id;
+    e->visited[id] = e->n_visited;
+    while (n) {
+        const storage *s = &e->s[e->stack[--n]];
+        cost += s->cost;
+        for (uint32_t i = 0; i < s->def->n_inputs; i++) {
+            const ont_value *root = root_in(s->def, i);
+            if (!root || is_there(e, root) || e->visited[root->id] == e->n_visited) continue;
+            e->visited[root->id] = e->n_visited;
+            if (next_use(e, &e->s[root->id]) == NONE) e->stack[n++] = root->id;
+        }
+    }
+    return cost;
+}
+
+/* Evicts values until `bytes` more fit, as far as there are any to evict. */
+static void make_room(evictor *e, int64_t bytes)
+{
+    while (e->live_bytes + bytes > e->limit) {
+        uint32_t best = NONE, best_next = 0;
+        double best_score = INFINITY;
+        for (uint32_t k = 0; k < e->n_live; k++) {
+            uint32_t id = e->live[k];
+            storage *s = &e->s[id];
+            if (!s->evictable || s->locks) continue;
+            uint32_t next = next_use(e, s);
+            if (next == NONE || next < e->split || next <= e->now) continue;
+            double score = cost_of(e, id) / (double)s->bytes;
+            if (score > best_score || (score == best_score && next < best_next)) continue;
+            best = id, best_score = score, best_next = next;
+        }
+        if (best == NONE) return;
+        make_dead(e, best);
+    }
+}
+
+/* Runs `node`, whose operands are there: makes room for its results, at once or for `outputs`. */
+static void run_node(evictor *e, const ont_node *node)
+{
+    int64_t bytes = work_of(node);
+    for (uint32_t i = 0; i < node->n_outputs; i++) {
+        const ont_value *v = node->outputs[i];
+        if (v && !e->s[v->id].live) bytes += (int64_t)e->s[v->id].bytes;
+    }
+    make_room(e, bytes);
+    if (e->live_bytes + bytes > e->peak) e->peak = e->live_bytes + bytes;
+}
+
+static void lock_operands(evictor *e, const ont_node *node, int sign)
+{
+    for (uint32_t i = 0; i < node->n_inputs; i++) {
+        const ont_value *root = root_in(node, i);
+        if (root && e->s[root->id].bytes) e->s[root->id].locks += (uint32_t)sign;
+    }
+}
+
+static void bring_operands(evictor *e, ont_node *node);
+
+/* Computes an evicted value again in front of the current node. */
+static void bring_back(evictor *e, const ont_value *root)
+{
+    ont_node *node = root->def;
+    if (e->failed) return;
+    if (e->n_events == e->max_events || e->cost > e->max_cost) {
+        e->failed = true;
+        return;
+    }
+    bring_operands(e, node);
+    if (e->failed) return;
+    run_node(e, node);
+    uint32_t outputs = 1;
+    for (uint32_t i = 0; i < node->n_outputs && i < 32; i++) {
+        const ont_value *v = node->outputs[i];
+        if (!v || !e->s[v->id].bytes || e->s[v->id].live) continue;
+        if (v != root && next_use(e, &e->s[v->id]) == NONE) continue;
+        make_live(e, v->id);
+        outputs |= 1u << i;
+    }
+    e->events[e->n_events++] = (event){e->now, node, outputs};
+    e->cost += ont_recompute_node_cost(node);
+    lock_operands(e, node, -1);
+    for (uint32_t i = 0; i < node->n_inputs; i++)
+        if (root_in(node, i)) drop_if_unread(e, root_in(node, i)->id, e->now);
+}
+
+/* Brings the operands back that are evicted, and locks all of them. */
+static void bring_operands(evictor *e, ont_node *node)
+{
+    lock_operands(e, node, 1);
+    for (uint32_t i = 0; i < node->n_inputs && !e->failed; i++) {
+        const ont_value *root = root_in(node, i);
+        if (root && !is_there(e, root)) bring_back(e, root);
+    }
+}
+
+/* Whether an elementwise node may write over one of its operands, which nobody reads later. */
+static int64_t bytes_in_place(evictor *e, const ont_node *node)
+{
+    const ont_value *out = ont_node_out(node, 0);
+    if (!out || !node->op->tile) return 0;
+    e->now++;
+    int64_t bytes = 0;
+    for (uint32_t i = 0; i < node->n_inputs && !bytes; i++) {
+        const ont_value *root = root_in(node, i);
+        storage *s = root ? &e->s[root->id] : NULL;
+        if (s && s->live && s->bytes == e->s[out->id].bytes && next_use(e, s) == NONE) bytes = (int64_t)s->bytes;
+    }
+    e->now--;
+    return bytes;
+}
+
+/* Simulates the step within `limit` bytes; false if that takes more than `max_cost` or cannot be. */
+static bool simulate(evictor *e, int64_t limit, double max_cost)
+{
+    e->limit = limit;
+    e->max_cost = max_cost;
+    e->live_bytes = e->peak = 0;
+    e->cost = 0;
+    e->failed = false;
+    e->n_events = e->n_live = 0;
+    for (uint32_t i = 0; i < e->n_values; i++) e->s[i].live = false, e->s[i].next = 0, e->s[i].locks = 0;
+    for (e->now = 0; e->now < e->n_nodes && !e->failed; e->now++) {
+        ont_node *node = e->nodes[e->now];
+        if (ont_node_is_view(node)) continue;
+        bring_operands(e, node);
+        if (e->failed) break;
+        int64_t reused = bytes_in_place(e, node);
+        e->live_bytes -= reused;
+        run_node(e, node);
+        for (uint32_t i = 0; i < node->n_outputs; i++)
+            if (node->outputs[i] && e->s[node->outputs[i]->id].bytes) make_live(e, node->outputs[i]->id);
+        e->live_bytes += reused;
+        lock_operands(e, node, -1);
+        for (uint32_t i = 0; i < node->n_inputs; i++)
+            if (root_in(node, i)) drop_if_unread(e, root_in(node, i)->id, e->now + 1);
+        for (uint32_t i = 0; i < node->n_outputs; i++)
+            if (node->outputs[i]) drop_if_unread(e, node->outputs[i]->id, e->now + 1);
+    }
+    return !e->failed && e->cost <= max_cost;
+}
+
+/* ---- rewriting ---- */
+
+typedef struct rewriter {
+    ont_graph *g;
+    uint32_t n_values;
+    ont_value **current; /* per value of the original graph: its latest copy, or NULL */
+} rewriter;
+
+/*
+ * Copies a node in front of `before`, with those of its outputs whose bit is set; of a view, with `input` as what it
+ * views.
+ */
+static ont_status copy_node(ont_graph *g, const ont_node *node, ont_node *before, ont_value *const *inputs,
+                            uint32_t outputs, ont_node **copy)
+{
+    ont_node *copied;
+    ONT_TRY(ont_graph_add_node(g, before, node->domain, node->op_type, inputs, node->n_inputs, NULL, node->n_outputs,
+                               &copied));
+    ONT_TRY(ont_attr_copy_all(g, copied, node));
+    copied->name = ont_arena_format(&g->arena, "%s_recompute", node->name);
+    if (!copied->name) return ONT_ENOMEM;
+    copied->op = node->op;
+    copied->version = node->version;
+    copied->backward = true;
+    copied->origin = node;
+    for (uint32_t i = 0; i < node->n_outputs; i++) {
+        if (!node->outputs[i] || (i < 32 && !(outputs >> i & 1))) {
+            copied->outputs[i] = NULL;
+            continue;
+        }
+        copied->outputs[i]->dtype = node->outputs[i]->dtype;
+        copied->outputs[i]->has_shape = true;
+        copied->outputs[i]->shape = node->outputs[i]->shape;
+    }
+    *copy = copied;
+    return ONT_OK;
+}
+
+/* The value to read in front of `before` instead of `v`: the latest copy, or a view of it. */
+static ont_status latest(const rewriter *r, ont_value *v, ont_node *before, ont_value **result)
+{
+    const ont_value *root = ont_value_root(v);
+    *result = v;
+    if (root->id >= r->n_values || !r->current[root->id]) return ONT_OK;
+    if (v == root) {
+        *result = r->current[root->id];
+        return ONT_OK;
+    }
+    ont_node *view = v->def, *copy;
+    ont_value **inputs = ont_arena_array(&r->g->arena, (size_t)view->n_inputs + 1, sizeof *inputs);
+    if (!inputs) return ONT_ENOMEM;
+    for (uint32_t i = 1; i < view->n_inputs; i++) inputs[i] = view->inputs[i].value;
+    ONT_TRY(latest(r, view->inputs[0].value, before, &inputs[0]));
+    ONT_TRY(copy_node(r->g, view, before, inputs, 1, &copy));
+    *result = copy->outputs[0];
+    return ONT_OK;
+}
+
+static ont_status replay(const rewriter *r, const event *event, ont_node *before)
+{
+    const ont_node *node = event->node;
+    ont_node *copy;
+    ont_value **inputs = ont_arena_array(&r->g->arena, (size_t)node->n_inputs + 1, sizeof *inputs);
+    if (!inputs) return ONT_ENOMEM;
+    for (uint32_t i = 0; i < node->n_inputs; i++)
+        if (node->inputs[i].value) ONT_TRY(latest(r, node->inputs[i].value, before, &inputs[i]));
+    ONT_TRY(copy_node(r->g, node, before, inputs, event->outputs, &copy));
+    for (uint32_t i = 0; i < copy->n_outputs; i++)
+        if (copy->outputs[i]) r->current[node->outputs[i]->id] = copy->outputs[i];
+    r->g->recompute.nodes++;
+    return ONT_OK;
+}
+
+/* Puts the copies of the latest simulation into the graph. */
+static ont_status rewrite(evictor *e)
+{
+    rewriter r = {e->g, e->n_values, ont_calloc((size_t)e->n_values + 1, sizeof *r.current)};
+    if (!r.current) return ONT_ENOMEM;
+    ont_status status = ONT_OK;
+    uint32_t k = 0;
+    for (uint32_t t = e->split; t < e->n_nodes && status == ONT_OK; t++) {
+        ont_node *node = e->nodes[t];
+        for (; k < e->n_events && e->events[k].at == t && status == ONT_OK; k++)
+            status = replay(&r, &e->events[k], node);
+        for (uint32_t i = 0; i < node->n_inputs && status == ONT_OK && !ont_node_is_view(node); i++) {
+            ont_value *v = node->inputs[i].value, *now = v;
+            if (v) status = latest(&r, v, node, &now);
+            if (now != v) ont_node_set_input(node, i, now);
+        }
+    }
+    ont_free(r.current);
+    return status == ONT_OK ? ont_pass_dce(e->g) : status;
+}
+
+/* ---- the limit ---- */
+
+/* The lowest limit whose copies cost at most `max_cost`, by bisection; leaves its simulation. */
+static bool find_limit(evictor *e, int64_t peak, double max_cost)
+{
+    int64_t low = 0, high = peak, found = -1;
+    for (int i = 0; i < MAX_ROUNDS; i++) {
+        int64_t middle = low + (high - low) / 2;
+        bool fits = simulate(e, middle, max_cost) && e->peak <= middle;
+        if (fits) high = found = middle;
+        else low = middle;
+    }
+    return found >= 0 && simulate(e, found, max_cost);
+}
+
+ont_status ont_recompute_evict(ont_graph *g)
+{
+    evictor e = {.g = g};
+    ont_status status = allocate(&e);
+    if (status != ONT_OK) goto done;
+    read_graph(&e);
+    simulate(&e, INT64_MAX, INFINITY);
+    int64_t peak = e.peak;
+    bool found = false;
+    double budget = g->recompute.step * ont_recompute_budget_fraction(g->recompute.level) - g->recompute.cost;
+    if (g->recompute.limit) { /* or the lowest one that can be */
+        int64_t limit = (int64_t)g->recompute.limit;
+        double most = MOST_SHARE * g->recompute.step;
+        found = (simulate(&e, limit, most) && e.peak <= limit) || find_limit(&e, peak, most);
+        if (e.limit > limit) g->recompute.limit = (size_t)e.limit;
+    } else if (peak >= MIN_PEAK_BYTES) {
+        found = find_limit(&e, peak, budget);
+    }
+    if (found && e.n_events) {
+        g->recompute.bytes += peak > e.peak ? (size_t)(peak - e.peak) : 0;
+        g->recompute.cost += e.cost;
+        status = rewrite(&e);
+    }
+done:
+    release(&e);
+    return status;
+}
