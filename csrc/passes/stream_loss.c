@@ -1,9 +1,11 @@
 /*
- * Fused linear cross-entropy: logits of a large vocabulary are not stored if the session asks to save memory (recompute
- * level 1 and above). A matmul, the cross-entropy behind it and their gradients become StreamedCrossEntropy and
- * StreamedCrossEntropyGrad, which compute the logits tile by tile (ops/loss/streamed_loss.c), in forward and again in
- * backward. Runs after differentiation and after fuse_gemm, which adds the bias to matmuls; before recompute, with
- * which it shares the cost budget of a step.
+ * Fused linear cross-entropy: logits of a large vocabulary are not stored. A matmul, the cross-entropy behind it and
+ * their gradients become StreamedCrossEntropy, which computes the logits tile by tile (ops/loss/streamed_loss.c), and in
+ * the same tiles the gradients of the matmul's operands for a loss whose own gradient is 1; ScaleGradient multiplies
+ * them by that gradient in backward. Three matmuls as before. Where the loss is one of each row, or rows are few, the
+ * session may ask to save memory (recompute level 1 and above): then StreamedCrossEntropyGrad computes the logits again
+ * in backward, a fourth matmul. Runs after differentiation and after fuse_gemm, which adds the bias to matmuls; before
+ * recompute, with which it shares the cost budget of a step.
  *
  * Applies only if the loss and its gradient are the only users of the logits, and the gradients of the linear layer are
  * the only users of the logits' gradient. Devices have no such kernel, and 16-bit logits are left to fuse_loss.c.
@@ -13,7 +15,13 @@
 #include "ops/matmul/matmul.h"
 #include "passes/recompute.h"
 
-enum { MIN_SCORES_BYTES = 4 << 20 };
+enum {
+    MIN_SCORES_BYTES = 4 << 20,
+    TILE_BYTES = 24 << 20,         /* of scores that exist at a time if forward computes the gradients */
+    TILE_BYTES_LEVEL_0 = 50 << 20,
+    MIN_ROWS = 128,                /* of such a tile */
+    EARLY = 2,                     /* first of StreamedCrossEntropy's outputs that are gradients */
+};
 
 /* The nodes and values that are replaced. */
 typedef struct head {
@@ -150,18 +158,42 @@ static ont_status copy_attributes(ont_graph *g, ont_node *node, const head *x)
     return ont_attr_set_string(g, node, "reduction", reduction, strlen(reduction));
 }
 
-static ont_status stream_forward(ont_graph *g, const head *x, ont_value **pairs)
+/* `rows`: of a tile, and forward computes the gradients; or 0. */
+static ont_status stream_forward(ont_graph *g, const head *x, int64_t rows, ont_node **made)
 {
     ont_value *operands[] = {x->h, x->w, ont_node_in(x->loss, 1), x->row};
+    ont_value *const gradients[] = {x->grad_h, x->grad_w, x->grad_row};
     ont_builder b = {.graph = g, .before = x->loss, .origin = x->loss->origin};
-    ont_node *node = ont_build_node(&b, ONT_DOMAIN, "StreamedCrossEntropy", operands, 4, 2);
+    ont_node *node = ont_build_node(&b, ONT_DOMAIN, "StreamedCrossEntropy", operands, 4, rows ? EARLY + 3 : 2);
     if (!node) return b.status;
     node->name = x->loss->name;
     ONT_TRY(copy_attributes(g, node, x));
+    if (rows) {
+        ONT_TRY(ont_attr_set_int(g, node, "rows", rows));
+        node->outputs[1] = NULL;
+    }
+    for (uint32_t i = 0; rows && i < 3; i++)
+        if (!gradients[i]) node->outputs[EARLY + i] = NULL;
     ont_build_done(&b, node);
     ONT_TRY(b.status);
     ont_value_replace_uses(g, x->loss->outputs[0], node->outputs[0]);
-    *pairs = node->outputs[1];
+    *made = node;
+    return ONT_OK;
+}
+
+/* The gradients that forward computed, times the gradient of the loss. */
+static ont_status scale_backward(ont_graph *g, const head *x, const ont_node *forward)
+{
+    ont_value *const gradients[] = {x->grad_h, x->grad_w, x->grad_row};
+    ont_builder b = {.graph = g, .before = x->grad, .backward = true, .origin = x->grad->origin};
+    for (uint32_t i = 0; i < 3; i++) {
+        ont_value *operands[] = {forward->outputs[EARLY + i], ont_node_in(x->grad, 3)};
+        if (!gradients[i]) continue;
+        ont_node *node = ont_build_node(&b, ONT_DOMAIN, "ScaleGradient", operands, 2, 1);
+        ont_value *scaled = node ? ont_build_done(&b, node) : NULL;
+        ONT_TRY(b.status);
+        ont_value_replace_uses(g, gradients[i], scaled);
+    }
     return ONT_OK;
 }
 
@@ -189,22 +221,53 @@ static bool is_within_budget(const ont_graph *g, const head *x)
     return ont_recompute_node_cost(x->product) + g->recompute.cost <= budget;
 }
 
+/*
+ * Rows of scores that exist at a time if forward computes the gradients too, at most 1/`least_tiles` of all; 0: it
+ * cannot. W and its gradient are read once for each such tile, so that few rows take long.
+ */
+static int64_t early_rows(const ont_graph *g, const head *x, int64_t least_tiles)
+{
+    const ont_value *scores = ont_node_in(x->grad, 0);
+    int64_t count = scores->shape.dims[0], classes = scores->shape.dims[1];
+    bool low = g->recompute.level >= ONT_RECOMPUTE_LAYERS;
+    if (!strcmp(ont_attr_string(x->loss, "reduction", "mean"), "none") || !count || !classes) return 0;
+    if (ont_recompute_is_everywhere()) return low ? 0 : 3; /* for tests */
+    int64_t rows = (low ? TILE_BYTES : TILE_BYTES_LEVEL_0) / ((int64_t)sizeof(float) * classes) / 16 * 16;
+    if (rows > count / least_tiles) rows = count / least_tiles / 16 * 16;
+    if (rows < MIN_ROWS) rows = MIN_ROWS;
+    return rows * least_tiles <= count ? rows : 0;
+}
+
+static ont_status stream_early(ont_graph *g, const head *x, int64_t rows)
+{
+    ont_node *forward = NULL;
+    ONT_TRY(stream_forward(g, x, rows, &forward));
+    return scale_backward(g, x, forward);
+}
+
+/* At level 1 and above, of few rows no more than a small tile of scores is there, if a second matmul is affordable. */
 static ont_status stream(ont_graph *g, const head *x)
 {
-    ont_value *pairs = NULL;
+    ont_node *forward = NULL;
+    bool low = g->recompute.level >= ONT_RECOMPUTE_LAYERS, everywhere = ont_recompute_is_everywhere();
     size_t bytes = (size_t)ont_shape_count(&x->product->outputs[0]->shape) * sizeof(float);
-    if (!ont_recompute_is_everywhere() && (bytes < MIN_SCORES_BYTES || !is_within_budget(g, x))) return ONT_OK;
+    if (!everywhere && bytes < MIN_SCORES_BYTES) return ONT_OK;
+    int64_t rows = early_rows(g, x, low ? 4 : 2);
+    bool again = low && !rows && (everywhere || is_within_budget(g, x));
+    if (!rows && !again) rows = early_rows(g, x, 2);
+    if (rows) return stream_early(g, x, rows);
+    if (!again) return ONT_OK;
     g->recompute.cost += ont_recompute_node_cost(x->product);
     g->recompute.bytes += bytes;
     g->recompute.nodes++;
-    ONT_TRY(stream_forward(g, x, &pairs));
-    return stream_backward(g, x, pairs);
+    ONT_TRY(stream_forward(g, x, 0, &forward));
+    return stream_backward(g, x, forward->outputs[1]);
 }
 
 ont_status ont_pass_stream_loss(ont_graph *g)
 {
     uint32_t before = g->n_nodes;
-    if (g->device || g->recompute.level < ONT_RECOMPUTE_LAYERS) return ONT_OK;
+    if (g->device) return ONT_OK;
     for (ont_node *node = g->first; node; node = node->next) {
         head x = {0};
         if (!ONT_IS(node, SoftmaxCrossEntropyGrad) || !find_loss(node, &x)) continue;

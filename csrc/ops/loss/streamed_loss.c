@@ -8,6 +8,11 @@
  * Tiles of classes are the inner loop: a chunk of rows writes dW once, and its tiles add to the smaller dh. Rows with
  * an ignored label are left out of every GEMM: their gradient is zero whatever h holds.
  *
+ * With attribute "rows", StreamedCrossEntropy computes the gradients itself, in forward: outputs 2 to 4 are dh, dW and
+ * drow of a loss whose own gradient is 1. A tile is then that many rows of all classes, so that the scores are computed
+ * once: three matmuls instead of four. ScaleGradient multiplies them by the gradient of the loss in backward, in place,
+ * and leaves them alone where that is 1.
+ *
  * Source of the sum over tiles: Milakov and Gimelshein, Online normalizer calculation for softmax, 2018.
  */
 #include <inttypes.h>
@@ -28,6 +33,7 @@ enum {
     COLUMNS = 256,    /* of drow, summed at a time */
     IN_H = 0, IN_W, IN_LABELS, IN_ROW, IN_DLOSS, IN_STATS,
     OUT_H = 0, OUT_W, OUT_ROW,
+    EARLY = 2, /* StreamedCrossEntropy's first output of these */
 };
 
 typedef struct stream_state {
@@ -51,6 +57,7 @@ typedef struct stream_job {
     double *row_sum;      /* (n): sum of exp(score - row_max) */
     double norm;          /* number of labels that are not ignored */
     bool accumulates;     /* a chunk was written to dW and drow: later ones are added */
+    float *dh, *dw, *drow; /* NULL: not needed */
 } stream_job;
 
 /* ---- shapes ---- */
@@ -94,6 +101,17 @@ static ont_status check_operands(const ont_node *node, const ont_value *h, const
     return ONT_OK;
 }
 
+/* Types of dh, dW and drow, which are outputs `first` and later. */
+static ont_status infer_gradients(ont_node *node, uint32_t first)
+{
+    for (uint32_t i = 0; i <= OUT_ROW; i++) {
+        static const int like[] = {IN_H, IN_W, IN_ROW};
+        const ont_value *x = ont_node_in(node, (uint32_t)like[i]);
+        if (x) ONT_TRY(ont_infer_out(node, first + i, x->dtype, &x->shape));
+    }
+    return ONT_OK;
+}
+
 static ont_status stream_infer(ont_graph *g, ont_node *node)
 {
     (void)g;
@@ -108,18 +126,16 @@ static ont_status stream_infer(ont_graph *g, ont_node *node)
     stats.dims[stats.rank++] = 2;
     ONT_TRY(ont_infer_out(node, 1, ONT_FLOAT32, &stats));
     bool each = s.labels.reduction == ONT_REDUCE_NONE;
-    return ont_infer_out(node, 0, ONT_FLOAT32, each ? &labels->shape : &(ont_shape){0});
+    ONT_TRY(ont_infer_out(node, 0, ONT_FLOAT32, each ? &labels->shape : &(ont_shape){0}));
+    if (ont_attr_int(node, "rows", 0) && (each || ont_node_out(node, 1)))
+        return ont_fail(ONT_EINVAL, "with gradients in forward, the loss is one number, and there are no statistics");
+    return infer_gradients(node, EARLY);
 }
 
 static ont_status grad_infer(ont_graph *g, ont_node *node)
 {
     (void)g;
-    for (uint32_t i = 0; i <= OUT_ROW; i++) {
-        static const int like[] = {IN_H, IN_W, IN_ROW};
-        const ont_value *x = ont_node_in(node, (uint32_t)like[i]);
-        if (x) ONT_TRY(ont_infer_out(node, i, x->dtype, &x->shape));
-    }
-    return ONT_OK;
+    return infer_gradients(node, 0);
 }
 
 /* ---- tiles ---- */
@@ -185,6 +201,11 @@ static ont_status prepare_with(bool plain, const ont_node *node, ont_arena *aren
     s->chunk = even_parts(s->labels.count, plain ? 2 : chunk < ROWS ? chunk : ROWS);
     s->block = even_parts(classes, plain ? 3 : max_i64(64, tile_of(s) / s->chunk));
     if (!plain && s->block < classes) s->block = (s->block + 15) / 16 * 16; /* a multiple of whole vectors */
+    int64_t rows = ont_attr_int(node, "rows", 0);
+    if (rows > 0) {
+        s->chunk = rows < s->labels.count ? rows : max_i64(1, s->labels.count);
+        s->block = max_i64(1, classes);
+    }
     s->to_scores = provider(plain, s->chunk, s->block, s->width, false, s->trans_w);
     s->to_h = provider(plain, s->chunk, s->width, s->block, false, !s->trans_w);
     s->to_w = s->trans_w ? provider(plain, s->block, s->width, s->chunk, true, false)
@@ -315,23 +336,6 @@ static void finish_losses(const stream_job *j, double *total)
     }
 }
 
-static ont_status stream_run(const ont_call *call)
-{
-    stream_job j = begin(call);
-    const ont_labels *l = &j.s->labels;
-    double total = 0, norm = 0;
-    ONT_TRY(ont_labels_check(l, ont_node_in(call->node, IN_LABELS), call->in[IN_LABELS]));
-    while (next_chunk(&j)) {
-        for (int64_t i = 0; i < j.n; i++) j.row_max[i] = -INFINITY, j.row_sum[i] = 0, j.score[i] = 0;
-        for (j.from = j.size = 0; next_tile(&j);) ont_parallel(j.n, grain(&j), sum_rows, &j);
-        finish_losses(&j, &total);
-        norm += (double)j.n;
-    }
-    if (l->reduction == ONT_REDUCE_SUM) *(float *)call->out[0] = (float)total;
-    if (l->reduction == ONT_REDUCE_MEAN) *(float *)call->out[0] = (float)(total / norm);
-    return ONT_OK;
-}
-
 /* ---- backward ---- */
 
 /* The gradient of the scores, over the scores of the tile. */
@@ -353,7 +357,7 @@ static void grad_rows(void *context, int64_t first, int64_t last)
 static void sum_columns(void *context, int64_t first, int64_t last)
 {
     const stream_job *j = context;
-    float *row = (float *)j->call->out[OUT_ROW] + j->from;
+    float *row = j->drow + j->from;
     for (int64_t at = first; at < last; at += COLUMNS) {
         int64_t n = last - at < COLUMNS ? last - at : COLUMNS;
         double sums[COLUMNS] = {0};
@@ -399,25 +403,101 @@ static void *output(const ont_call *call, uint32_t i)
     return i < call->node->n_outputs ? call->out[i] : NULL;
 }
 
+/* Adds the tile, which holds the gradient of its scores, to the gradients that are needed. */
+static void add_tile(stream_job *j)
+{
+    if (j->dh) add_to_h(j, j->dh);
+    if (j->dw) add_to_w(j, j->dw);
+    if (j->drow) ont_parallel(j->size, COLUMNS, sum_columns, j);
+}
+
+/* Finds the gradients, which are outputs `first` and later, and counts the labels. */
+static void begin_gradients(stream_job *j, uint32_t first)
+{
+    const ont_labels *l = &j->s->labels;
+    j->dh = output(j->call, first + OUT_H), j->dw = output(j->call, first + OUT_W);
+    j->drow = output(j->call, first + OUT_ROW);
+    for (int64_t i = 0; i < l->count; i++) j->norm += ont_label_counts(l, ont_label_at(l, j->call->in[IN_LABELS], i));
+}
+
+static void end_chunk(stream_job *j)
+{
+    if (j->dh) spread_rows(j, j->dh);
+    j->accumulates |= j->n > 0;
+}
+
+/* Without any label that counts, nothing was written. */
+static void end_gradients(const stream_job *j)
+{
+    if (!j->accumulates && j->dw) clear_rows(j->dw, 0, j->s->labels.classes, j->s->width);
+    if (!j->accumulates && j->drow) clear_rows(j->drow, 0, 1, j->s->labels.classes);
+}
+
 static ont_status grad_run(const ont_call *call)
 {
     stream_job j = begin(call);
-    const stream_state *s = j.s;
-    const ont_labels *l = &s->labels;
-    float *dh = output(call, OUT_H), *dw = output(call, OUT_W), *drow = output(call, OUT_ROW);
-    for (int64_t i = 0; i < l->count; i++) j.norm += ont_label_counts(l, ont_label_at(l, call->in[IN_LABELS], i));
+    begin_gradients(&j, 0);
     while (next_chunk(&j)) {
         for (j.from = j.size = 0; next_tile(&j);) {
             ont_parallel(j.n, grain(&j), grad_rows, &j);
-            if (dh) add_to_h(&j, dh);
-            if (dw) add_to_w(&j, dw);
-            if (drow) ont_parallel(j.size, COLUMNS, sum_columns, &j);
+            add_tile(&j);
         }
-        if (dh) spread_rows(&j, dh);
-        j.accumulates |= j.n > 0;
+        end_chunk(&j);
     }
-    if (!j.accumulates && dw) clear_rows(dw, 0, l->classes, s->width);
-    if (!j.accumulates && drow) clear_rows(drow, 0, 1, l->classes);
+    end_gradients(&j);
+    return ONT_OK;
+}
+
+/* ---- forward with gradients ---- */
+
+/* Scores of whole rows: their losses, and their gradient where the loss's own is 1 over them. */
+static void early_rows(void *context, int64_t first, int64_t last)
+{
+    const stream_job *j = context;
+    float scale = j->s->labels.reduction == ONT_REDUCE_MEAN ? (float)(1 / j->norm) : 1;
+    for (int64_t i = first; i < last; i++) {
+        float *x = finish_row(j, i), largest, log_sum;
+        int64_t label = label_of(j, i);
+        ont_simd()->log_sum_exp(x, j->size, &largest, &log_sum);
+        j->score[i] = -((x[label] - largest) - log_sum);
+        ont_simd()->scaled_softmax(x, largest, log_sum, scale, x, j->size);
+        x[label] -= scale;
+    }
+}
+
+static ont_status early_run(stream_job *j)
+{
+    double total = 0;
+    begin_gradients(j, EARLY);
+    while (next_chunk(j)) {
+        for (j->from = j->size = 0; next_tile(j);) {
+            ont_parallel(j->n, grain(j), early_rows, j);
+            for (int64_t i = 0; i < j->n; i++) total += (double)j->score[i];
+            add_tile(j);
+        }
+        end_chunk(j);
+    }
+    end_gradients(j);
+    bool mean = j->s->labels.reduction == ONT_REDUCE_MEAN;
+    *(float *)j->call->out[0] = (float)(mean ? total / j->norm : total);
+    return ONT_OK;
+}
+
+static ont_status stream_run(const ont_call *call)
+{
+    stream_job j = begin(call);
+    const ont_labels *l = &j.s->labels;
+    double total = 0, norm = 0;
+    ONT_TRY(ont_labels_check(l, ont_node_in(call->node, IN_LABELS), call->in[IN_LABELS]));
+    if (ont_attr_int(call->node, "rows", 0)) return early_run(&j);
+    while (next_chunk(&j)) {
+        for (int64_t i = 0; i < j.n; i++) j.row_max[i] = -INFINITY, j.row_sum[i] = 0, j.score[i] = 0;
+        for (j.from = j.size = 0; next_tile(&j);) ont_parallel(j.n, grain(&j), sum_rows, &j);
+        finish_losses(&j, &total);
+        norm += (double)j.n;
+    }
+    if (l->reduction == ONT_REDUCE_SUM) *(float *)call->out[0] = (float)total;
+    if (l->reduction == ONT_REDUCE_MEAN) *(float *)call->out[0] = (float)(total / norm);
     return ONT_OK;
 }
 
@@ -440,6 +520,31 @@ static void stream_grad(ont_grad *g)
         if (node->outputs[i]) GI(of[i], node->outputs[i]);
 }
 
+/* ---- the gradient of the loss ---- */
+
+typedef struct scale_job {
+    const float *x;
+    float *y, scale;
+} scale_job;
+
+static void scale_range(void *context, int64_t first, int64_t last)
+{
+    const scale_job *j = context;
+    for (int64_t i = first; i < last; i++) j->y[i] = j->x[i] * j->scale;
+}
+
+static ont_status scale_run(const ont_call *call)
+{
+    const ont_value *x = ont_node_in(call->node, 0);
+    int64_t n = ont_shape_count(&x->shape);
+    scale_job j = {call->in[0], call->out[0], *(const float *)call->in[1]};
+    if (j.x != j.y || j.scale != 1) ont_parallel(n, 1 << 14, scale_range, &j);
+    return ONT_OK;
+}
+
+static const ont_kernel scale_kernels[] = {
+    {.name = "scale_gradient", .accept = ont_accept_any, .run = scale_run, .inplace = 1},
+};
 static const ont_kernel stream_kernels[] = {
     {.name = "streamed_cross_entropy", .accept = ont_accept_any, .prepare = prepare, .run = stream_run},
     {.name = "streamed_cross_entropy_ref", .accept = ont_accept_any, .prepare = prepare_ref, .run = stream_run},
@@ -451,9 +556,12 @@ static const ont_kernel grad_kernels[] = {
 
 const ont_op ont_op_StreamedCrossEntropy = {
     .domain = ONT_DOMAIN, .name = "StreamedCrossEntropy", .since = 1, .min_inputs = 3, .max_inputs = 4,
-    .flags = ONT_OP_PUBLIC, .nondiff_inputs = 1 << IN_LABELS, .nondiff_outputs = 2,
-    .attributes = "ignore_index:i reduction:s transB:i", .infer = stream_infer, .grad = stream_grad,
+    .flags = ONT_OP_PUBLIC, .nondiff_inputs = 1 << IN_LABELS, .nondiff_outputs = 30,
+    .attributes = "ignore_index:i reduction:s transB:i rows:i", .infer = stream_infer, .grad = stream_grad,
     ONT_KERNELS(stream_kernels)};
 const ont_op ont_op_StreamedCrossEntropyGrad = {
     .domain = ONT_DOMAIN, .name = "StreamedCrossEntropyGrad", .since = 1, .min_inputs = 6, .max_inputs = 6,
     .attributes = "ignore_index:i reduction:s transB:i", .infer = grad_infer, ONT_KERNELS(grad_kernels)};
+const ont_op ont_op_ScaleGradient = {
+    .domain = ONT_DOMAIN, .name = "ScaleGradient", .since = 1, .min_inputs = 2, .max_inputs = 2, .attributes = "",
+    .infer = ont_infer_same, ONT_KERNELS(scale_kernels)};

@@ -282,14 +282,15 @@ static void product_grads(ont_grad *g, ont_value *a, ont_value *b, ont_value *dc
     bool ta = p->trans_a, tb = p->trans_b;
     if (dc && dc->dtype != a->dtype) dc = ont_build_cast(&g->b, dc, a->dtype);
     if (g->b.status != ONT_OK) return;
-    if (WANTS(0)) GI(0, ta ? fused(g, b, tb, dc, true, p->alpha) : fused(g, dc, false, b, !tb, p->alpha));
-    if (!WANTS(1)) return;
+    ont_value *of_a = a, *of_dc = dc;
     /* If B is one matrix, its gradient sums over the batch: one product of the flattened operands does that. */
-    if (b->shape.rank == 2 && !ta) {
-        a = as_matrix(g, a);
-        dc = as_matrix(g, dc);
+    if (WANTS(1) && b->shape.rank == 2 && !ta) {
+        of_a = as_matrix(g, a);
+        of_dc = as_matrix(g, dc);
     }
-    GI(1, tb ? fused(g, dc, true, a, ta, p->alpha) : fused(g, a, !ta, dc, false, p->alpha));
+    /* That of B first: A, as a rule an activation as large as dA, is read here for the last time. */
+    if (WANTS(1)) GI(1, tb ? fused(g, of_dc, true, of_a, ta, p->alpha) : fused(g, of_a, !ta, of_dc, false, p->alpha));
+    if (WANTS(0)) GI(0, ta ? fused(g, b, tb, dc, true, p->alpha) : fused(g, dc, false, b, !tb, p->alpha));
 }
 
 static void matmul_grad(ont_grad *g)
