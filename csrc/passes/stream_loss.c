@@ -1,7 +1,7 @@
 /*
  * Fused linear cross-entropy: logits of a large vocabulary are not stored. A matmul, the cross-entropy behind it and
- * their gradients become StreamedCrossEntropy, which computes the logits tile by tile (ops/loss/streamed_loss.c), and in
- * the same tiles the gradients of the matmul's operands for a loss whose own gradient is 1; ScaleGradient multiplies
+ * their gradients become StreamedCrossEntropy, which computes the logits tile by tile (ops/loss/streamed_loss.c), and
+ * in the same tiles the gradients of the matmul's operands for a loss whose own gradient is 1; ScaleGradient multiplies
  * them by that gradient in backward. Three matmuls as before. Where the loss is one of each row, or rows are few, the
  * session may ask to save memory (recompute level 1 and above): then StreamedCrossEntropyGrad computes the logits again
  * in backward, a fourth matmul. Runs after differentiation and after fuse_gemm, which adds the bias to matmuls; before

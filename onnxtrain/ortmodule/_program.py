@@ -14,7 +14,7 @@ from torch import Tensor
 from torch._C._functorch import is_dead_tensor_wrapper, unwrap_if_dead
 from torch.utils import _pytree as pytree
 
-from onnxtrain import _C, options
+from onnxtrain import _C, UnsupportedError, options
 from onnxtrain._export import filled, gradients, trees, views
 from onnxtrain._export.errors import StaleError
 from onnxtrain.export import Exported
@@ -153,6 +153,7 @@ class Program:
                            budget=memory_budget,
                            parameters=bytes([i.name in parameters for i in exported.inputs]))]
         self.session = self.sessions[0] if self.sessions else None
+        self.first_call: tuple[list[tuple[int, ...]], bytes] | None = None  # shapes of the graph's inputs, and the mask
         self.random = self.session is not None and self.session.random
         self.build_seconds = time.perf_counter() - start
         self.exported = exported
@@ -246,6 +247,18 @@ class Program:
             found |= own & self.reach.read(results)
         return frozenset(found)
 
+    def planner(self, level: int, budget: float) -> Any:
+        """A session of the same graph for plans at another level or budget.
+
+        Raises:
+            UnsupportedError: the graph runs in segments, with calls of torch between them.
+        """
+        if self.chain is not None:
+            raise UnsupportedError("a graph in segments, with calls of torch between them, has no plan as a whole")
+        model, _ = gradients.applied(self.exported.model, self.exported.functions)
+        return _C.Session(model, device=self.device, torch_random=_random.as_torch(self.device), recompute=level,
+                          budget=budget, parameters=bytes([i.kind == "parameter" for i in self.exported.inputs]))
+
     @property
     def agent(self) -> Agent:
         """Of the latest step."""
@@ -287,6 +300,8 @@ class Program:
         except (AttributeError, KeyError):
             raise StaleError("a weight is gone") from None
         self._mask = mask
+        if self.first_call is None:
+            self.first_call = [tuple(tensor.shape) for tensor in tensors], mask
         wanted = 1 in mask
         if self._written:
             _refuse_shared(leaves, self._written)

@@ -1,0 +1,234 @@
+"""What a step's memory will be, from plans alone: nothing runs.
+
+A plan is made of a graph that an ORTModule has exported already, for any sizes that the graph takes: one step of a
+small batch is enough to ask about a large one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from onnxtrain import options
+
+MIB = 2**20
+BUDGETS = (0.8, 0.6, 0.4, 0.25, 0.15)  # of what the level plans
+WIDTH, HEIGHT, EDGE = 960, 360, 60  # of the chart, in pixels
+
+
+@dataclasses.dataclass(frozen=True)
+class MemoryReport:
+    """The planned memory of one training step.
+
+    Attributes:
+        slab_bytes: activations and scratch memory, one allocation a step.
+        phases: bytes by phase: at most live in "forward" and "backward", "kept" between them; "outputs" and
+            "gradients", which are tensors of their own; "parameters" and "buffers" of the module.
+        holders: (name, bytes) of what is live where the most is, largest first: modules' names, or nodes' where the
+            exporter gave no module.
+        levels: bytes, and by what fraction the step's work grows, of each ORTMODULE_MEMORY_OPT_LEVEL.
+        budgets: the same of each of some budgets, which are fractions of slab_bytes.
+        live: live bytes of each step of the program; backward begins with number `split`.
+        graphs: graphs that the module has; the report is of the one with the largest slab.
+    """
+
+    slab_bytes: int
+    phases: dict[str, int]
+    holders: list[tuple[str, int]]
+    levels: dict[int, tuple[int, float]]
+    budgets: dict[float, tuple[int, float]]
+    live: list[int]
+    split: int
+    graphs: int = 1
+
+    def __str__(self) -> str:
+        lines = [f"planned activations {self.slab_bytes / MIB:.1f} MiB"
+                 + (f" (the largest of {self.graphs} graphs)" if self.graphs > 1 else "")]
+        lines += [f"  {name:<12} {size / MIB:10.1f} MiB" for name, size in self.phases.items()]
+        lines.append("largest where the most is live:")
+        lines += [f"  {size / MIB:10.1f} MiB  {name}" for name, size in self.holders[:10]]
+        lines.append("levels and budgets (work that runs again, as a part of the step's):")
+        lines += [f"  ORTMODULE_MEMORY_OPT_LEVEL={level:<5} {size / MIB:10.1f} MiB  {share:+6.1%}"
+                  for level, (size, share) in self.levels.items()]
+        lines += [f"  ORTMODULE_MEMORY_OPT_BUDGET={budget:<4.0%} {size / MIB:10.1f} MiB  {share:+6.1%}"
+                  + ("" if size <= budget * self.slab_bytes else "  (cannot be held)")
+                  for budget, (size, share) in self.budgets.items()]
+        return "\n".join(lines)
+
+    def svg(self) -> str:
+        """The live bytes over the steps of the program, as an SVG image."""
+        top = max(self.slab_bytes, max(self.live, default=0), 1)
+        across, down = WIDTH - 2 * EDGE, HEIGHT - 2 * EDGE
+
+        def at(step: float, size: float) -> str:
+            return f"{EDGE + across * step / max(len(self.live), 1):.1f},{HEIGHT - EDGE - down * size / top:.1f}"
+
+        points = " ".join(f"{at(i, size)} {at(i + 1, size)}" for i, size in enumerate(self.live))
+        split = at(self.split, 0).split(",")[0]
+        return "\n".join([
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}" font-family="sans-serif" '
+            'font-size="13">',
+            f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
+            f'<polygon points="{at(0, 0)} {points} {at(len(self.live), 0)}" fill="#9ecae1" stroke="#3182bd"/>',
+            f'<line x1="{split}" y1="{EDGE}" x2="{split}" y2="{HEIGHT - EDGE}" stroke="#555" stroke-dasharray="4"/>',
+            f'<text x="{EDGE}" y="{EDGE - 20}">live bytes of a step: slab {self.slab_bytes / MIB:.1f} MiB, kept for '
+            f'backward {self.phases["kept"] / MIB:.1f} MiB</text>',
+            f'<text x="{EDGE}" y="{HEIGHT - EDGE + 20}">forward</text>',
+            f'<text x="{split}" y="{HEIGHT - EDGE + 20}">backward</text>',
+            f'<text x="5" y="{EDGE}">{top / MIB:.0f} MiB</text>', f'<text x="5" y="{HEIGHT - EDGE}">0</text>', "</svg>",
+        ])
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the chart: SVG, or what the name ends in where matplotlib is installed.
+
+        Raises:
+            ImportError: the name does not end in .svg, and matplotlib is not installed.
+        """
+        if Path(path).suffix.lower() == ".svg":
+            Path(path).write_text(self.svg(), encoding="utf-8")
+            return
+        if importlib.util.find_spec("matplotlib") is None:
+            raise ImportError(f"{path}: matplotlib draws charts other than .svg, and is not installed")
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(10, 4))
+        axes = figure.subplots()
+        axes.fill_between(range(len(self.live)), [size / MIB for size in self.live], step="post")
+        axes.axvline(self.split, linestyle="--", color="gray")
+        axes.set_xlabel("step of the program; backward behind the line")
+        axes.set_ylabel("live MiB")
+        figure.savefig(path)
+
+
+def _programs(model: Any) -> list[Any]:
+    """The programs of an ORTModule that have run a training step, the latest of each schema."""
+    if not hasattr(model, "_all_programs"):
+        raise TypeError(f"an ORTModule is expected, not {type(model).__name__}")
+    found = [programs[-1] for _, programs in model._all_programs() if programs]
+    found = [program for program in found if program.first_call is not None and any(program.first_call[1])]
+    if not found:
+        raise RuntimeError("no training step of this model has run in the engine: one of a small batch exports the graph")
+    return found
+
+
+def _shapes(program: Any, sizes: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
+    """Shapes of the graph's inputs where the user's have these sizes; those of the first call without any."""
+    shapes, _ = program.first_call
+    own = [i for i, source in enumerate(program.exported.inputs) if source.kind == "user"]
+    if sizes and len(sizes) != len(own):
+        names = ", ".join(program.exported.inputs[i].name for i in own)
+        raise ValueError(f"{len(sizes)} sizes are given, and the graph takes {len(own)} inputs: {names}")
+    shapes = list(shapes)
+    for i, size in zip(own, sizes):
+        shapes[i] = tuple(size)
+    return shapes
+
+
+def _plan(program: Any, sizes: Sequence[Sequence[int]], level: int, budget: float) -> dict[str, Any]:
+    planned: dict[str, Any] = program.planner(level, budget).plan(_shapes(program, sizes), program.first_call[1])
+    return planned
+
+
+def _live(plan: dict[str, Any]) -> list[int]:
+    """Live bytes of each step."""
+    live = [work for *_, work in plan["steps"]]
+    for *_, size, first, last in plan["lifetimes"]:
+        for step in range(first, last + 1):
+            live[step] += size
+    return live
+
+
+def _holders(plan: dict[str, Any], step: int) -> list[tuple[str, int]]:
+    """What is live at a step, by module."""
+    held: dict[str, int] = {}
+    for name, _, _, size, first, last in plan["lifetimes"]:
+        if first <= step <= last:
+            module = name.rpartition("/")[0] or name
+            held[module] = held.get(module, 0) + size
+    name, _, _, work = plan["steps"][step]
+    if work:
+        held[f"scratch memory of {name}"] = work
+    return sorted(held.items(), key=lambda item: (-item[1], item[0]))
+
+
+def memory_report(model: Any, *sizes: Sequence[int]) -> MemoryReport:
+    """The planned memory of a training step of an ORTModule, which does not run.
+
+    Args:
+        model: an ORTModule that has run at least one training step in the engine, of any batch.
+        sizes: shapes of the tensors that its graph takes, in the order in which it takes them; those of its first step
+            if none are given.
+
+    Raises:
+        TypeError: model is no ORTModule.
+        RuntimeError: no training step has run.
+        ValueError: sizes do not fit the graph.
+        UnsupportedError: torch runs parts of the graph, or its shapes depend on the contents of inputs.
+    """
+    programs = _programs(model)
+    level, budget = model._runtime.memory_optimization_level, model._runtime.memory_budget or 0.0
+    plans = [_plan(program, sizes, level, budget) for program in programs]
+    plan, program = max(zip(plans, programs), key=lambda pair: int(pair[0]["slab_bytes"]))
+    live, split = _live(plan), plan["forward_steps"]
+    peak = max(range(len(live)), key=live.__getitem__)
+    kept = sum(size for *_, size, first, last in plan["lifetimes"] if first < split <= last)
+    phases = {"forward": max(live[:split], default=0), "kept": kept, "backward": max(live[split:], default=0),
+              "outputs": plan["output_bytes"], "gradients": plan["gradient_bytes"],
+              "parameters": sum(p.nbytes for p in model.parameters()),
+              "buffers": sum(b.nbytes for b in model.buffers())}
+    shapes, mask = _shapes(program, sizes), program.first_call[1]
+
+    def at(level: int, budget: float) -> tuple[int, float]:
+        other = program.planner(level, budget).plan(shapes, mask)
+        return other["slab_bytes"], other["recomputed_share"]
+
+    return MemoryReport(plan["slab_bytes"], phases, _holders(plan, peak), {i: at(i, 0.0) for i in (0, 1, 2)},
+                        {part: at(level, max(2.0, part * plan["slab_bytes"])) for part in BUDGETS}, live, split,
+                        len(programs))
+
+
+def max_batch(model: Any, limit: float | str, *sizes: Sequence[int], most: int = 1 << 20) -> int:
+    """The largest batch whose training step is planned within a limit, at the model's level and budget; nothing runs.
+
+    Args:
+        model: as in memory_report().
+        limit: bytes, or text such as "4GB", of activations, outputs and gradients. Parameters and an optimizer's state
+            are no part of it.
+        sizes: as in memory_report(); the first number of each is replaced by the batch.
+        most: at most this many.
+
+    Returns:
+        The batch, 0 where not even one fits.
+
+    Raises as memory_report() does; ValueError where a batch does not fit the graph, or the limit is no number of bytes.
+    """
+    limit_bytes = options._budget(limit) if isinstance(limit, str) else float(limit)
+    if not limit_bytes or limit_bytes <= 1:
+        raise ValueError(f"limit is {limit}, expected bytes")
+    programs = _programs(model)
+    level, budget = model._runtime.memory_optimization_level, model._runtime.memory_budget or 0.0
+    planners = [program.planner(level, budget) for program in programs]
+
+    def fits(batch: int) -> bool:
+        for program, planner in zip(programs, planners):
+            shapes = _shapes(program, sizes)
+            for i, source in enumerate(program.exported.inputs):
+                if source.kind == "user" and shapes[i]:
+                    shapes[i] = (batch, *shapes[i][1:])
+            plan = planner.plan(shapes, program.first_call[1])
+            if plan["slab_bytes"] + plan["output_bytes"] + plan["gradient_bytes"] > limit_bytes:
+                return False
+        return True
+
+    low, high = 0, 1
+    while high <= most and fits(high):
+        low, high = high, 2 * high
+    high = min(high, most + 1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
