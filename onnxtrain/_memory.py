@@ -13,8 +13,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from onnxtrain import options
-
 MIB = 2**20
 BUDGETS = (0.8, 0.6, 0.4, 0.25, 0.15)  # of what the level plans
 WIDTH, HEIGHT, EDGE = 960, 360, 60  # of the chart, in pixels
@@ -111,7 +109,8 @@ def _programs(model: Any) -> list[Any]:
     found = [programs[-1] for _, programs in model._all_programs() if programs]
     found = [program for program in found if program.first_call is not None and any(program.first_call[1])]
     if not found:
-        raise RuntimeError("no training step of this model has run in the engine: one of a small batch exports the graph")
+        raise RuntimeError("no training step of this model has run in the engine: one of a small batch exports the "
+                           "graph")
     return found
 
 
@@ -206,6 +205,8 @@ def max_batch(model: Any, limit: float | str, *sizes: Sequence[int], most: int =
 
     Raises as memory_report() does; ValueError where a batch does not fit the graph, or the limit is no number of bytes.
     """
+    from onnxtrain import options
+
     limit_bytes = options._budget(limit) if isinstance(limit, str) else float(limit)
     if not limit_bytes or limit_bytes <= 1:
         raise ValueError(f"limit is {limit}, expected bytes")

@@ -170,7 +170,8 @@ _NAMES = [
              "all checks stay on at every step, and take microseconds",
              default_text="SKIP_CHECK_DEVICE|SKIP_CHECK_BUILD_GRADIENT|SKIP_CHECK_EXECUTION_AGENT"),
     Variable("ORTMODULE_ALLOW_AUTOGRAD_CHECKPOINT", False, _boolean, _FLAG, None,
-             "torch.utils.checkpoint inside a module is always accepted: inlined, with activations kept"),
+             "torch.utils.checkpoint inside a module is always accepted: a warning names each, and the step is planned "
+             "as at ORTMODULE_MEMORY_OPT_LEVEL=1 or above, or by ORTMODULE_MEMORY_OPT_BUDGET"),
     Variable("ORTMODULE_CONV_ALGO_SEARCH", "HEURISTIC", _one_of("HEURISTIC", "EXHAUSTIVE", "DEFAULT"),
              "HEURISTIC, EXHAUSTIVE, DEFAULT", None, "on the CPU oneDNN chooses"),
     Variable("ORTMODULE_ENABLE_COMPUTE_OPTIMIZER", True, _boolean, _FLAG, None, "folding and merging are always on"),

@@ -8,6 +8,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import inspect
+import os
+import re
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -91,7 +93,7 @@ def _applier(notes: list[str], custom: CustomFunctions) -> Callable[..., Any]:
             return original(cls, *args, **kwargs)
         if cls is torch.utils.checkpoint.CheckpointFunction:
             run, _preserve_rng_state, *rest = args
-            _note_checkpoint(notes)
+            _note_checkpoint(notes, run)
             return run(*rest)
         if cls.__module__.split(".")[0] == "torch":
             return original(cls, *args, **kwargs)
@@ -109,8 +111,29 @@ def _applier(notes: list[str], custom: CustomFunctions) -> Callable[..., Any]:
     return apply
 
 
-def _note_checkpoint(notes: list[str]) -> None:
-    note = "torch.utils.checkpoint was inlined: results are the same, activations are kept, not recomputed."
+CHECKPOINT = "torch.utils.checkpoint around "  # how the note of a checkpoint begins
+
+
+def _region(run: Any) -> str:
+    """What a checkpoint is around: a module's path or class, or a function's name."""
+    owner = getattr(run, "__self__", run)
+    if isinstance(owner, torch.fx.GraphModule):  # Dynamo's: its operations know the modules that they were called in
+        stacks = [[path for path, _ in node.meta["nn_module_stack"].values()] for node in owner.graph.nodes
+                  if node.meta.get("nn_module_stack")]
+        shared = os.path.commonprefix(stacks) if stacks else []
+        lines = [node.meta["stack_trace"].strip().splitlines()[-1].strip() for node in owner.graph.nodes
+                 if node.meta.get("stack_trace")]
+        path = re.sub(r"L\['\w+'\]|[\['\"\]]|_modules", "", shared[-1]).strip(".") if shared else ""
+        return f"{path or 'the module'} ({lines[0]})" if lines else path or "the module"
+    if isinstance(owner, torch.nn.Module):
+        return type(owner).__name__
+    return str(getattr(run, "__qualname__", type(run).__name__))
+
+
+def _note_checkpoint(notes: list[str], run: Any) -> None:
+    note = (f"{CHECKPOINT}{_region(run)} is no region of its own: results are the same, and what backward computes "
+            "again instead of keeping it is chosen for the whole step, as at ORTMODULE_MEMORY_OPT_LEVEL=1 or above, or "
+            "by ORTMODULE_MEMORY_OPT_BUDGET.")
     if note not in notes:
         notes.append(note)
 
@@ -118,8 +141,8 @@ def _note_checkpoint(notes: list[str]) -> None:
 def inlined_checkpoint(notes: list[str]) -> Callable[..., Iterator[None]]:
     """checkpoint() advances this generator before and after the call that it makes."""
 
-    def generator(*_args, **_kwargs):
-        _note_checkpoint(notes)
+    def generator(run, *_args, **_kwargs):
+        _note_checkpoint(notes, run)
         yield
 
     return generator

@@ -18,7 +18,7 @@ from onnxtrain._export import cache, exclusive, products, refusals, trees, value
 from onnxtrain._export.attributes import State
 from onnxtrain._export.captured import Graph
 from onnxtrain._export.errors import DefinitionError, StaleError
-from onnxtrain._export.function_apply import CustomFunctions
+from onnxtrain._export.function_apply import CHECKPOINT, CustomFunctions
 from onnxtrain.export import PLAIN_TENSORS, ArgumentError, ExportError, export, grad_modes, is_final, order
 from onnxtrain.ortmodule import _announce, _sharded, _special
 from onnxtrain.ortmodule._captured import Parts
@@ -528,7 +528,8 @@ class ORTModule(torch.nn.Module):
                             "it", type(self._module).__name__, wanted, program.exported.opset,
                             program.exported.exporter)
         for note in program.exported.notes:
-            self._debug.log(logging.INFO, "ORTModule: %s", note)
+            level = logging.WARNING if note.startswith(CHECKPOINT) else logging.INFO
+            self._debug.log(level, "ORTModule: %s", note)
         if key.training not in self._announced:
             self._announced.add(key.training)
             _announce.ready(type(self._module).__name__, key.training, program, self._debug, self._fallback)

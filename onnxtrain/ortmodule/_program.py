@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 from onnxtrain import _C, UnsupportedError, options
 from onnxtrain._export import filled, gradients, trees, views
 from onnxtrain._export.errors import StaleError
+from onnxtrain._export.function_apply import CHECKPOINT
 from onnxtrain.export import Exported
 from onnxtrain.ortmodule import _double, _held, _outside_loss, _random
 from onnxtrain.ortmodule._chain import Chain
@@ -142,6 +143,8 @@ class Program:
         start = time.perf_counter()
         model = exported.model if model is None else model
         model, calls = gradients.applied(model, exported.functions)
+        if any(note.startswith(CHECKPOINT) for note in exported.notes) and not memory_budget:
+            memory_level = max(memory_level, 1)  # the user asks to compute again instead of keeping
         parameters = {i.name for i in exported.inputs if i.kind == "parameter"}
         if calls:
             self.chain = Chain(model, calls, [i.name for i in exported.inputs], [o.name for o in exported.outputs],
