@@ -91,6 +91,7 @@ class Session:
 
     def stats(self) -> dict[str, Any]:
         """Counts and seconds: programs built, cache hits, build seconds, planned bytes and their lower bound;
+        forward_bytes, kept_bytes and backward_bytes, at most live in each phase and what lives from one to the other;
         recomputed_nodes
         run a second time in backward, so that recomputed_bytes need not be kept for it; they add recomputed_share of
         the step's work; budget_bytes is 0 without a budget. Where shapes

@@ -163,7 +163,7 @@ _NAMES = [
     Variable("ORTMODULE_SKIPPED_AUTOGRAD_FUNCTIONS", (), _names, "full names of classes, joined by commas",
              "these are traced through like plain functions: autograd differentiates their forward"),
     Variable("ORTMODULE_CACHE_DIR", "", str, "a folder",
-             "keeps exports, and which way products go, on disk for the next process"),
+             "keeps exports, which way products go, and compiled CUDA kernels on disk for the next process"),
     Variable("ORTMODULE_DEEPCOPY_BEFORE_MODEL_EXPORT", True, _boolean, _FLAG, None,
              "the module is put back exactly as it was after an export, so no copy is needed"),
     Variable("ORTMODULE_SKIPCHECK_POLICY", _default_skip_check, _skip_check, "SKIP_CHECK_* names joined by |", None,
@@ -173,7 +173,8 @@ _NAMES = [
              "torch.utils.checkpoint inside a module is always accepted: a warning names each, and the step is planned "
              "as at ORTMODULE_MEMORY_OPT_LEVEL=1 or above, or by ORTMODULE_MEMORY_OPT_BUDGET"),
     Variable("ORTMODULE_CONV_ALGO_SEARCH", "HEURISTIC", _one_of("HEURISTIC", "EXHAUSTIVE", "DEFAULT"),
-             "HEURISTIC, EXHAUSTIVE, DEFAULT", None, "on the CPU oneDNN chooses"),
+             "HEURISTIC, EXHAUSTIVE, DEFAULT", None,
+             "on the CPU Winograd's algorithm is measured against oneDNN's, on CUDA cuDNN's against each other"),
     Variable("ORTMODULE_ENABLE_COMPUTE_OPTIMIZER", True, _boolean, _FLAG, None, "folding and merging are always on"),
     Variable("ORTMODULE_ENABLE_SPARSE_OPTIMIZER", True, _boolean, _FLAG, None, "every row is computed",
              older=(("ORTMODULE_ENABLE_LABEL_SPARSE_OPTIMIZER", _boolean),)),
@@ -193,15 +194,17 @@ _NAMES = [
              "says what is recomputed, within the bounds of ORTMODULE_MEMORY_OPT_LEVEL"),
     Variable("ORTMODULE_PRINT_INPUT_DENSITY", False, _boolean, _FLAG, None, "no operator depends on density"),
     Variable("ORTMODULE_PRINT_MEMORY_STATS", False, _boolean, _FLAG,
-             "prints the planned memory, on the first ten steps and then "
+             "prints the planned memory by phase, on the first ten steps and then "
              "at powers of two"),
     Variable("ORTMODULE_ENABLE_MEM_EFFICIENT_GRAD_MGMT", False, _boolean, _FLAG,
              "1 hides parameters from autograd: one node puts their gradients into .grad, which saves microseconds a "
              "parameter. torch.autograd.grad(loss, parameters) and backward(inputs=...) do not reach them then. "
-             "Without effect where torch.distributed is initialized"),
+             "Without effect where torch.distributed is initialized. To save the memory of gradients, use "
+             "onnxtrain.optim.step_in_backward"),
     Variable("ORTMODULE_ENABLE_ZERO_STAGE3", False, _boolean, _FLAG, None,
              "ZeRO 3 is not supported; stages 1 and 2 need nothing"),
-    Variable("ORTMODULE_USE_TRITON", False, _boolean, _FLAG, None, "kernels are compiled when onnxtrain is built"),
+    Variable("ORTMODULE_USE_TRITON", False, _boolean, _FLAG, None,
+             "on CUDA, groups of operators are compiled by NVRTC at a build, other kernels with onnxtrain"),
     Variable("ORTMODULE_TRITON_CONFIG_FILE", "", str, "a path", None, "there are no Triton kernels"),
     Variable("ORTMODULE_TRITON_DEBUG", False, _boolean, _FLAG, None, "there are no Triton kernels"),
     Variable("ORTMODULE_USE_FLASH_ATTENTION", False, _boolean, _FLAG, None, "attention is fused where the engine can"),
@@ -209,10 +212,10 @@ _NAMES = [
              "attention is fused where the engine can"),
     Variable("ORTMODULE_ATEN_SDPA_FALLBACK", "", str, "0, 1", None, "attention is fused where the engine can"),
     Variable("ORTMODULE_ENABLE_TUNING", False, _boolean, _FLAG, None,
-             "GEMM is chosen by measurement, once per shape"),
+             "products are always chosen by measurement, once for all of similar sizes; large ones in the first steps"),
     Variable("ORTMODULE_MAX_TUNING_DURATION_MS", 0, _integer(0, 10**9), "milliseconds", None,
-             "a measurement takes a few milliseconds"),
-    Variable("ORTMODULE_TUNING_RESULTS_PATH", "", str, "a folder", None, "measurements are not saved"),
+             "each measurement ends by itself: all of a model's take about a second of its first steps"),
+    Variable("ORTMODULE_TUNING_RESULTS_PATH", "", str, "a folder", None, "ORTMODULE_CACHE_DIR keeps measurements"),
     Variable("ORTMODULE_JSON_CONFIG_PATH", "", str, "a path", "overrides the path given to load_from_json"),
     Variable("ORTMODULE_CUDA_GRAPH", True, _boolean, _FLAG,
              "on CUDA, a phase is recorded after two calls and replayed as one graph; "

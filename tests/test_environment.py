@@ -195,6 +195,7 @@ def print_memory(monkeypatch, capsys, **_):
         model(torch.ones(1, 2))
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("step ")]
     assert [int(line.split()[1].rstrip(",")) for line in lines] == [*range(1, 11), 16] and "MiB" in lines[0]
+    assert all(f"{phase} 0." in lines[0] for phase in ("forward", "kept", "backward"))
 
 
 class Wide(nn.Module):

@@ -332,10 +332,12 @@ static PyObject *session_stats(PyObject *object, PyObject *unused)
     const ont_session *session = session_of(object);
     if (!session) return NULL;
     ont_session_get_stats(session, &s);
-    return Py_BuildValue("{sK sK sK sK sd sd sn sn sn sI sd sn sI sI sn sn sn sK sK sK sK}", "programs_built",
+    return Py_BuildValue("{sK sK sK sK sd sd sn sn sn sn sn sn sI sd sn sI sI sn sn sn sK sK sK sK}", "programs_built",
                          s.programs_built, "program_hits", s.program_hits, "probes_built", s.probes_built, "probe_runs",
                          s.probe_runs, "build_seconds", s.build_seconds, "last_build_seconds", s.last_build_seconds,
                          "slab_bytes", (Py_ssize_t)s.slab_bytes, "slab_lower_bound", (Py_ssize_t)s.slab_lower_bound,
+                         "forward_bytes", (Py_ssize_t)s.phase_bytes[0], "kept_bytes", (Py_ssize_t)s.kept_bytes,
+                         "backward_bytes", (Py_ssize_t)s.phase_bytes[1],
                          "recomputed_bytes", (Py_ssize_t)s.recomputed_bytes, "recomputed_nodes", s.recomputed_nodes,
                          "recomputed_share", s.recomputed_share, "budget_bytes", (Py_ssize_t)s.budget_bytes, "steps",
                          s.steps, "forward_steps", s.forward_steps, "pool_live_bytes",

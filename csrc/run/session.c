@@ -340,6 +340,22 @@ const ont_program *ont_session_last_program(const ont_session *s)
     return s->last ? s->last->program : NULL;
 }
 
+/* Live bytes by phase, scratch memory included. Zeros if memory runs out. */
+static void sum_phases(const ont_program *p, ont_session_stats *stats)
+{
+    size_t *live = ont_calloc((size_t)p->n_steps + 1, sizeof *live);
+    for (uint32_t i = 0; live && i < p->plan.n_lifetimes; i++) {
+        const ont_plan_lifetime *l = &p->plan.lifetimes[i];
+        for (uint32_t t = l->first; t <= l->last && t < p->n_steps; t++) live[t] += l->bytes;
+        if (l->first < p->split && l->last >= p->split) stats->kept_bytes += l->bytes;
+    }
+    for (uint32_t t = 0; live && t < p->n_steps; t++) {
+        size_t bytes = live[t] + p->steps[t].work_bytes, *most = &stats->phase_bytes[t >= p->split];
+        if (bytes > *most) *most = bytes;
+    }
+    ont_free(live);
+}
+
 void ont_session_get_stats(const ont_session *s, ont_session_stats *stats)
 {
     *stats = s->stats;
@@ -352,6 +368,7 @@ void ont_session_get_stats(const ont_session *s, ont_session_stats *stats)
     stats->recomputed_nodes = p->graph->recompute.nodes;
     stats->recomputed_share = p->graph->recompute.step > 0 ? p->graph->recompute.cost / p->graph->recompute.step : 0;
     stats->budget_bytes = p->budget_bytes;
+    sum_phases(p, stats);
     stats->steps = p->n_steps;
     stats->forward_steps = p->split;
 }

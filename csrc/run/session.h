@@ -15,6 +15,7 @@ typedef struct ont_session_stats {
     double build_seconds;                  /* total over all programs */
     double last_build_seconds;
     size_t slab_bytes, slab_lower_bound; /* of the last used program */
+    size_t phase_bytes[2], kept_bytes;   /* at most live in forward and in backward, and what lives through both */
     size_t recomputed_bytes;             /* bytes that recomputation saves */
     uint32_t recomputed_nodes;
     double recomputed_share; /* cost of the nodes that run again, as a fraction of the step's, in the model of passes */

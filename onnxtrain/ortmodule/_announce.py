@@ -30,8 +30,9 @@ def features(program: Any, debug: Any, fallback: Any) -> list[tuple[str, bool, s
         ("Label sparsity", False, "every row is computed"),
         ("Embedding sparsity", False, "every row is computed"),
         ("Memory optimizer", bool(recomputed),
-         f"ORTMODULE_MEMORY_OPT_LEVEL; {recomputed} nodes run again in backward instead of "
-         f"keeping {totals.get('recomputed_bytes', 0) / 2**20:.1f} MiB"),
+         "ORTMODULE_MEMORY_OPT_LEVEL, ORTMODULE_MEMORY_OPT_BUDGET" + (
+             f"; {recomputed} nodes run again in backward, {totals['recomputed_share']:.1%} of the work, instead of "
+             f"keeping {totals['recomputed_bytes'] / 2**20:.1f} MiB" if recomputed else "")),
         ("Random numbers", any(session.random for session in program.sessions),
          "dropout and the like, keyed by torch's generator"),
         ("Verification", bool(debug.verify), "DebugOptions(verify=True)"),
@@ -62,7 +63,10 @@ def memory(model: Any, program: Any) -> None:
         return
     totals = program.totals()
     mode = "training" if model._is_training() else "inference"
+    parameters = sum(p.nbytes for p in model.parameters())
     print(f"step {step}, {mode}: activations {totals['slab_bytes'] / 2**20:.2f} MiB (at least "
-          f"{totals['slab_lower_bound'] / 2**20:.2f}), outputs and gradients {totals['pool_live_bytes'] / 2**20:.2f} "
+          f"{totals['slab_lower_bound'] / 2**20:.2f}; forward {totals['forward_bytes'] / 2**20:.2f}, kept "
+          f"{totals['kept_bytes'] / 2**20:.2f}, backward {totals['backward_bytes'] / 2**20:.2f}), parameters "
+          f"{parameters / 2**20:.2f} MiB, outputs and gradients {totals['pool_live_bytes'] / 2**20:.2f} "
           f"MiB live, {totals['pool_cached_bytes'] / 2**20:.2f} cached, {totals['pool_peak_bytes'] / 2**20:.2f} at the "
           "peak")

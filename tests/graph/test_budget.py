@@ -14,7 +14,12 @@ from harness import drawn_seed  # noqa: E402
 from test_fuse_elementwise import random_model  # noqa: E402
 from test_recompute import bits, network  # noqa: E402
 
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "bench")]
+from memory import GPT2  # noqa: E402
+
+import onnxtrain  # noqa: E402
 from onnxtrain import _C  # noqa: E402
+from onnxtrain.ortmodule import ORTModule  # noqa: E402
 
 SEED = drawn_seed("ONNXTRAIN_BUDGET_SEED")
 print(f"ONNXTRAIN_BUDGET_SEED={SEED}")
@@ -118,3 +123,27 @@ def test_random_graphs(index):
         assert got == expected, budget
         assert session.stats()["slab_bytes"] <= before <= whole, budget
         before = session.stats()["slab_bytes"]
+
+
+@pytest.mark.parametrize("double", [False, True], ids=["float32", "float64"])
+def test_a_transformer_with_dropout(double, monkeypatch):
+    """Attention, its noise and the loss run again: the same loss and gradients, to the bit, however little is kept."""
+    monkeypatch.setattr(sys.modules["memory"], "WORDS", 3000)
+    torch.manual_seed(0)
+    module = GPT2(layers=4, width=64, heads=4).train()
+    module = module.double() if double else module
+    tokens, targets = torch.randint(0, 3000, (2, 4, 128))
+    results, slabs = [], []
+    for level, budget in ((0, None), (1, None), (2, None), (0, 0.7), (0, 0.5), (0, 0.3), (0, 1000.0)):
+        model = ORTModule(module)
+        model._runtime.memory_optimization_level, model._runtime.memory_budget = level, budget
+        module.zero_grad()
+        torch.manual_seed(1)
+        loss = model(tokens, targets)
+        loss.backward()
+        results.append([bits(loss), *[bits(p.grad) for p in module.parameters()]])
+        slabs.append(onnxtrain.stats(model)["slab_bytes"])
+    assert all(result == results[0] for result in results[3:])
+    assert slabs[0] >= slabs[3] >= slabs[4] >= slabs[5] >= slabs[6] and slabs[6] < 0.5 * slabs[0]
+    for result, slab in zip(results[1:3], slabs[1:3]):
+        assert slab <= slabs[0] and len(result) == len(results[0])

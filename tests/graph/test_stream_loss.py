@@ -231,6 +231,40 @@ def test_labels_out_of_range():
         step(model, tensors, 1)
 
 
+class Linear(nn.Module):
+    """torch's own loss of a linear layer."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.embedding = nn.Embedding(9000, 64)
+        self.loss = None if function else nn.LinearCrossEntropyLoss(64, 9000, bias=True)
+        self.weight = nn.Parameter(torch.randn(9000, 64) / 8) if function else None
+
+    def forward(self, tokens, targets):
+        h = torch.tanh(self.embedding(tokens))
+        return nn.functional.linear_cross_entropy(h, self.weight, targets) if self.loss is None else self.loss(h, targets)
+
+
+@pytest.mark.skipif(not hasattr(nn, "LinearCrossEntropyLoss"), reason="torch has it from 2.13 on")
+@pytest.mark.parametrize("function", [True, False])
+def test_linear_cross_entropy(function):
+    torch.manual_seed(0)
+    tokens, targets = torch.randint(0, 9000, (2, 1024))
+    module = Linear(function)
+    model = ORTModule(module)
+    loss = model(tokens, targets)
+    loss.backward()
+    grads = [p.grad.clone() for p in module.parameters()]
+    module.zero_grad()
+    expected = module(tokens, targets)
+    expected.backward()
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-6)
+    for got, p in zip(grads, module.parameters(), strict=True):
+        assert (got - p.grad).abs().max() <= 1e-5 * p.grad.abs().max()
+    (program,) = [programs[-1] for _, programs in model._all_programs()]
+    assert "ScaleGradient" in program.session.text("program")
+
+
 class Sessions:
     """What the module's sessions are made by; the last one stands in `made`."""
 

@@ -49,7 +49,7 @@ def _skip_check(model: Any, value: list[str]) -> None:
 
 def _debug(model: Any, value: dict[str, Any]) -> None:
     model._debug = DebugOptions(LogLevel[value.get("LogLevel", "WARNING")], value.get("SaveONNX", False),
-                                value.get("ONNXPrefix", ""), value.get("SavePath", ""))
+                                value.get("ONNXPrefix", ""), value.get("SaveONNXPath", value.get("SavePath", "")))
 
 
 def _policy(model: Any, value: list[str]) -> None:
