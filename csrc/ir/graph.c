@@ -411,11 +411,6 @@ fail:
     return status;
 }
 
-bool ont_node_is(const ont_node *node, const char *domain, const char *op_type)
-{
-    return node && !strcmp(node->op_type, op_type) && !strcmp(node->domain, domain);
-}
-
 ont_node *ont_single_user(const ont_graph *g, const ont_value *value)
 {
     return value->uses && !value->uses->next && !ont_value_is_output(g, value) ? value->uses->user : NULL;

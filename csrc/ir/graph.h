@@ -149,8 +149,6 @@ void ont_value_replace_uses(ont_graph *g, ont_value *from, ont_value *to); /* gr
 bool ont_value_is_output(const ont_graph *g, const ont_value *value);
 uint32_t ont_value_n_uses(const ont_value *value);
 
-/* Returns false for NULL. */
-bool ont_node_is(const ont_node *node, const char *domain, const char *op_type);
 /* The only user of a value; NULL if it has several uses or is a graph output. */
 ont_node *ont_single_user(const ont_graph *g, const ont_value *value);
 /* The same, but NULL if the user belongs to another phase (forward or backward) than the value. */

@@ -226,6 +226,15 @@ enum {
     ONT_OP_GLOBAL = 1 << 9, /* pooling whose window is the whole plane */
 };
 
+/* How recomputation estimates the cost of a node (passes/recompute.c). */
+typedef enum ont_cost_class {
+    ONT_COST_ELEMENTS, /* by elements read or written */
+    ONT_COST_MATMUL,
+    ONT_COST_CONV,
+    ONT_COST_ATTENTION,
+    ONT_COST_STREAMED_LOSS,
+} ont_cost_class;
+
 /* False for NULL. */
 bool ont_node_is_view(const ont_node *node);
 /* The value whose storage `v` aliases, through any number of views. */
@@ -254,6 +263,8 @@ struct ont_op {
      */
     bool (*tile)(const ont_node *node, ont_tile_step *step);
     ont_loop loop; /* elementwise operators: the inner loop of simd.h; Gelu's depends on an attribute, too */
+    ont_cost_class cost;
+    uint64_t early_gradients; /* bit i: output i is a gradient that forward computes, or one scaled in place */
     const ont_kernel *kernels;
     uint32_t n_kernels;
 };
@@ -269,6 +280,11 @@ static inline bool ont_is_op(const ont_node *node, const ont_op *op)
     return node && node->op == op;
 }
 #define ONT_IS(node, symbol) ont_is_op(node, &ont_op_##symbol)
+
+static inline bool ont_is_early_gradient(const ont_value *v)
+{
+    return v->def && v->def->op && v->def_index < 64 && v->def->op->early_gradients >> v->def_index & 1;
+}
 
 #define ONT_DOMAIN "ai.onnxtrain"
 #define ONT_KERNELS(table) .kernels = (table), .n_kernels = sizeof(table) / sizeof(table)[0]

@@ -71,17 +71,10 @@ static const ont_value *root_in(const ont_node *node, uint32_t i)
 
 /* ---- the step as it is ---- */
 
-/* A gradient that forward computes, which is a block of the pool as a rule, or that gradient scaled in place. */
-static bool is_early_gradient(const ont_value *v)
-{
-    return ont_node_is(v->def, ONT_DOMAIN, "ScaleGradient") ||
-           (ont_node_is(v->def, ONT_DOMAIN, "StreamedCrossEntropy") && v->def_index > 1);
-}
-
 /* Scratch memory of the node, where that is large: the scores of a tile. */
 static int64_t work_of(const ont_node *node)
 {
-    if (!ont_node_is(node, ONT_DOMAIN, "StreamedCrossEntropy")) return 0;
+    if (!ONT_IS(node, StreamedCrossEntropy)) return 0;
     const ont_value *w = ont_node_in(node, 1);
     int64_t classes = w->shape.dims[!ont_attr_int(node, "transB", 0)];
     return ont_attr_int(node, "rows", 0) * classes * (int64_t)sizeof(float);
@@ -131,7 +124,7 @@ static void read_graph(evictor *e)
         storage *s = &e->s[i];
         if (v->kind != ONT_VALUE_NODE || !v->has_shape || ont_node_is_view(v->def)) continue;
         s->def = v->def;
-        s->bytes = is_early_gradient(v) ? 0 : (size_t)ont_shape_count(&v->shape) * ont_dtype_size(v->dtype);
+        s->bytes = ont_is_early_gradient(v) ? 0 : (size_t)ont_shape_count(&v->shape) * ont_dtype_size(v->dtype);
         s->cost = ont_recompute_node_cost(v->def);
     }
     for (uint32_t i = 0; i < g->n_outputs; i++) e->s[ont_value_root(g->outputs[i])->id].bytes = 0;

@@ -82,29 +82,9 @@ static double elements(const ont_value *v)
     return v && v->has_shape ? (double)ont_shape_count(&v->shape) : 0;
 }
 
-static bool is_named(const ont_node *node, const char *const *names)
+static bool has_cost(const ont_node *node, ont_cost_class cost)
 {
-    for (; *names; names++)
-        if (!strcmp(node->op_type, *names)) return true;
-    return false;
-}
-
-static bool is_matmul(const ont_node *node)
-{
-    static const char *const names[] = {"MatMul", "Gemm", "FusedMatMul", "GeluMatMul", "GeluMatMulGrad", NULL};
-    return is_named(node, names) && node->n_inputs > 1;
-}
-
-static bool is_attention(const ont_node *node)
-{
-    static const char *const names[] = {"FusedAttention", "FusedAttentionGrad", NULL};
-    return is_named(node, names) && node->n_inputs > 1;
-}
-
-static bool is_convolution(const ont_node *node)
-{
-    static const char *const names[] = {"Conv", "ConvGradInput", "ConvGradWeight", NULL};
-    return is_named(node, names) && node->n_inputs > 1;
+    return node->op->cost == cost && node->n_inputs > 1;
 }
 
 static bool is_memory_bound(const ont_node *node)
@@ -116,7 +96,7 @@ static bool is_memory_bound(const ont_node *node)
 static bool rounds_parameter(const ont_node *node)
 {
     const ont_value *from = ont_node_in(node, 0), *to = ont_node_out(node, 0);
-    return !strcmp(node->op_type, "Cast") && from && to && ont_value_root(from)->parameter &&
+    return ONT_IS(node, Cast) && from && to && ont_value_root(from)->parameter &&
            ont_dtype_size(to->dtype) < ont_dtype_size(from->dtype);
 }
 
@@ -125,7 +105,7 @@ static bool promotes_parameter(const ont_node *node)
 {
     const ont_value *from = ont_node_in(node, 0);
     const ont_node *rounding = from ? ont_value_root(from)->def : NULL;
-    return rounding && !strcmp(node->op_type, "Cast") && rounds_parameter(rounding) &&
+    return rounding && ONT_IS(node, Cast) && rounds_parameter(rounding) &&
            ont_dtype_size(node->outputs[0]->dtype) > ont_dtype_size(from->dtype);
 }
 
@@ -142,14 +122,14 @@ static double cost_of_streamed(const ont_node *node, bool backward)
 /* A matmul of |A| = m k, |B| = k n and |C| = m n elements takes 2 m n k = 2 sqrt(|A| |B| |C|) operations. */
 double ont_recompute_node_cost(const ont_node *node)
 {
-    static const char *const streamed[] = {"StreamedCrossEntropy", NULL}, *const back[] = {"StreamedCrossEntropyGrad",
-                                                                                           NULL};
-    if (is_named(node, streamed) || is_named(node, back)) return cost_of_streamed(node, is_named(node, back));
+    if (node->op->cost == ONT_COST_STREAMED_LOSS)
+        return cost_of_streamed(node, ONT_IS(node, StreamedCrossEntropyGrad));
     double in0 = elements(ont_node_in(node, 0)), out = elements(ont_node_out(node, 0));
     if (ont_node_is_view(node)) return 0;
     if (promotes_parameter(node)) return out;
-    if (is_matmul(node) || is_convolution(node)) return 2 * sqrt(in0 * elements(ont_node_in(node, 1)) * out);
-    if (is_attention(node)) { /* two matmuls with seqlen_k columns per output element, and the softmax */
+    if (has_cost(node, ONT_COST_MATMUL) || has_cost(node, ONT_COST_CONV))
+        return 2 * sqrt(in0 * elements(ont_node_in(node, 1)) * out);
+    if (has_cost(node, ONT_COST_ATTENTION)) { /* two matmuls with seqlen_k columns per output element, and the softmax */
         size_t n;
         const int64_t *sizes = ont_attr_ints(node, "sizes", &n);
         return 4 * out * (double)(sizes && n > 1 ? sizes[1] : 1) + out * COST_OF_ELEMENT;
@@ -175,7 +155,8 @@ bool ont_recompute_is_recomputable(const ont_graph *g, const ont_node *node)
     if (node->backward || !node->outputs[0]) return false;
     if (ont_node_is_view(node) || is_memory_bound(node)) return true;
     bool light = g->recompute.level < ONT_RECOMPUTE_LAYERS && !g->recompute.limit && !ont_recompute_is_everywhere();
-    return is_attention(node) || (!light && (is_matmul(node) || is_convolution(node)));
+    return has_cost(node, ONT_COST_ATTENTION) ||
+           (!light && (has_cost(node, ONT_COST_MATMUL) || has_cost(node, ONT_COST_CONV)));
 }
 
 static bool is_recomputable(const pass_state *s, const ont_node *node)
@@ -265,8 +246,8 @@ static bool is_live_at(const pass_state *s, const ont_value *root, uint32_t posi
  */
 static bool may_extend_input(const pass_state *s, const ont_node *node)
 {
-    static const char *const norms[] = {"LayerNormalization", NULL};
-    return s->g->recompute.level > ONT_RECOMPUTE_MEMORY_BOUND || is_named(node, norms) || rounds_parameter(node);
+    return s->g->recompute.level > ONT_RECOMPUTE_MEMORY_BOUND || ONT_IS(node, LayerNormalization) ||
+           rounds_parameter(node);
 }
 
 static bool is_graph_output(const pass_state *s, const ont_value *root)

@@ -5,6 +5,7 @@
 
 #include "base/alloc.h"
 #include "base/assert.h"
+#include "ops/op.h"
 #include "plan/plan.h"
 
 enum { NONE = UINT32_MAX };
@@ -133,13 +134,6 @@ static bool is_sole_input(const planner *p, const ont_node *node, uint32_t index
     return true;
 }
 
-/* Whether the value is a gradient that forward computes already (ops/loss/streamed_loss.c). */
-static bool is_early_gradient(const ont_value *v)
-{
-    return ont_node_is(v->def, "ai.onnxtrain", "ScaleGradient") ||
-           (ont_node_is(v->def, "ai.onnxtrain", "StreamedCrossEntropy") && v->def_index > 1);
-}
-
 /*
  * Whether storage `from` of the value, whose live range ends at step t, may become part of output block `to`. The block
  * of an early gradient is there from forward on, as it would be in the slab.
@@ -147,7 +141,7 @@ static bool is_early_gradient(const ont_value *v)
 static bool may_join_output(const planner *p, const ont_value *v, const storage *from, const storage *to)
 {
     bool forward = to->output < p->n_forward_outputs;
-    return forward ? from->last < p->split : from->first >= p->split || is_early_gradient(v);
+    return forward ? from->last < p->split : from->first >= p->split || ont_is_early_gradient(v);
 }
 
 /*

@@ -293,8 +293,9 @@ static const ont_kernel backward_kernels[] = {
 const ont_op ont_op_FusedAttention = {.domain = ONT_DOMAIN, .name = "FusedAttention", .since = 1, .min_inputs = 3,
                                       .max_inputs = ONT_ATTENTION_INPUTS, .flags = ONT_OP_RANDOM,
                                       .nondiff_inputs = 0x30, .nondiff_outputs = 2, .attributes = LAYOUTS SCALARS,
-                                      .infer = attention_infer, .grad = attention_grad, ONT_KERNELS(forward_kernels)};
+                                      .infer = attention_infer, .grad = attention_grad,
+                                      .cost = ONT_COST_ATTENTION, ONT_KERNELS(forward_kernels)};
 const ont_op ont_op_FusedAttentionGrad = {.domain = ONT_DOMAIN, .name = "FusedAttentionGrad", .since = 1,
                                           .min_inputs = 3, .max_inputs = ONT_ATTENTION_DY + 1, .flags = ONT_OP_RANDOM,
                                           .attributes = LAYOUTS SCALARS " targets:I", .infer = attention_grad_infer,
-                                          ONT_KERNELS(backward_kernels)};
+                                          .cost = ONT_COST_ATTENTION, ONT_KERNELS(backward_kernels)};

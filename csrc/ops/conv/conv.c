@@ -318,13 +318,15 @@ static const ont_kernel weight_kernels[] = {
 
 const ont_op ont_op_Conv = {.domain = "", .name = "Conv", .since = 1, .min_inputs = 2, .max_inputs = 3,
                             .attributes = CONV_ATTRIBUTES, .infer = conv_infer, .grad = conv_grad,
-                            ONT_KERNELS(forward_kernels)};
+                            .cost = ONT_COST_CONV, ONT_KERNELS(forward_kernels)};
 const ont_op ont_op_ConvGradInput = {.domain = ONT_DOMAIN, .name = "ConvGradInput", .since = 1, .min_inputs = 2,
                                      .max_inputs = 2, .attributes = CONV_ATTRIBUTES " shape:I",
-                                     .infer = ont_infer_shape_attr, ONT_KERNELS(input_kernels)};
+                                     .infer = ont_infer_shape_attr,
+                                     .cost = ONT_COST_CONV, ONT_KERNELS(input_kernels)};
 const ont_op ont_op_ConvGradWeight = {.domain = ONT_DOMAIN, .name = "ConvGradWeight", .since = 1, .min_inputs = 2,
                                       .max_inputs = 2, .attributes = CONV_ATTRIBUTES " shape:I",
-                                      .infer = ont_infer_shape_attr, ONT_KERNELS(weight_kernels)};
+                                      .infer = ont_infer_shape_attr,
+                                      .cost = ONT_COST_CONV, ONT_KERNELS(weight_kernels)};
 
 /* ---- ConvTranspose: the input gradient of a convolution as an operator, (y, weight, bias) -> x ---- */
 

@@ -558,10 +558,11 @@ const ont_op ont_op_StreamedCrossEntropy = {
     .domain = ONT_DOMAIN, .name = "StreamedCrossEntropy", .since = 1, .min_inputs = 3, .max_inputs = 4,
     .flags = ONT_OP_PUBLIC, .nondiff_inputs = 1 << IN_LABELS, .nondiff_outputs = 30,
     .attributes = "ignore_index:i reduction:s transB:i rows:i", .infer = stream_infer, .grad = stream_grad,
-    ONT_KERNELS(stream_kernels)};
+    .cost = ONT_COST_STREAMED_LOSS, .early_gradients = ~UINT64_C(3), ONT_KERNELS(stream_kernels)};
 const ont_op ont_op_StreamedCrossEntropyGrad = {
     .domain = ONT_DOMAIN, .name = "StreamedCrossEntropyGrad", .since = 1, .min_inputs = 6, .max_inputs = 6,
-    .attributes = "ignore_index:i reduction:s transB:i", .infer = grad_infer, ONT_KERNELS(grad_kernels)};
+    .attributes = "ignore_index:i reduction:s transB:i", .infer = grad_infer, .cost = ONT_COST_STREAMED_LOSS,
+    ONT_KERNELS(grad_kernels)};
 const ont_op ont_op_ScaleGradient = {
     .domain = ONT_DOMAIN, .name = "ScaleGradient", .since = 1, .min_inputs = 2, .max_inputs = 2, .attributes = "",
-    .infer = ont_infer_same, ONT_KERNELS(scale_kernels)};
+    .infer = ont_infer_same, .early_gradients = 1, ONT_KERNELS(scale_kernels)};

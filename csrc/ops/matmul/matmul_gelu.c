@@ -85,6 +85,7 @@ static const ont_kernel gelu_kernels[] = {
 };
 #define GELU_OP(name_) \
     const ont_op ont_op_##name_ = {.domain = ONT_DOMAIN, .name = #name_, .since = 1, .min_inputs = 3, .max_inputs = 3, \
-                                   .attributes = "transA:i transB:i", .infer = gelu_infer, ONT_KERNELS(gelu_kernels)}
+                                   .attributes = "transA:i transB:i", .infer = gelu_infer, \
+                                   .cost = ONT_COST_MATMUL, ONT_KERNELS(gelu_kernels)}
 GELU_OP(GeluMatMul);
 GELU_OP(GeluMatMulGrad);
