@@ -6,6 +6,7 @@ It runs as conftest.py in a copy of that folder; it knows the engine only by onn
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import signal
@@ -17,10 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import stand_ins
 import torch
 
 import onnxtrain
 import onnxtrain.compat.onnxruntime  # noqa: F401  before the files import it
+from onnxtrain.training import orttrainer_options
 
 SETTINGS = json.loads(os.environ["UPSTREAM"])
 
@@ -58,6 +61,9 @@ def _stream_context(_: Any) -> Any:
 
 
 def _read_as_cpu() -> None:
+    device = orttrainer_options.SCHEMA["device"]
+    device["id"] = dataclasses.replace(device["id"], default="cpu")
+    torch.cuda.get_device_capability = _answering("get_device_capability", (7, 0))
     for name in ("manual_seed", "manual_seed_all", "synchronize", "empty_cache", "reset_peak_memory_stats", "_sleep"):
         setattr(torch.cuda, name, _answering(name, None))
     for name in ("max_memory_allocated", "memory_allocated", "memory_reserved"):
@@ -95,6 +101,7 @@ def _without_hub() -> None:
 
 
 _read_as_cpu()
+stand_ins.install()
 _without_hub()
 sys.modules.setdefault("wget", types.ModuleType("wget"))  # imported, and used for data sets only
 

@@ -22,21 +22,41 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDER = "orttraining/orttraining/test/python"
 FILES = ("ortmodule_api", "ortmodule_onnx_ops", "ortmodule_autograd", "ortmodule_fallback", "ortmodule_hooks",
          "ortmodule_experimental_json_config", "hierarchical_ortmodule", "sampler", "utilities")
+TRAINER_FILES = ("orttrainer_frontend", "orttrainer_bert_toy_onnx", "orttrainer_checkpoint_functions",
+                 "checkpoint_storage", "debuggability", "transformers", "postprocess", "ort_trainer",
+                 "ort_trainer_with_mixed_precision")
 # The first GPU is the CPU; the cases of a second and third stay what they are, and are skipped by the files themselves.
-READ_AS = ((r'"cuda(:0)?"', '"cpu"'), (r"\.cuda\(\)", '.to("cpu")'), (r"\btorch\.version\.cuda\b", '"cpu"'),
-           (r"\bnot torch\.cuda\.is_available\(\)", "False"))
+READ_AS = ((r"""(["'])cuda(:0)?\1""", '"cpu"'), (r"\.cuda\(\)", '.to("cpu")'), (r"\btorch\.version\.cuda\b", '"cpu"'),
+           (r"\bnot torch\.cuda\.is_available\(\)", "False"),
+           (r"\b28785\b", "285"))  # words of the sample's corpus, which is a made one (stand_ins.py)
 
 
 def prepared(checkout: Path, folder: Path) -> None:
-    """The Python tests of a checkout, copied to `folder`, with the device's name exchanged."""
-    for path in (checkout / FOLDER).iterdir():
+    """The Python tests of a checkout, copied to `folder`, with the device's name exchanged; and what they read."""
+    for model in (checkout / "onnxruntime/test/testdata").glob("bert_toy*.onnx"):
+        (folder / "testdata").mkdir(exist_ok=True)
+        shutil.copy(model, folder / "testdata")
+    if not (folder / "testdata/bert_toy_postprocessed.onnx").exists():
+        subprocess.run([sys.executable, ROOT / "tests/upstream/stand_ins.py", folder / "testdata/bert_toy_postprocessed.onnx"],
+                       check=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    for path in [*(checkout / "onnxruntime/test/python").glob("*.py"), *(checkout / "samples").rglob("*"),
+                 *(checkout / FOLDER).rglob("*")]:
         if path.suffix == ".py":
             text = path.read_text(encoding="utf-8")
             for pattern, instead in READ_AS:
                 text = re.sub(pattern, instead, text)
-            (folder / path.name).write_text(text, encoding="utf-8")
-        elif path.suffix == ".json":
+            roots = (checkout / FOLDER, checkout / "onnxruntime/test/python", checkout)
+            below = path.relative_to(next(root for root in roots if path.is_relative_to(root)))
+            (folder / below).parent.mkdir(parents=True, exist_ok=True)
+            (folder / below).write_text(text, encoding="utf-8")
+        elif path.suffix == ".json" and path.parent == checkout / FOLDER:
             shutil.copy(path, folder)
+
+
+def file_of(folder: Path, name: str) -> str:
+    """A test file by the last part of its name."""
+    found = [f"{first}_test_{name}.py" for first in ("orttraining", "onnxruntime")]
+    return next((file for file in found if (folder / file).exists()), found[0])
 
 
 def report(files: list[str]) -> str:
@@ -67,6 +87,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("checkout", nargs="?", type=Path, help="folder that holds " + FOLDER)
     parser.add_argument("--files", nargs="+", default=FILES, help="names without orttraining_test_ and .py")
+    parser.add_argument("--trainer", action="store_true", help="the files of ORTTrainer instead")
     parser.add_argument("--every", type=int, default=1, help="run each so manieth case")
     parser.add_argument("--at", type=int, default=0, help="beginning with this one")
     parser.add_argument("--first", type=int, help="run only so many cases of each test function")
@@ -82,18 +103,19 @@ def main() -> int:
         return 0
     if given.checkout is None or not (given.checkout / FOLDER).is_dir():
         parser.error(f"a checkout that holds {FOLDER} is needed")
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
         prepared(given.checkout, folder)
         shutil.copy(Path(__file__).with_name("plugin.py"), folder / "conftest.py")
+        shutil.copy(Path(__file__).with_name("stand_ins.py"), folder)
         path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         settings = {"every": given.every, "at": given.at, "first": given.first,
                     "seconds": given.seconds, "out": str(given.out.resolve()), "only": given.only
                     and str(Path(given.only).resolve()), "known": [str(Path(known).resolve()) for known in given.known]}
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short", "--show-capture=no",
-                   "--continue-on-collection-errors", "--rootdir", name,
+                   "--continue-on-collection-errors", "--rootdir", temporary,
                    *(["-k", given.keyword] if given.keyword else []),
-                   *(f"orttraining_test_{file}.py" for file in given.files)]
+                   *(file_of(folder, name) for name in (TRAINER_FILES if given.trainer else given.files))]
         return subprocess.run(command, cwd=folder,
                               env={**os.environ, "PYTHONPATH": path, "UPSTREAM": json.dumps(settings)},
                               check=False).returncode
