@@ -5,12 +5,14 @@
 #include "run/pool.h"
 
 #include <pthread.h>
+#include <string.h>
 
 #include "base/alloc.h"
 #include "base/assert.h"
 
 enum {
     RECLAIMABLE_BYTES = 16 << 20, /* minimum size of a reclaimable block */
+    IDLE_SLABS = 2, /* one for training, one for overlapping forwards */
     EVICTION_AGE = 2, /* in allocations since the block was freed, as a multiple of the peak number of live blocks */
 };
 
@@ -27,6 +29,7 @@ struct ont_pool {
     uint64_t refs;                     /* one of the owner, one of each live block */
     uint64_t live_blocks, peak_blocks; /* numbers of blocks */
     int open_runs;
+    ont_slab slabs[IDLE_SLABS];
 };
 
 ont_status ont_pool_create(const ont_device *device, ont_pool **pool)
@@ -142,8 +145,13 @@ void ont_pool_unref(ont_pool *pool)
     ont_block *cached = pool->cached.head, *reclaimable = pool->reclaimable.head;
     pool->cached = pool->reclaimable = (block_list){0};
     pool->stats.peak_bytes = 0; /* no allocation will follow: cache nothing from now on */
+    ont_slab slabs[IDLE_SLABS];
+    memcpy(slabs, pool->slabs, sizeof slabs);
+    memset(pool->slabs, 0, sizeof pool->slabs);
     bool last = --pool->refs == 0;
     pthread_mutex_unlock(&pool->lock);
+    for (int i = 0; i < IDLE_SLABS; i++)
+        if (slabs[i].data) ont_buffer_free(slabs[i].data, slabs[i].bytes);
     blocks_free(cached);
     blocks_free(reclaimable);
     if (last) pool_destroy(pool);
@@ -239,6 +247,35 @@ void ont_pool_open_runs(ont_pool *pool, int change)
     pthread_mutex_lock(&pool->lock);
     pool->open_runs += change;
     pthread_mutex_unlock(&pool->lock);
+}
+
+ont_status ont_pool_take_slab(ont_pool *pool, size_t bytes, ont_slab *slab)
+{
+    *slab = (ont_slab){0};
+    pthread_mutex_lock(&pool->lock);
+    for (int i = 0; i < IDLE_SLABS && !slab->data; i++)
+        if (pool->slabs[i].data) {
+            *slab = pool->slabs[i];
+            pool->slabs[i] = (ont_slab){0};
+        }
+    pthread_mutex_unlock(&pool->lock);
+    if (slab->data && slab->bytes >= bytes) return ONT_OK;
+    if (slab->data) ont_buffer_free(slab->data, slab->bytes);
+    slab->bytes = bytes + bytes / 32; /* the next batch may need a little more */
+    slab->data = ont_buffer_alloc(slab->bytes);
+    return slab->data ? ONT_OK : ONT_ENOMEM;
+}
+
+void ont_pool_give_slab(ont_pool *pool, ont_slab slab)
+{
+    pthread_mutex_lock(&pool->lock);
+    for (int i = 0; i < IDLE_SLABS && slab.data; i++)
+        if (!pool->slabs[i].data) {
+            pool->slabs[i] = slab;
+            slab.data = NULL;
+        }
+    pthread_mutex_unlock(&pool->lock);
+    if (slab.data) ont_buffer_free(slab.data, slab.bytes);
 }
 
 void ont_pool_get_stats(ont_pool *pool, ont_pool_stats *stats)

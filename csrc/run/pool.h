@@ -51,6 +51,17 @@ ont_block *ont_block_ref(ont_block *block);
 void ont_block_unref(ont_block *block); /* NULL is ignored */
 /* Number of runs between forward and backward: +1 when a run begins, -1 when it ends. */
 void ont_pool_open_runs(ont_pool *pool, int change);
+/*
+ * Slabs of programs that batches of one shape take turns with, since they differ in a count of rows: idle ones are
+ * kept for whichever of them runs next, so that many programs need the memory of one. On the CPU.
+ */
+typedef struct ont_slab {
+    void *data; /* NULL: none */
+    size_t bytes;
+} ont_slab;
+
+ont_status ont_pool_take_slab(ont_pool *pool, size_t bytes, ont_slab *slab) ONT_MUST_USE; /* of at least so many */
+void ont_pool_give_slab(ont_pool *pool, ont_slab slab);
 void ont_pool_get_stats(ont_pool *pool, ont_pool_stats *stats);
 
 #endif

@@ -31,6 +31,7 @@ struct ont_run {
     const ont_grad_callback *callback; /* set during backward */
     uint32_t n_delivered, mode;        /* gradients delivered so far; floating-point mode of the caller of backward */
     bool used;
+    ont_slab shared; /* the slab where it is one of the pool's; see shares_slab() */
     ont_replay replays[2]; /* of forward and of backward */
     ont_run *next;         /* next in the program's list of idle runs */
 };
@@ -42,6 +43,15 @@ enum { MAX_IDLE_RUNS = 2 }; /* idle runs kept with their slabs: one for training
 static size_t slab_bytes(const ont_program *p)
 {
     return p->plan.slab_bytes + (p->device ? ONT_PLAN_ALIGN : 0);
+}
+
+/*
+ * Whether idle runs have no slab of their own: programs that depend on what the batch holds are many, each of them is
+ * seldom used, and all of them are about as large.
+ */
+static bool shares_slab(const ont_program *p)
+{
+    return !p->device && p->n_known && !p->probe;
 }
 
 /* Where device kernels read the random state: key, seed and block. */
@@ -95,7 +105,7 @@ static ont_status run_create(ont_program *p, ont_run **result)
     if (!run) return ONT_ENOMEM;
     run->program = p;
     run->max_copies = p->graph->n_inputs * 2 + 1;
-    ont_status status = ont_device_alloc(p->device, slab_bytes(p), &run->slab_memory);
+    ont_status status = shares_slab(p) ? ONT_OK : ont_device_alloc(p->device, slab_bytes(p), &run->slab_memory);
     run->slab = run->slab_memory.data;
     run->pointers = ont_calloc(p->graph->n_values + 1, sizeof *run->pointers);
     run->in = ont_calloc(p->max_in + 1, sizeof *run->in);
@@ -103,12 +113,12 @@ static ont_status run_create(ont_program *p, ont_run **result)
     run->outputs = ont_calloc(p->graph->n_outputs + 1, sizeof *run->outputs);
     run->aliased_inputs = ont_calloc(p->graph->n_outputs + 1, sizeof *run->aliased_inputs);
     run->copies = ont_calloc(run->max_copies, sizeof *run->copies);
-    if (!run->slab || !run->pointers || !run->in || !run->out || !run->outputs || !run->aliased_inputs ||
+    if ((!run->slab && !shares_slab(p)) || !run->pointers || !run->in || !run->out || !run->outputs || !run->aliased_inputs ||
         !run->copies) {
         run_destroy(run);
         return status == ONT_OK ? ONT_ENOMEM : status;
     }
-    set_fixed_pointers(run);
+    if (run->slab) set_fixed_pointers(run);
     *result = run;
     return ONT_OK;
 }
@@ -123,6 +133,15 @@ static ont_status run_take(ont_program *p, ont_pool *pool, const ont_random *ran
     }
     pthread_mutex_unlock(&p->lock);
     if (!run) ONT_TRY(run_create(p, &run));
+    if (shares_slab(p)) {
+        ont_status status = ont_pool_take_slab(pool, slab_bytes(p), &run->shared);
+        if (status != ONT_OK) {
+            run_destroy(run);
+            return status;
+        }
+        run->slab = run->shared.data;
+        set_fixed_pointers(run);
+    }
     ont_program_ref(p);
     run->pool = pool;
     run->random = *random;
@@ -143,6 +162,11 @@ void ont_run_release(ont_run *run)
     }
     for (uint32_t i = 0; i < run->n_copies; i++) ont_block_unref(run->copies[i]);
     run->n_copies = 0;
+    if (run->shared.data) {
+        ont_pool_give_slab(run->pool, run->shared);
+        run->shared = (ont_slab){0};
+        run->slab = NULL;
+    }
     ont_pool_open_runs(run->pool, -1);
     pthread_mutex_lock(&p->lock);
     bool keep = p->n_idle < MAX_IDLE_RUNS;
