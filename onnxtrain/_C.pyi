@@ -24,6 +24,8 @@ class Session:
             backward may round it to 16 bits again instead of keeping what forward rounded it to. Empty: none is one.
         budget: bytes that the slab of each program with a backward stays within; at most 1: a fraction of what
             `recompute` plans; 0: none. Where no plan is that small, the smallest is used, and a warning names it.
+        rows: which rows that nobody reads are left out, on the CPU, as a sum: 1 those that a Gather, GatherND or Slice
+            does not select, 2 those whose label a loss ignores, 4 those of tokens that attention's mask hides.
 
     Raises:
         ValueError: the model is truncated, malformed or inconsistent; the message names the place.
@@ -31,7 +33,7 @@ class Session:
     """
 
     def __init__(self, model: bytes, programs: int = 16, device: str = "", torch_random: bool = False,
-                 recompute: int = 0, parameters: bytes = b"", budget: float = 0.0) -> None: ...
+                 recompute: int = 0, parameters: bytes = b"", budget: float = 0.0, rows: int = 0) -> None: ...
     @property
     def inputs(self) -> list[tuple[str, str, tuple[int | str, ...]]]:
         """(name, dtype such as "float" or "int64", dims) of every graph input, in order."""
@@ -96,6 +98,8 @@ class Session:
         run a second time in backward, so that recomputed_bytes need not be kept for it; they add recomputed_share of
         the step's work; budget_bytes is 0 without a budget. Where shapes
         depend on contents, probe_runs is how often programs ran that compute those contents, and probes_built how many.
+        packed_nodes compute some rows only: selected_rows of selected_rows_of, label_rows of label_rows_of whose label
+        counts, key_rows of key_rows_of that attention sees.
         """
 
     def text(self, stage: str = "loaded") -> str:

@@ -175,10 +175,17 @@ _NAMES = [
     Variable("ORTMODULE_CONV_ALGO_SEARCH", "HEURISTIC", _one_of("HEURISTIC", "EXHAUSTIVE", "DEFAULT"),
              "HEURISTIC, EXHAUSTIVE, DEFAULT", None,
              "on the CPU Winograd's algorithm is measured against oneDNN's, on CUDA cuDNN's against each other"),
-    Variable("ORTMODULE_ENABLE_COMPUTE_OPTIMIZER", True, _boolean, _FLAG, None, "folding and merging are always on"),
-    Variable("ORTMODULE_ENABLE_SPARSE_OPTIMIZER", True, _boolean, _FLAG, None, "every row is computed",
-             older=(("ORTMODULE_ENABLE_LABEL_SPARSE_OPTIMIZER", _boolean),)),
-    Variable("ORTMODULE_ENABLE_EMBEDDING_SPARSE_OPTIMIZER", True, _boolean, _FLAG, None, "every row is computed"),
+    Variable("ORTMODULE_ENABLE_COMPUTE_OPTIMIZER", True, _boolean, _FLAG,
+             "1 computes only rows that are read, on the CPU: in front of x[:, 0], a last token and the like, and what "
+             "the next two say. 0 turns off all three"),
+    Variable("ORTMODULE_ENABLE_SPARSE_OPTIMIZER", True, _boolean, _FLAG, "0 turns off the next two"),
+    Variable("ORTMODULE_ENABLE_LABEL_SPARSE_OPTIMIZER", True, _boolean, _FLAG,
+             "1 computes the scores of a cross-entropy in the module only where the label is not ignored, on the CPU, "
+             "in each batch anew; unless the scores are a result of the module too. 0 lets a loss of tokens read "
+             "all of them, padding included"),
+    Variable("ORTMODULE_ENABLE_EMBEDDING_SPARSE_OPTIMIZER", True, _boolean, _FLAG,
+             "1 leaves out tokens that the attention mask hides from all others, and that no label and no result "
+             "needs, on the CPU, in each batch anew"),
     Variable("ORTMODULE_MEMORY_OPT_LEVEL", 0, _integer(0, 2), "0, 1, 2",
              "what backward computes again instead of keeping it. 0, on the CPU: what is elementwise, a norm, "
              "moved data, a rounded weight or attention, for at most 2% of a step's work; 1: products as well, on "
@@ -192,7 +199,8 @@ _NAMES = [
     Variable("ORTMODULE_MEMORY_OPT_CONFIG", "", str, "a path or a list", None,
              "it names parts of another graph; here the memory plan "
              "says what is recomputed, within the bounds of ORTMODULE_MEMORY_OPT_LEVEL"),
-    Variable("ORTMODULE_PRINT_INPUT_DENSITY", False, _boolean, _FLAG, None, "no operator depends on density"),
+    Variable("ORTMODULE_PRINT_INPUT_DENSITY", False, _boolean, _FLAG,
+             "1 prints at each step which share of the rows was computed for labels and for tokens"),
     Variable("ORTMODULE_PRINT_MEMORY_STATS", False, _boolean, _FLAG,
              "prints the planned memory by phase, on the first ten steps and then "
              "at powers of two"),

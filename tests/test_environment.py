@@ -13,7 +13,7 @@ import torch
 import torch.nn as nn
 
 import onnxtrain
-from onnxtrain import options
+from onnxtrain import _C, options
 from onnxtrain.ortmodule import DebugOptions, FallbackPolicy, LogLevel, ORTModule, ORTModuleTorchModelException
 from onnxtrain.ortmodule.experimental.json_config import load_from_json
 
@@ -237,6 +237,48 @@ def memory_level(monkeypatch, **_):
     assert f"recomputed in backward: {plans[2]['recomputed_nodes']} nodes" in onnxtrain.explain(model)
 
 
+class Tokens(nn.Module):
+    """Attention that does not see padding, and a loss of the tokens that have a label."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.qkv, self.head = nn.Embedding(9, 8), nn.Linear(8, 24), nn.Linear(8, 9)
+
+    def forward(self, ids, mask, labels):
+        q, k, v = [x.view(*ids.shape, 2, 4).transpose(1, 2) for x in self.qkv(self.embed(ids)).split(8, -1)]
+        seen = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask[:, None, None])
+        scores = self.head(seen.transpose(1, 2).reshape(*ids.shape, 8))
+        return nn.functional.cross_entropy(scores.flatten(0, 1), labels.flatten())
+
+
+def packed():
+    """A module that ran once, with 7 of 20 tokens that are no padding, 3 of which have a label."""
+    labels, mask = torch.full((2, 10), -100), torch.arange(10)[None] < torch.tensor([[4], [3]])
+    labels[0, :3] = 1
+    model = ORTModule(Tokens())
+    _C.disable_passes(["+pack_rows"])  # however small the graph
+    try:
+        model(torch.randint(9, (2, 10)), mask, labels)
+    finally:
+        _C.disable_passes([])
+    return model
+
+
+def packed_rows(which, wanted, monkeypatch, **_):
+    rows = {"label_rows": 3, "key_rows": 7}
+    for value, expected in (("1", rows), ("0", {"label_rows": 0, "key_rows": 0, **wanted})):
+        monkeypatch.setenv(f"ORTMODULE_ENABLE_{which}_OPTIMIZER", value)
+        totals = program(packed()).totals()
+        assert {name: totals[name] for name in rows} == expected
+
+
+def print_density(monkeypatch, capsys, **_):
+    monkeypatch.setenv("ORTMODULE_PRINT_INPUT_DENSITY", "1")
+    packed()
+    assert ("training: label density 15.0% (3 of 20 rows), embedding density 35.0% (7 of 20 rows)"
+            in capsys.readouterr().out)
+
+
 def json_config(monkeypatch, tmp_path, **_):
     (tmp_path / "a.json").write_text(json.dumps({"FallbackPolicy": ["FALLBACK_DISABLE", "FALLBACK_UNSUPPORTED_DATA"]}))
     monkeypatch.setenv("ORTMODULE_JSON_CONFIG_PATH", str(tmp_path / "a.json"))
@@ -353,6 +395,12 @@ EFFECTS = {
     "ORTMODULE_JSON_CONFIG_PATH": json_config, "ONNXTRAIN_ISA": isa, "ONNXTRAIN_GEMM": gemm,
     "ONNXTRAIN_REDUCE_DTYPE": reduce_dtype, "ONNXTRAIN_DISABLE": disable,
     "ORTMODULE_MEMORY_OPT_LEVEL": memory_level, "ORTMODULE_MEMORY_OPT_BUDGET": memory_budget,
+    "ORTMODULE_ENABLE_COMPUTE_OPTIMIZER": lambda **kw: packed_rows("COMPUTE", {}, **kw),
+    "ORTMODULE_ENABLE_SPARSE_OPTIMIZER": lambda **kw: packed_rows("SPARSE", {}, **kw),
+    "ORTMODULE_ENABLE_LABEL_SPARSE_OPTIMIZER": lambda **kw: packed_rows("LABEL_SPARSE", {}, **kw),
+    "ORTMODULE_ENABLE_EMBEDDING_SPARSE_OPTIMIZER":
+        lambda **kw: packed_rows("EMBEDDING_SPARSE", {"label_rows": 3}, **kw),
+    "ORTMODULE_PRINT_INPUT_DENSITY": print_density,
 }
 
 

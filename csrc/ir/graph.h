@@ -102,6 +102,11 @@ struct ont_graph {
         double step;    /* cost of a step without it */
         size_t limit;   /* live bytes that are aimed at, or the least that could be; 0: what the level allows */
     } recompute;
+    struct {
+        uint32_t wanted;    /* which rows may be left out: ONT_PACK_ of passes/pack_rows.h */
+        uint32_t nodes;     /* forward nodes that compute some rows only */
+        int64_t rows[3][2]; /* computed, and all: of selected rows, those with labels, those that attention sees */
+    } packed;
 };
 
 ont_status ont_graph_create(const char *name, ont_graph **graph) ONT_MUST_USE;

@@ -235,6 +235,29 @@ typedef enum ont_cost_class {
     ONT_COST_STREAMED_LOSS,
 } ont_cost_class;
 
+/*
+ * How a node's result can be computed for some rows alone. The rows lie in the leading dims of output 0; inputs that
+ * have no such dims, or 1 in their place, are read whole.
+ */
+typedef enum ont_row_rule {
+    ONT_ROWS_ALL = 0,     /* it cannot: every row of every input counts */
+    ONT_ROWS_ELEMENTWISE, /* inputs broadcast, and element by element */
+    ONT_ROWS_VIEW,        /* elements keep their order */
+    ONT_ROWS_NORM,        /* input 0 along attribute "axis", and perhaps all axes behind it */
+    ONT_ROWS_MATMUL,      /* rows of input 0 times a matrix */
+    ONT_ROWS_REDUCE,      /* input 0 along constant axes */
+    ONT_ROWS_GATHER,      /* entries of input 0 at indices along "axis": rows of the indices, or of input 0 */
+    ONT_ROWS_GATHER_ND,   /* the same with a vector of indices for each entry */
+    ONT_ROWS_SLICE,       /* a box of input 0 */
+    ONT_ROWS_CONCAT,      /* of all inputs along "axis" */
+    ONT_ROWS_SPLIT,       /* of input 0 along "axis" */
+    ONT_ROWS_TRANSPOSE,   /* of input 0 by "perm" */
+    ONT_ROWS_EXPAND,      /* input 0, broadcast */
+    ONT_ROWS_DROPOUT,     /* input 0, with a random word for each element's position */
+    ONT_ROWS_LOSS,        /* the sum or mean over the rows of input 0 whose label is not ignored */
+    ONT_ROWS_ATTENTION,   /* queries by their rows; keys where any query attends to them */
+} ont_row_rule;
+
 /* False for NULL. */
 bool ont_node_is_view(const ont_node *node);
 /* The value whose storage `v` aliases, through any number of views. */
@@ -265,6 +288,7 @@ struct ont_op {
     ont_loop loop; /* elementwise operators: the inner loop of simd.h; Gelu's depends on an attribute, too */
     ont_cost_class cost;
     uint64_t early_gradients; /* bit i: output i is a gradient that forward computes, or one scaled in place */
+    ont_row_rule rows;
     const ont_kernel *kernels;
     uint32_t n_kernels;
 };

@@ -63,7 +63,7 @@ static bool same_value(const ont_value *a, const ont_value *b)
 {
     if (a == b) return true;
     return a && b && a->kind == ONT_VALUE_CONSTANT && b->kind == ONT_VALUE_CONSTANT && a->dtype == b->dtype &&
-           ont_shape_equal(&a->shape, &b->shape) && a->data->bytes == b->data->bytes && a->data->bytes <= 256 &&
+           ont_shape_equal(&a->shape, &b->shape) && a->data->bytes == b->data->bytes &&
            !memcmp(a->data->data, b->data->data, a->data->bytes);
 }
 

@@ -9,6 +9,7 @@
 #include "ops/conv/winograd.h"
 #include "passes/fuse_attention.h"
 #include "passes/fuse_transpose.h"
+#include "passes/pack_rows.h"
 
 typedef struct pass {
     const char *name;
@@ -111,7 +112,13 @@ ont_status ont_passes_before_grad(ont_graph *g, ont_known_values *known)
 #endif
     g->torch_random &= !known->n; /* a probe drew numbers of our generator, which this program has to repeat */
     ONT_TRY(ont_pass_torch_random(g));
-    return run_passes(before_grad, sizeof before_grad / sizeof *before_grad, g);
+    ONT_TRY(run_passes(before_grad, sizeof before_grad / sizeof *before_grad, g));
+    if (ont_pass_is_disabled("pack_rows")) return ONT_OK;
+    ONT_TRY(ont_context(ont_pass_pack_rows(g, known), "packing rows"));
+#ifndef NDEBUG
+    ONT_TRY(ont_context(ont_graph_verify(g), "after pass pack_rows"));
+#endif
+    return ONT_OK;
 }
 
 ont_status ont_passes_after_grad(ont_graph *g)

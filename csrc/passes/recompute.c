@@ -129,7 +129,7 @@ double ont_recompute_node_cost(const ont_node *node)
     if (promotes_parameter(node)) return out;
     if (has_cost(node, ONT_COST_MATMUL) || has_cost(node, ONT_COST_CONV))
         return 2 * sqrt(in0 * elements(ont_node_in(node, 1)) * out);
-    if (has_cost(node, ONT_COST_ATTENTION)) { /* two matmuls with seqlen_k columns per output element, and the softmax */
+    if (has_cost(node, ONT_COST_ATTENTION)) { /* two matmuls of seqlen_k columns an output element, and the softmax */
         size_t n;
         const int64_t *sizes = ont_attr_ints(node, "sizes", &n);
         return 4 * out * (double)(sizes && n > 1 ? sizes[1] : 1) + out * COST_OF_ELEMENT;

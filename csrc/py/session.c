@@ -9,6 +9,7 @@
 #include "base/alloc.h"
 #include "onnx/load.h"
 #include "onnx/save.h"
+#include "passes/pack_rows.h"
 #include "passes/recompute.h"
 #include "py/call.h"
 #include "run/replay.h"
@@ -47,16 +48,16 @@ enum { MAX_PROGRAMS = 4096 };
 static int session_init(PyObject *object, PyObject *args, PyObject *kwargs)
 {
     ont_session_object *self = (ont_session_object *)object;
-    char *names[] = {"model", "programs", "device", "torch_random", "recompute", "parameters", "budget",
+    char *names[] = {"model", "programs", "device", "torch_random", "recompute", "parameters", "budget", "rows",
                      NULL};
     const char *bytes, *parameters = NULL;
     Py_ssize_t size, n_parameters = 0;
     const char *device_name = "";
     const ont_device *device;
-    int programs = 16, torch_random = 0, recompute = ONT_RECOMPUTE_MEMORY_BOUND;
+    int programs = 16, torch_random = 0, recompute = ONT_RECOMPUTE_MEMORY_BOUND, rows = 0;
     double budget = 0;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "y#|ispiy#d:Session", names, &bytes, &size, &programs, &device_name,
-                                     &torch_random, &recompute, &parameters, &n_parameters, &budget))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "y#|ispiy#di:Session", names, &bytes, &size, &programs, &device_name,
+                                     &torch_random, &recompute, &parameters, &n_parameters, &budget, &rows))
         return -1;
     if (!(budget >= 0)) {
         PyErr_SetString(PyExc_ValueError, "budget is negative, expected bytes, or a fraction of at most 1");
@@ -64,6 +65,10 @@ static int session_init(PyObject *object, PyObject *args, PyObject *kwargs)
     }
     if (recompute < 0 || recompute >= ONT_RECOMPUTE_LEVELS) {
         PyErr_Format(PyExc_ValueError, "recompute is %d, expected 0 to %d", recompute, ONT_RECOMPUTE_LEVELS - 1);
+        return -1;
+    }
+    if (rows & ~(ONT_PACK_SELECTED | ONT_PACK_LABELS | ONT_PACK_KEYS)) {
+        PyErr_Format(PyExc_ValueError, "rows is %d, expected a sum of 1, 2 and 4", rows);
         return -1;
     }
     if (programs < 1 || programs > MAX_PROGRAMS) {
@@ -86,6 +91,7 @@ static int session_init(PyObject *object, PyObject *args, PyObject *kwargs)
     if (status == ONT_OK) { /* programs clone the graph and these settings */
         graph->torch_random = torch_random;
         graph->recompute.level = recompute;
+        graph->packed.wanted = (uint32_t)rows;
         for (Py_ssize_t i = 0; i < n_parameters; i++) graph->inputs[i]->parameter = parameters[i];
     }
     if (status == ONT_OK) status = ont_session_create(graph, (uint32_t)programs, device, &self->session);
@@ -332,7 +338,9 @@ static PyObject *session_stats(PyObject *object, PyObject *unused)
     const ont_session *session = session_of(object);
     if (!session) return NULL;
     ont_session_get_stats(session, &s);
-    return Py_BuildValue("{sK sK sK sK sd sd sn sn sn sn sn sn sI sd sn sI sI sn sn sn sK sK sK sK}", "programs_built",
+    return Py_BuildValue("{sK sK sK sK sd sd sn sn sn sn sn sn sI sd sn sI sI sn sn sn sK sK sK sK sI sL sL sL sL sL "
+                         "sL}",
+                         "programs_built",
                          s.programs_built, "program_hits", s.program_hits, "probes_built", s.probes_built, "probe_runs",
                          s.probe_runs, "build_seconds", s.build_seconds, "last_build_seconds", s.last_build_seconds,
                          "slab_bytes", (Py_ssize_t)s.slab_bytes, "slab_lower_bound", (Py_ssize_t)s.slab_lower_bound,
@@ -344,7 +352,11 @@ static PyObject *session_stats(PyObject *object, PyObject *unused)
                          (Py_ssize_t)s.pool.live_bytes, "pool_cached_bytes", (Py_ssize_t)s.pool.cached_bytes,
                          "pool_peak_bytes", (Py_ssize_t)s.pool.peak_bytes, "blocks_taken", s.pool.taken,
                          "blocks_reused", s.pool.reused, "graphs_captured", ont_replay_get_counts().captured,
-                         "graph_launches", ont_replay_get_counts().launched);
+                         "graph_launches", ont_replay_get_counts().launched, "packed_nodes", s.packed_nodes,
+                         "selected_rows", (long long)s.packed_rows[0][0], "selected_rows_of",
+                         (long long)s.packed_rows[0][1], "label_rows", (long long)s.packed_rows[1][0],
+                         "label_rows_of", (long long)s.packed_rows[1][1], "key_rows", (long long)s.packed_rows[2][0],
+                         "key_rows_of", (long long)s.packed_rows[2][1]);
 }
 
 static PyObject *session_text(PyObject *object, PyObject *args)

@@ -113,8 +113,8 @@ static ont_status run_create(ont_program *p, ont_run **result)
     run->outputs = ont_calloc(p->graph->n_outputs + 1, sizeof *run->outputs);
     run->aliased_inputs = ont_calloc(p->graph->n_outputs + 1, sizeof *run->aliased_inputs);
     run->copies = ont_calloc(run->max_copies, sizeof *run->copies);
-    if ((!run->slab && !shares_slab(p)) || !run->pointers || !run->in || !run->out || !run->outputs || !run->aliased_inputs ||
-        !run->copies) {
+    if ((!run->slab && !shares_slab(p)) || !run->pointers || !run->in || !run->out || !run->outputs ||
+        !run->aliased_inputs || !run->copies) {
         run_destroy(run);
         return status == ONT_OK ? ONT_ENOMEM : status;
     }

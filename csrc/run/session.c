@@ -369,6 +369,8 @@ void ont_session_get_stats(const ont_session *s, ont_session_stats *stats)
     stats->recomputed_share = p->graph->recompute.step > 0 ? p->graph->recompute.cost / p->graph->recompute.step : 0;
     stats->budget_bytes = p->budget_bytes;
     sum_phases(p, stats);
+    stats->packed_nodes = p->graph->packed.nodes;
+    memcpy(stats->packed_rows, p->graph->packed.rows, sizeof stats->packed_rows);
     stats->steps = p->n_steps;
     stats->forward_steps = p->split;
 }

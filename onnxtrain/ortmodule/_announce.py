@@ -15,6 +15,12 @@ def _rank() -> int:
     return int(os.environ.get("RANK", "0") or 0)
 
 
+def _share(totals: dict[str, Any], kind: str, before: str, behind: str) -> str:
+    """How many rows of how many a program computes; "" where it computes all."""
+    rows, all_rows = totals.get(f"{kind}_rows", 0), totals.get(f"{kind}_rows_of", 0)
+    return f"{before}{rows} of {all_rows}{behind}" if all_rows else ""
+
+
 def features(program: Any, debug: Any, fallback: Any) -> list[tuple[str, bool, str]]:
     """(feature, on, remark) of one program; what this build does not have is OFF, with what happens instead."""
     totals = program.totals()
@@ -26,9 +32,12 @@ def features(program: Any, debug: Any, fallback: Any) -> list[tuple[str, bool, s
         ("Custom autograd function", any(isinstance(call.function, type) for call in program.exported.functions),
          "PythonOp nodes of this graph"),
         ("Cast propagation", False, "16-bit types stay where autocast put them"),
-        ("Compute optimizer", True, "folding, equal nodes merged, transposes absorbed into products"),
-        ("Label sparsity", False, "every row is computed"),
-        ("Embedding sparsity", False, "every row is computed"),
+        ("Compute optimizer", bool(totals.get("packed_nodes")), f"{totals.get('packed_nodes', 0)} nodes compute "
+         f"the rows that are read{_share(totals, 'selected', '; ', ' of rows that are selected')}"),
+        ("Label sparsity", bool(totals.get("label_rows_of")),
+         _share(totals, "label", "", " rows of scores") or "every row of scores is computed"),
+        ("Embedding sparsity", bool(totals.get("key_rows_of")),
+         _share(totals, "key", "", " tokens of the batch") or "every token is computed"),
         ("Memory optimizer", bool(recomputed),
          "ORTMODULE_MEMORY_OPT_LEVEL, ORTMODULE_MEMORY_OPT_BUDGET" + (
              f"; {recomputed} nodes run again in backward, {totals['recomputed_share']:.1%} of the work, instead of "
@@ -70,3 +79,16 @@ def memory(model: Any, program: Any) -> None:
           f"{parameters / 2**20:.2f} MiB, outputs and gradients {totals['pool_live_bytes'] / 2**20:.2f} "
           f"MiB live, {totals['pool_cached_bytes'] / 2**20:.2f} cached, {totals['pool_peak_bytes'] / 2**20:.2f} at the "
           "peak")
+
+
+def density(model: Any, program: Any) -> None:
+    """ORTMODULE_PRINT_INPUT_DENSITY: the rows that this step computed, of all; rounded up to one of 64 sizes."""
+    if _rank() != 0:
+        return
+    totals = program.totals()
+    parts = []
+    for name, kind in (("label", "label"), ("embedding", "key")):
+        rows, all_rows = totals.get(f"{kind}_rows", 0), totals.get(f"{kind}_rows_of", 0)
+        parts.append(f"{name} density {100 * rows / all_rows:.1f}% ({rows} of {all_rows} rows)" if all_rows
+                     else f"{name} density 100.0%")
+    print(f"step {program.steps}, {'training' if model._is_training() else 'inference'}: {', '.join(parts)}")

@@ -157,7 +157,7 @@ class ORTModule(torch.nn.Module):
                 if program.steps < self._debug.verify:
                     self._debug.log(logging.WARNING, "%s", verify(self._module, program.exported, args, kwargs))
                 try:
-                    if self._debug.trace is None and not self._runtime.print_memory_stats:
+                    if self._debug.trace is None and not self._runtime.prints:
                         result = program(leaves, grad_enabled)
                     else:
                         result = self._run(program, leaves, grad_enabled)
@@ -201,12 +201,13 @@ class ORTModule(torch.nn.Module):
         return self._in_torch(args, kwargs)
 
     def _run(self, program: Program, leaves: list[Any], grad_enabled: bool) -> Any:
-        """One step in the engine, traced and its memory printed where that was asked for."""
+        """One step in the engine, traced, and its memory or density printed, where that was asked for."""
+        result = self._traced(program, leaves, grad_enabled)
         if self._runtime.print_memory_stats:
-            result = self._traced(program, leaves, grad_enabled)
             _announce.memory(self, program)
-            return result
-        return self._traced(program, leaves, grad_enabled)
+        if self._runtime.print_input_density:
+            _announce.density(self, program)
+        return result
 
     def _traced(self, program: Program, leaves: list[Any], grad_enabled: bool) -> Any:
         trace = self._debug.trace

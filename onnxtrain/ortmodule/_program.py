@@ -23,6 +23,7 @@ from onnxtrain.ortmodule import _double, _held, _outside_loss, _random
 from onnxtrain.ortmodule._chain import Chain
 from onnxtrain.ortmodule._reach import Conditional, Reach
 
+PROGRAMS = 64  # kept of a graph: batches differ in sizes, and in how many rows count
 LOOK_EVERY = 16  # steps between two looks at how large the outputs are, for the loss behind them
 _keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
 _modes = ("highest", False)  # precision of products and determinism, as the engine was told last
@@ -124,6 +125,16 @@ def _refuse_shared(leaves: Sequence[Any], written: Sequence[tuple[int, int]]) ->
             raise SharedMemoryError("an argument that forward changes in place shares memory with another argument")
 
 
+def _packed_rows() -> int:
+    """Which rows may be left out, as Session takes it."""
+    if not options.read("ORTMODULE_ENABLE_COMPUTE_OPTIMIZER"):
+        return 0
+    labels, both = options.read("ORTMODULE_ENABLE_LABEL_SPARSE_OPTIMIZER"), options.read(
+        "ORTMODULE_ENABLE_SPARSE_OPTIMIZER")
+    padding = options.read("ORTMODULE_ENABLE_EMBEDDING_SPARSE_OPTIMIZER")
+    return 1 + 2 * (labels and both) + 4 * (padding and both)
+
+
 class Agent:
     """One set of gradients of a program; scripts compare agents to see whether it changed."""
 
@@ -154,7 +165,8 @@ class Program:
             self.chain, self.sessions = None, [
                 _C.Session(model, device=device, torch_random=_random.as_torch(device), recompute=memory_level,
                            budget=memory_budget,
-                           parameters=bytes([i.name in parameters for i in exported.inputs]))]
+                           parameters=bytes([i.name in parameters for i in exported.inputs]),
+                           programs=PROGRAMS, rows=_packed_rows())]
         self.session = self.sessions[0] if self.sessions else None
         self.first_call: tuple[list[tuple[int, ...]], bytes] | None = None  # shapes of the graph's inputs, and the mask
         self.random = self.session is not None and self.session.random

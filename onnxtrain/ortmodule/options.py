@@ -35,8 +35,8 @@ class RuntimeOptions:
 
     onnx_opset_version, enable_custom_autograd_function, skipped_autograd_functions, cache_dir,
     memory_optimization_level and memory_budget (bytes; a fraction where it is at most 1) have an effect on what is
-    exported after they are set, print_memory_stats on the next step; capture is read when the module is wrapped.
-    The rest is kept for scripts that set it, and changes nothing.
+    exported after they are set, print_memory_stats and print_input_density on the next step; capture is read when the
+    module is wrapped. The rest is kept for scripts that set it, and changes nothing.
     """
 
     onnx_opset_version: int = _read("ORTMODULE_ONNX_OPSET_VERSION")  # type: ignore[assignment]
@@ -45,6 +45,7 @@ class RuntimeOptions:
         "ORTMODULE_SKIPPED_AUTOGRAD_FUNCTIONS")
     cache_dir: str = _read("ORTMODULE_CACHE_DIR")  # type: ignore[assignment]
     print_memory_stats: bool = _read("ORTMODULE_PRINT_MEMORY_STATS")  # type: ignore[assignment]
+    print_input_density: bool = _read("ORTMODULE_PRINT_INPUT_DENSITY")  # type: ignore[assignment]
     memory_optimization_level: int = _read("ORTMODULE_MEMORY_OPT_LEVEL")  # type: ignore[assignment]
     memory_budget: float | None = _read("ORTMODULE_MEMORY_OPT_BUDGET")  # type: ignore[assignment]
     capture: str = _read("ONNXTRAIN_CAPTURE")  # type: ignore[assignment]
@@ -57,4 +58,8 @@ class RuntimeOptions:
     run_symbolic_shape_infer: bool = True
     enable_grad_acc_optimization: bool = False
     use_memory_efficient_gradient: bool = False
-    print_input_density: bool = False
+
+    @property
+    def prints(self) -> bool:
+        """Whether a step prints something."""
+        return self.print_memory_stats or self.print_input_density

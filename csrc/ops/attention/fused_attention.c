@@ -13,10 +13,6 @@
 #include "ops/random/random.h"
 
 const char *const ont_attention_layout_names[] = {"q", "k", "v", "bias", "mask", "masked_rows", "y"};
-#define LAYOUTS "sizes:I batch_dims:I q:I k:I v:I y:I bias:I mask:I masked_rows:I shape:I bias_shape:I"
-#define SCALARS \
-    " scale:f causal:i causal_offset:i mask_value:f mask_polarity:i ratio:f rng_stream:i zero_nan:i"
-
 /* ---- attributes ---- */
 
 static ont_status read_layout(const ont_node *node, int which, ont_attention *a)
@@ -292,10 +288,12 @@ static const ont_kernel backward_kernels[] = {
 
 const ont_op ont_op_FusedAttention = {.domain = ONT_DOMAIN, .name = "FusedAttention", .since = 1, .min_inputs = 3,
                                       .max_inputs = ONT_ATTENTION_INPUTS, .flags = ONT_OP_RANDOM,
-                                      .nondiff_inputs = 0x30, .nondiff_outputs = 2, .attributes = LAYOUTS SCALARS,
-                                      .infer = attention_infer, .grad = attention_grad,
+                                      .nondiff_inputs = 0x30, .nondiff_outputs = 2,
+                                      .attributes = ONT_ATTENTION_ATTRIBUTES,
+                                      .infer = attention_infer, .grad = attention_grad, .rows = ONT_ROWS_ATTENTION,
                                       .cost = ONT_COST_ATTENTION, ONT_KERNELS(forward_kernels)};
 const ont_op ont_op_FusedAttentionGrad = {.domain = ONT_DOMAIN, .name = "FusedAttentionGrad", .since = 1,
                                           .min_inputs = 3, .max_inputs = ONT_ATTENTION_DY + 1, .flags = ONT_OP_RANDOM,
-                                          .attributes = LAYOUTS SCALARS " targets:I", .infer = attention_grad_infer,
+                                          .attributes = ONT_ATTENTION_ATTRIBUTES " targets:I",
+                                          .infer = attention_grad_infer,
                                           .cost = ONT_COST_ATTENTION, ONT_KERNELS(backward_kernels)};

@@ -56,6 +56,11 @@ typedef struct ont_attention {
     uint64_t rng_stream;
 } ont_attention;
 
+/* All of them, as descriptors declare attributes. */
+#define ONT_ATTENTION_ATTRIBUTES \
+    "sizes:I batch_dims:I q:I k:I v:I y:I bias:I mask:I masked_rows:I shape:I bias_shape:I scale:f causal:i " \
+    "causal_offset:i mask_value:f mask_polarity:i ratio:f rng_stream:i zero_nan:i"
+
 /* Names of the attributes that hold the layouts, by input. */
 extern const char *const ont_attention_layout_names[ONT_ATTENTION_INPUTS + 1];
 

@@ -124,4 +124,5 @@ static const ont_kernel rope_kernels[] = {
 };
 const ont_op ont_op_Rotate = {.domain = ONT_DOMAIN, .name = "Rotate", .since = 1, .min_inputs = 3, .max_inputs = 3,
                               .flags = ONT_OP_MEMORY_BOUND, .attributes = "back:i", .infer = rope_infer,
-                              .grad = rope_grad, ONT_KERNELS(rope_kernels)};
+                              .grad = rope_grad, .rows = ONT_ROWS_ELEMENTWISE,
+                              ONT_KERNELS(rope_kernels)};

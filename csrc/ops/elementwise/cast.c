@@ -222,7 +222,7 @@ static void cast_like_expand(ont_builder *b, ont_node *node, ont_value **outputs
 
 const ont_op ont_op_Cast = {.domain = "", .name = "Cast", .since = 6, .min_inputs = 1, .max_inputs = 1,
                             .attributes = "to:i saturate:i round_mode:s", .infer = cast_infer, .grad = cast_grad,
-                            .tile = cast_tile, ONT_KERNELS(cast_kernels)};
+                            .tile = cast_tile, .rows = ONT_ROWS_ELEMENTWISE, ONT_KERNELS(cast_kernels)};
 const ont_op ont_op_CastLike = {.domain = "", .name = "CastLike", .since = 15, .min_inputs = 2, .max_inputs = 2,
                                 .nondiff_inputs = 2, .attributes = "saturate:i round_mode:s", .infer = cast_infer,
                                 .expand = cast_like_expand};

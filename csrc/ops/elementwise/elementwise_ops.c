@@ -12,30 +12,30 @@
                                    .max_inputs = 1, \
                                    .attributes = attributes_, .infer = ont_infer_same, .grad = grad_, \
                                    .tile = ont_unary_tile, .loop = ONT_LOOP_##name_, \
-                                   ONT_KERNELS(ont_unary_kernels)}
+                                   .rows = ONT_ROWS_ELEMENTWISE, ONT_KERNELS(ont_unary_kernels)}
 /* In our domain; models may use them. */
 #define UNARY_OURS(name_, grad_) \
     const ont_op ont_op_##name_ = {.domain = ONT_DOMAIN, .name = #name_, .since = 1, .min_inputs = 1, .max_inputs = 1, \
                                    .flags = ONT_OP_PUBLIC, .attributes = "", .infer = ont_infer_same, .grad = grad_, \
                                    .tile = ont_unary_tile, .loop = ONT_LOOP_##name_, \
-                                   ONT_KERNELS(ont_unary_kernels)}
+                                   .rows = ONT_ROWS_ELEMENTWISE, ONT_KERNELS(ont_unary_kernels)}
 #define UNARY_FLAT(name_, since_) \
     const ont_op ont_op_##name_ = {.domain = "", .name = #name_, .since = since_, .min_inputs = 1, .max_inputs = 1, \
                                    .flags = ONT_OP_NO_GRAD | ONT_OP_ZERO_DERIVATIVE, .attributes = "", \
                                    .infer = ont_infer_same, .tile = ont_unary_tile, .loop = ONT_LOOP_##name_, \
-                                   ONT_KERNELS(ont_unary_kernels)}
+                                   .rows = ONT_ROWS_ELEMENTWISE, ONT_KERNELS(ont_unary_kernels)}
 #define BINARY(domain_, name_, since_, grad_) BINARY_WITH(domain_, name_, since_, grad_, "")
 #define BINARY_WITH(domain_, name_, since_, grad_, attributes_) \
     const ont_op ont_op_##name_ = {.domain = domain_, .name = #name_, .since = since_, .min_inputs = 2, \
                                    .max_inputs = 2, \
                                    .attributes = attributes_, .infer = ont_infer_broadcast, .grad = grad_, \
                                    .tile = ont_binary_tile, .loop = ONT_LOOP_##name_, \
-                                   ONT_KERNELS(ont_binary_kernels)}
+                                   .rows = ONT_ROWS_ELEMENTWISE, ONT_KERNELS(ont_binary_kernels)}
 #define COMPARE(name_, since_) \
     const ont_op ont_op_##name_ = {.domain = "", .name = #name_, .since = since_, .min_inputs = 2, .max_inputs = 2, \
                                    .flags = ONT_OP_NO_GRAD, .attributes = "", .infer = ont_infer_compare, \
                                    .tile = ont_binary_tile, .loop = ONT_LOOP_##name_, \
-                                   ONT_KERNELS(ont_binary_kernels)}
+                                   .rows = ONT_ROWS_ELEMENTWISE, ONT_KERNELS(ont_binary_kernels)}
 
 #define U(op, x) ont_build1(&g->b, op, (x))
 #define B(op, x, y) ont_build2(&g->b, op, (x), (y))
@@ -143,7 +143,8 @@ static ont_status gelu_infer(ont_graph *g, ont_node *node)
 
 const ont_op ont_op_Gelu = {.domain = "", .name = "Gelu", .since = 20, .min_inputs = 1, .max_inputs = 1,
                             .attributes = "approximate:s", .infer = gelu_infer, .grad = gelu_grad,
-                            .tile = ont_unary_tile, .loop = ONT_LOOP_GeluErf, ONT_KERNELS(ont_unary_kernels)};
+                            .tile = ont_unary_tile, .loop = ONT_LOOP_GeluErf,
+                            .rows = ONT_ROWS_ELEMENTWISE, ONT_KERNELS(ont_unary_kernels)};
 UNARY("", Softplus, 1, softplus_grad);
 UNARY("", Softsign, 1, softsign_grad);
 UNARY("", Mish, 18, mish_grad);
@@ -204,7 +205,8 @@ BINARY("", Mul, 7, mul_grad);
 BINARY("", Div, 7, div_grad);
 const ont_op ont_op_Atan2 = {.domain = ONT_DOMAIN, .name = "Atan2", .since = 1, .min_inputs = 2, .max_inputs = 2,
                              .flags = ONT_OP_PUBLIC, .attributes = "", .infer = ont_infer_broadcast, .grad = atan2_grad,
-                             .tile = ont_binary_tile, .loop = ONT_LOOP_Atan2, ONT_KERNELS(ont_binary_kernels)};
+                             .tile = ont_binary_tile, .loop = ONT_LOOP_Atan2,
+                             .rows = ONT_ROWS_ELEMENTWISE, ONT_KERNELS(ont_binary_kernels)};
 COMPARE(Equal, 7);
 COMPARE(Greater, 7);
 COMPARE(Less, 7);
@@ -226,5 +228,6 @@ BINARY_WITH(ONT_DOMAIN, HardSigmoidGrad, 1, NULL, "alpha:f beta:f");
 BINARY(ONT_DOMAIN, HardSwishGrad, 1, NULL);
 const ont_op ont_op_GeluGrad = {.domain = ONT_DOMAIN, .name = "GeluGrad", .since = 1, .min_inputs = 2, .max_inputs = 2,
                                 .attributes = "approximate:s", .infer = ont_infer_broadcast, .tile = ont_binary_tile,
-                                .loop = ONT_LOOP_GeluErfGrad, ONT_KERNELS(ont_binary_kernels)};
+                                .loop = ONT_LOOP_GeluErfGrad,
+                                .rows = ONT_ROWS_ELEMENTWISE, ONT_KERNELS(ont_binary_kernels)};
 BINARY(ONT_DOMAIN, SoftplusGrad, 1, NULL);

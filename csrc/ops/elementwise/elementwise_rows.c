@@ -553,19 +553,22 @@ static const ont_kernel isinf_kernels[] = {{.name = "isinf_ref", .accept = ont_a
 #define CHAIN(name_, loop_, grad_, tile_) \
     const ont_op ont_op_##name_ = {.domain = "", .name = #name_, .since = 8, .min_inputs = 1, .max_inputs = 65536, \
                                    .attributes = "", .infer = ont_infer_broadcast, .grad = grad_, \
-                                   .tile = tile_, .loop = loop_, ONT_KERNELS(chain_kernels)}
+                                   .tile = tile_, .loop = loop_, .rows = ONT_ROWS_ELEMENTWISE, \
+                                   ONT_KERNELS(chain_kernels)}
 CHAIN(Sum, ONT_LOOP_Add, sum_grad, ont_binary_tile); /* the tile() accepts two operands only */
 CHAIN(Mean, ONT_LOOP_Add, mean_grad, NULL);
 CHAIN(Min, ONT_LOOP_Min, min_grad, ont_binary_tile);
 CHAIN(Max, ONT_LOOP_Max, max_grad, ont_binary_tile);
 const ont_op ont_op_Pow = {.domain = "", .name = "Pow", .since = 7, .min_inputs = 2, .max_inputs = 2, .attributes = "",
-                           .infer = pow_infer, .grad = pow_grad, .loop = ONT_LOOP_Pow, ONT_KERNELS(ont_pow_kernels)};
+                           .infer = pow_infer, .grad = pow_grad, .loop = ONT_LOOP_Pow,
+                           .rows = ONT_ROWS_ELEMENTWISE, ONT_KERNELS(ont_pow_kernels)};
 const ont_op ont_op_PRelu = {.domain = "", .name = "PRelu", .since = 7, .min_inputs = 2, .max_inputs = 2,
                              .attributes = "", .infer = prelu_infer, .grad = prelu_grad,
                              .loop = ONT_LOOP_PRelu, ONT_KERNELS(ont_prelu_kernels)};
 const ont_op ont_op_Swish = {.domain = "", .name = "Swish", .since = 24, .min_inputs = 1, .max_inputs = 1,
                              .attributes = "alpha:f", .infer = ont_infer_same, .grad = swish_grad,
-                             .tile = ont_unary_tile, .loop = ONT_LOOP_Swish, ONT_KERNELS(ont_unary_kernels)};
+                             .tile = ont_unary_tile, .loop = ONT_LOOP_Swish,
+                             .rows = ONT_ROWS_ELEMENTWISE, ONT_KERNELS(ont_unary_kernels)};
 const ont_op ont_op_Mod = {.domain = "", .name = "Mod", .since = 10, .min_inputs = 2, .max_inputs = 2,
                            .attributes = "fmod:i", .infer = mod_infer, .grad = mod_grad, .tile = ont_binary_tile,
                            .loop = ONT_LOOP_Fmod, ONT_KERNELS(ont_mod_kernels)};

@@ -82,7 +82,7 @@ static const ont_kernel where_kernels[] = {
 
 const ont_op ont_op_Where = {.domain = "", .name = "Where", .since = 9, .min_inputs = 3, .max_inputs = 3,
                              .nondiff_inputs = 1, .attributes = "", .infer = where_infer, .grad = where_grad,
-                             .tile = where_tile, ONT_KERNELS(where_kernels)};
+                             .tile = where_tile, .rows = ONT_ROWS_ELEMENTWISE, ONT_KERNELS(where_kernels)};
 
 /* ---- logic on bool ---- */
 
@@ -130,7 +130,7 @@ static const ont_kernel logic_kernels[] = {
 #define LOGIC(name_) \
     const ont_op ont_op_##name_ = {.domain = "", .name = #name_, .since = 7, .min_inputs = 2, .max_inputs = 2, \
                                    .flags = ONT_OP_NO_GRAD, .attributes = "", .infer = logic_infer, \
-                                   ONT_KERNELS(logic_kernels)}
+                                   .rows = ONT_ROWS_ELEMENTWISE, ONT_KERNELS(logic_kernels)}
 LOGIC(And);
 LOGIC(Or);
 LOGIC(Xor);
@@ -152,7 +152,8 @@ static ont_status not_run(const ont_call *call)
 static const ont_kernel not_kernels[] = {{.name = "not_ref", .accept = ont_accept_any, .run = not_run, .inplace = 1}};
 
 const ont_op ont_op_Not = {.domain = "", .name = "Not", .since = 1, .min_inputs = 1, .max_inputs = 1,
-                           .flags = ONT_OP_NO_GRAD, .attributes = "", .infer = logic_infer, ONT_KERNELS(not_kernels)};
+                           .flags = ONT_OP_NO_GRAD, .attributes = "", .infer = logic_infer,
+                           .rows = ONT_ROWS_ELEMENTWISE, ONT_KERNELS(not_kernels)};
 
 /* ---- IsNaN ---- */
 
@@ -283,7 +284,7 @@ static const ont_kernel clip_kernels[] = {{.name = "clip_ref", .accept = clip_ac
 /* (x, min, max): Clip with another gradient at the bounds. */
 const ont_op ont_op_HardTanh = {.domain = ONT_DOMAIN, .name = "HardTanh", .since = 1, .min_inputs = 3, .max_inputs = 3,
                                 .flags = ONT_OP_PUBLIC, .nondiff_inputs = 6, .attributes = "", .infer = hard_tanh_infer,
-                                .grad = hard_tanh_grad, ONT_KERNELS(clip_kernels)};
+                                .grad = hard_tanh_grad, .rows = ONT_ROWS_ELEMENTWISE, ONT_KERNELS(clip_kernels)};
 const ont_op ont_op_Clip = {.domain = "", .name = "Clip", .since = 6, .min_inputs = 1, .max_inputs = 3,
                             .nondiff_inputs = 6, .attributes = "min:f max:f", .infer = clip_infer, .grad = clip_grad,
-                            ONT_KERNELS(clip_kernels)};
+                            .rows = ONT_ROWS_ELEMENTWISE, ONT_KERNELS(clip_kernels)};

@@ -125,7 +125,8 @@ static const ont_kernel gather_kernels[] = {
 #define GATHER(name_, domain_, flags_) \
     const ont_op ont_op_##name_ = {.domain = domain_, .name = #name_, .since = 1, .min_inputs = 2, \
                                      .max_inputs = 2, .flags = flags_, .nondiff_inputs = 2, .attributes = "axis:i", \
-                                     .infer = gather_infer, .grad = gather_grad, ONT_KERNELS(gather_kernels)}
+                                     .infer = gather_infer, .grad = gather_grad, .rows = ONT_ROWS_GATHER, \
+                                     ONT_KERNELS(gather_kernels)}
 GATHER(Gather, "", 0);
 GATHER(TorchGather, ONT_DOMAIN, ONT_OP_PUBLIC);
 

@@ -283,7 +283,8 @@ static const ont_kernel gather_nd_grad_kernels[] = {
 };
 const ont_op ont_op_GatherND = {.domain = "", .name = "GatherND", .since = 11, .min_inputs = 2, .max_inputs = 2,
                                 .nondiff_inputs = 2, .attributes = "batch_dims:i", .infer = gather_nd_infer,
-                                .grad = gather_nd_grad, ONT_KERNELS(gather_nd_kernels)};
+                                .grad = gather_nd_grad, .rows = ONT_ROWS_GATHER_ND,
+                                ONT_KERNELS(gather_nd_kernels)};
 const ont_op ont_op_GatherNDGrad = {.domain = ONT_DOMAIN, .name = "GatherNDGrad", .since = 1, .min_inputs = 2,
                                     .max_inputs = 2, .attributes = "batch_dims:i shape:I",
                                     .infer = ont_infer_shape_attr,

@@ -79,7 +79,8 @@ static const ont_kernel transpose_kernels[] = {
 };
 const ont_op ont_op_Transpose = {.domain = "", .name = "Transpose", .since = 1, .min_inputs = 1, .max_inputs = 1,
                                  .flags = ONT_OP_MEMORY_BOUND, .attributes = "perm:I", .infer = transpose_infer,
-                                 .grad = transpose_grad, ONT_KERNELS(transpose_kernels)};
+                                 .grad = transpose_grad, .rows = ONT_ROWS_TRANSPOSE,
+                                 ONT_KERNELS(transpose_kernels)};
 
 /* ---- Expand ---- */
 
@@ -121,7 +122,8 @@ static const ont_kernel expand_kernels[] = {
 };
 const ont_op ont_op_Expand = {.domain = "", .name = "Expand", .since = 8, .min_inputs = 2, .max_inputs = 2,
                               .nondiff_inputs = 2, .flags = ONT_OP_MEMORY_BOUND, .attributes = "",
-                              .infer = expand_infer, .grad = expand_grad, ONT_KERNELS(expand_kernels)};
+                              .infer = expand_infer, .grad = expand_grad, .rows = ONT_ROWS_EXPAND,
+                              ONT_KERNELS(expand_kernels)};
 
 /* ---- Slice and its gradient: a box of the input with steps ---- */
 
@@ -227,7 +229,8 @@ static const ont_kernel slice_kernels[] = {
 const ont_op ont_op_Slice = {.domain = "", .name = "Slice", .since = 1, .min_inputs = 1, .max_inputs = 5,
                              .nondiff_inputs = ~1ull, .flags = ONT_OP_MEMORY_BOUND,
                              .attributes = "starts:I ends:I axes:I", .infer = slice_infer,
-                             .grad = slice_grad, ONT_KERNELS(slice_kernels)};
+                             .grad = slice_grad, .rows = ONT_ROWS_SLICE,
+                             ONT_KERNELS(slice_kernels)};
 
 static ont_status put_prepare(const ont_node *node, ont_arena *arena, ont_prepared *out)
 {
@@ -423,7 +426,9 @@ static const ont_kernel concat_kernels[] = {
 };
 const ont_op ont_op_Split = {.domain = "", .name = "Split", .since = 2, .min_inputs = 1, .max_inputs = 2,
                              .nondiff_inputs = 2, .attributes = "axis:i split:I num_outputs:i", .infer = split_infer,
-                             .grad = split_grad, ONT_KERNELS(split_kernels)};
+                             .grad = split_grad, .rows = ONT_ROWS_SPLIT,
+                             ONT_KERNELS(split_kernels)};
 const ont_op ont_op_Concat = {.domain = "", .name = "Concat", .since = 4, .min_inputs = 1, .max_inputs = 65536,
                               .flags = ONT_OP_MEMORY_BOUND, .attributes = "axis:i", .infer = concat_infer,
-                              .grad = concat_grad, ONT_KERNELS(concat_kernels)};
+                              .grad = concat_grad, .rows = ONT_ROWS_CONCAT,
+                              ONT_KERNELS(concat_kernels)};

@@ -22,10 +22,10 @@ static ont_status set_view(ont_node *node, const ont_shape *shape)
     return ont_infer_out(node, 0, x->dtype, shape);
 }
 
-#define VIEW(name_, domain_, since_, max_, infer_, grad_, flags_, attributes_) \
+#define VIEW(name_, domain_, since_, max_, infer_, grad_, flags_, rows_, attributes_) \
     const ont_op ont_op_##name_ = {.domain = domain_, .name = #name_, .since = since_, .min_inputs = 1, \
                                    .max_inputs = max_, .flags = ONT_OP_VIEW | (flags_), .nondiff_inputs = ~1ull, \
-                                   .attributes = attributes_, .infer = infer_, .grad = grad_}
+                                   .attributes = attributes_, .infer = infer_, .grad = grad_, .rows = rows_}
 
 /* ---- Identity, StopGradient ---- */
 
@@ -38,8 +38,8 @@ static ont_status identity_infer(ont_graph *g, ont_node *node)
     return ont_infer_same(g, node);
 }
 
-VIEW(Identity, "", 1, 1, identity_infer, reshape_back, ONT_OP_CONTAINERS, "");
-VIEW(StopGradient, ONT_DOMAIN, 1, 1, ont_infer_same, NULL, ONT_OP_NO_GRAD | ONT_OP_PUBLIC, "");
+VIEW(Identity, "", 1, 1, identity_infer, reshape_back, ONT_OP_CONTAINERS, ONT_ROWS_ELEMENTWISE, "");
+VIEW(StopGradient, ONT_DOMAIN, 1, 1, ont_infer_same, NULL, ONT_OP_NO_GRAD | ONT_OP_PUBLIC, ONT_ROWS_ELEMENTWISE, "");
 
 /* ---- Reshape ---- */
 
@@ -77,7 +77,7 @@ static ont_status reshape_infer(ont_graph *g, ont_node *node)
     return set_view(node, &shape);
 }
 
-VIEW(Reshape, "", 1, 2, reshape_infer, reshape_back, 0, "shape:I allowzero:i consumed_inputs:I");
+VIEW(Reshape, "", 1, 2, reshape_infer, reshape_back, 0, ONT_ROWS_VIEW, "shape:I allowzero:i consumed_inputs:I");
 
 /* ---- Flatten ---- */
 
@@ -96,7 +96,7 @@ static ont_status flatten_infer(ont_graph *g, ont_node *node)
     return set_view(node, &shape);
 }
 
-VIEW(Flatten, "", 1, 1, flatten_infer, reshape_back, 0, "axis:i");
+VIEW(Flatten, "", 1, 1, flatten_infer, reshape_back, 0, ONT_ROWS_VIEW, "axis:i");
 
 /* ---- Squeeze, Unsqueeze ---- */
 
@@ -150,8 +150,8 @@ static ont_status unsqueeze_infer(ont_graph *g, ont_node *node)
     return set_view(node, &shape);
 }
 
-VIEW(Squeeze, "", 1, 2, squeeze_infer, reshape_back, 0, "axes:I");
-VIEW(Unsqueeze, "", 1, 2, unsqueeze_infer, reshape_back, 0, "axes:I");
+VIEW(Squeeze, "", 1, 2, squeeze_infer, reshape_back, 0, ONT_ROWS_VIEW, "axes:I");
+VIEW(Unsqueeze, "", 1, 2, unsqueeze_infer, reshape_back, 0, ONT_ROWS_VIEW, "axes:I");
 
 /* ---- Shape, Size: constants once the shape of the input is known ---- */
 

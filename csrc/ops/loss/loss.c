@@ -633,7 +633,8 @@ static const ont_kernel grad_kernels[] = {
 #define LOSS_OP(domain_, name_, suffix_, since_, attributes_) \
     const ont_op ont_op_##name_##suffix_ = {.domain = domain_, .name = #name_, .since = since_, .min_inputs = 2, \
                                             .max_inputs = 3, .nondiff_inputs = 6, .attributes = attributes_, \
-                                            .infer = loss_infer, .grad = loss_grad, ONT_KERNELS(loss_kernels)}
+                                            .infer = loss_infer, .grad = loss_grad, .rows = ONT_ROWS_LOSS, \
+                                            ONT_KERNELS(loss_kernels)}
 #define LOSS_GRAD_OP(name_, operands) \
     const ont_op ont_op_##name_ = {.domain = ONT_DOMAIN, .name = #name_, .since = 1, .min_inputs = operands, \
                                    .max_inputs = operands, .attributes = "ignore_index:i reduction:s to:i", \

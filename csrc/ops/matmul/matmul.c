@@ -335,12 +335,12 @@ static const ont_kernel matmul_kernels[] = {
 };
 const ont_op ont_op_MatMul = {.domain = "", .name = "MatMul", .since = 1, .min_inputs = 2, .max_inputs = 2,
                               .attributes = "", .infer = matmul_infer, .grad = matmul_grad,
-                              .cost = ONT_COST_MATMUL, ONT_KERNELS(matmul_kernels)};
+                              .cost = ONT_COST_MATMUL, .rows = ONT_ROWS_MATMUL, ONT_KERNELS(matmul_kernels)};
 const ont_op ont_op_FusedMatMul = {.domain = ONT_DOMAIN, .name = "FusedMatMul", .since = 1, .min_inputs = 2,
                                    .max_inputs = 3, .flags = ONT_OP_PUBLIC,
                                    .attributes = "transA:i transB:i alpha:f to:i bf16x3:i",
                                    .infer = matmul_infer, .grad = matmul_grad,
-                                   .cost = ONT_COST_MATMUL, ONT_KERNELS(matmul_kernels)};
+                                   .cost = ONT_COST_MATMUL, .rows = ONT_ROWS_MATMUL, ONT_KERNELS(matmul_kernels)};
 
 /* ---- Gemm: alpha op(A) op(B) + beta C, two dims, C broadcast ---- */
 
@@ -419,4 +419,4 @@ static const ont_kernel gemm_kernels[] = {
 };
 const ont_op ont_op_Gemm = {.domain = "", .name = "Gemm", .since = 7, .min_inputs = 2, .max_inputs = 3,
                             .attributes = "transA:i transB:i alpha:f beta:f", .infer = gemm_infer, .grad = gemm_grad,
-                            .cost = ONT_COST_MATMUL, ONT_KERNELS(gemm_kernels)};
+                            .cost = ONT_COST_MATMUL, .rows = ONT_ROWS_MATMUL, ONT_KERNELS(gemm_kernels)};

@@ -197,7 +197,8 @@ static const ont_kernel kernels[] = {
 const ont_op ont_op_Dropout = {.domain = "", .name = "Dropout", .since = 7, .min_inputs = 1, .max_inputs = 3,
                                .flags = ONT_OP_RANDOM, .nondiff_inputs = 6,
                                .attributes = "ratio:f rng_stream:i seed:i torch_layout:i", .infer = dropout_infer,
-                               .grad = dropout_grad, .tile = dropout_tile, ONT_KERNELS(kernels)};
+                               .grad = dropout_grad, .tile = dropout_tile, .rows = ONT_ROWS_DROPOUT,
+                               ONT_KERNELS(kernels)};
 const ont_op ont_op_DropoutGrad = {.domain = ONT_DOMAIN, .name = "DropoutGrad", .since = 1, .min_inputs = 1,
                                    .max_inputs = 1, .flags = ONT_OP_RANDOM,
                                    .attributes = "ratio:f training_mode:i rng_stream:i torch_layout:i",

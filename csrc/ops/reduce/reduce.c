@@ -475,7 +475,8 @@ static void prod_grad(ont_grad *g)
 #define REDUCE(name_, grad_) \
     const ont_op ont_op_##name_ = {.domain = "", .name = #name_, .since = 1, .min_inputs = 1, .max_inputs = 2, \
                                    .nondiff_inputs = 2, .attributes = "axes:I keepdims:i noop_with_empty_axes:i", \
-                                   .infer = reduce_infer, .grad = grad_, ONT_KERNELS(kernels)}
+                                   .infer = reduce_infer, .grad = grad_, .rows = ONT_ROWS_REDUCE, \
+                                   ONT_KERNELS(kernels)}
 REDUCE(ReduceSum, sum_grad);
 REDUCE(ReduceMean, mean_grad);
 REDUCE(ReduceMax, extremum_grad);

@@ -283,9 +283,11 @@ static const ont_kernel backward_kernels[] = {
 
 const ont_op ont_op_Softmax = {.domain = "", .name = "Softmax", .since = 1, .min_inputs = 1, .max_inputs = 1,
                                .flags = ONT_OP_MEMORY_BOUND, .attributes = "axis:i", .infer = softmax_infer,
-                               .grad = softmax_grad, ONT_KERNELS(forward_kernels)};
+                               .grad = softmax_grad, .rows = ONT_ROWS_NORM,
+                               ONT_KERNELS(forward_kernels)};
 const ont_op ont_op_LogSoftmax = {.domain = "", .name = "LogSoftmax", .since = 1, .min_inputs = 1, .max_inputs = 1,
                                   .attributes = "axis:i", .infer = softmax_infer, .grad = log_softmax_grad,
+                                  .rows = ONT_ROWS_NORM,
                                   ONT_KERNELS(forward_kernels)};
 const ont_op ont_op_SoftmaxGrad = {.domain = ONT_DOMAIN, .name = "SoftmaxGrad", .since = 1, .min_inputs = 2,
                                    .max_inputs = 2, .attributes = "axis:i", .infer = softmax_infer,
