@@ -105,7 +105,7 @@ static void mark_keys(const visible_row *r, uint8_t *out, int64_t row, int64_t s
     for (int64_t j = 0; j < r->keys; j++) any |= is_visible(r, j, &finite);
     if (!any && r->a->zero_nan && !finite) return;
     for (int64_t j = 0; j < r->keys; j++)
-        if (!any || is_visible(r, j, &finite)) out[row + j * stride] = 1;
+        if (!any || is_visible(r, j, &finite)) __atomic_store_n(&out[row + j * stride], 1, __ATOMIC_RELAXED);
 }
 
 /* Whether index bh differs from an earlier one in a dim along which nothing that is read here varies. */
@@ -122,34 +122,55 @@ static bool is_repeated(const ont_attention *a, const ont_call *call, int64_t in
     return false;
 }
 
+typedef struct visible_work {
+    const ont_call *call;
+    const ont_attention *a;
+    int64_t inner, n_q; /* n_q: 1 where all queries of a sequence see the same keys */
+} visible_work;
+
+static const void *operand(const ont_call *call, uint32_t i)
+{
+    return ont_node_in(call->node, i) ? call->in[i] : NULL;
+}
+
+/* Units: query q of bh, bh * n_q + q. Several of them may mark the same key. */
+static void visible_range(void *context, int64_t first, int64_t last)
+{
+    const visible_work *w = context;
+    const ont_attention *a = w->a;
+    const void *bias = operand(w->call, ONT_ATTENTION_BIAS);
+    const uint8_t *rows = operand(w->call, ONT_ATTENTION_MASKED_ROWS);
+    const ont_matrix_layout *masked = &a->layout[ONT_ATTENTION_MASKED_ROWS];
+    bool wide = bias && ont_node_in(w->call->node, ONT_ATTENTION_BIAS)->dtype == ONT_FLOAT64;
+    visible_row r = {.a = a, .bias = bias, .mask = operand(w->call, ONT_ATTENTION_MASK), .wide = wide};
+    int64_t stride = a->layout[ONT_ATTENTION_K].row_stride / w->inner, known = -1;
+    for (int64_t i = first; i < last; i++) {
+        int64_t bh = i / w->n_q, q = i % w->n_q;
+        if (bh == known) continue;
+        if (is_repeated(a, w->call, w->inner, bh)) {
+            known = bh;
+            continue;
+        }
+        if (rows && rows[ont_attention_offset(a, ONT_ATTENTION_MASKED_ROWS, bh) + q * masked->row_stride]) continue;
+        if (r.bias)
+            r.bias_at = ont_attention_offset(a, ONT_ATTENTION_BIAS, bh) + q * a->layout[ONT_ATTENTION_BIAS].row_stride;
+        if (r.mask)
+            r.mask_at = ont_attention_offset(a, ONT_ATTENTION_MASK, bh) + q * a->layout[ONT_ATTENTION_MASK].row_stride;
+        r.keys = ont_attention_visible_keys(a, q);
+        mark_keys(&r, w->call->out[0], ont_attention_offset(a, ONT_ATTENTION_K, bh) / w->inner, stride);
+    }
+}
+
 static ont_status visible_run(const ont_call *call)
 {
     ont_attention a;
     ONT_TRY(ont_attention_read(call->node, &a));
-    const ont_node *node = call->node;
-    const ont_value *bias = ont_node_in(node, ONT_ATTENTION_BIAS), *mask = ont_node_in(node, ONT_ATTENTION_MASK),
-                    *masked = ont_node_in(node, ONT_ATTENTION_MASKED_ROWS);
-    int64_t inner = ont_attr_int(node, "inner", 1), stride = a.layout[ONT_ATTENTION_K].row_stride / inner;
-    uint8_t *out = call->out[0];
-    memset(out, 0, (size_t)node->outputs[0]->shape.dims[0]);
-    visible_row r = {.a = &a, .bias = bias ? call->in[ONT_ATTENTION_BIAS] : NULL,
-                     .mask = mask ? call->in[ONT_ATTENTION_MASK] : NULL, .wide = bias && bias->dtype == ONT_FLOAT64};
-    const uint8_t *rows = masked ? call->in[ONT_ATTENTION_MASKED_ROWS] : NULL;
-    for (int64_t bh = 0; bh < a.n_bh; bh++) {
-        if (is_repeated(&a, call, inner, bh)) continue;
-        int64_t key = ont_attention_offset(&a, ONT_ATTENTION_K, bh) / inner;
-        for (int64_t q = 0; q < a.seqlen_q; q++) {
-            if (rows && rows[ont_attention_offset(&a, ONT_ATTENTION_MASKED_ROWS, bh) +
-                             q * a.layout[ONT_ATTENTION_MASKED_ROWS].row_stride])
-                continue;
-            r.bias_at = bias ? ont_attention_offset(&a, ONT_ATTENTION_BIAS, bh) +
-                               q * a.layout[ONT_ATTENTION_BIAS].row_stride : 0;
-            r.mask_at = mask ? ont_attention_offset(&a, ONT_ATTENTION_MASK, bh) +
-                               q * a.layout[ONT_ATTENTION_MASK].row_stride : 0;
-            r.keys = ont_attention_visible_keys(&a, q);
-            mark_keys(&r, out, key, stride);
-        }
-    }
+    visible_work w = {call, &a, ont_attr_int(call->node, "inner", 1), a.causal ? a.seqlen_q : 1};
+    for (int i = ONT_ATTENTION_BIAS; i <= ONT_ATTENTION_MASKED_ROWS; i++)
+        if (ont_node_in(call->node, (uint32_t)i) && a.layout[i].row_stride) w.n_q = a.seqlen_q;
+    if (a.seqlen_q < 1) w.n_q = 0;
+    memset(call->out[0], 0, (size_t)call->node->outputs[0]->shape.dims[0]);
+    ont_parallel(a.n_bh * w.n_q, 1 + 16384 / (1 + a.seqlen_k), visible_range, &w);
     return ONT_OK;
 }
 
