@@ -11,6 +11,8 @@ import pytest
 SWEEP = 8  # cases of one test function from which on it is a sweep
 PARTS = 3  # days in which a run of the whole suite has seen every case of every sweep
 DAY = "ONNXTRAIN_TEST_DAY"
+# Folders that are one sweep each: their tests take seconds and ask the same of many libraries, models and trainers.
+SWEPT = ("tests/ecosystem/", "tests/models/", "tests/training/")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -29,16 +31,21 @@ def _samples(config: pytest.Config) -> bool:
     return not chosen and os.environ.get("ONNXTRAIN_SLOW") != "1"
 
 
+def _sweep(nodeid: str) -> str:
+    """What a test is a case of: its folder, or else its function."""
+    return next((folder for folder in SWEPT if nodeid.startswith(folder)), nodeid.split("[")[0])
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not _samples(config):
         return
-    functions = [item.nodeid.split("[")[0] for item in items]
-    cases, seen = Counter(functions), Counter[str]()
+    sweeps = [_sweep(item.nodeid) for item in items]
+    cases, seen = Counter(sweeps), Counter[str]()
     kept, left = [], []
-    for item, function in zip(items, functions, strict=True):
-        turn = cases[function] < SWEEP or (seen[function] + int(os.environ[DAY])) % PARTS == 0
+    for item, sweep in zip(items, sweeps, strict=True):
+        turn = cases[sweep] < SWEEP or (seen[sweep] + int(os.environ[DAY])) % PARTS == 0
         (kept if turn else left).append(item)
-        seen[function] += 1
+        seen[sweep] += 1
     config.hook.pytest_deselected(items=left)
     items[:] = kept
 
