@@ -26,9 +26,12 @@ def pytest_configure() -> None:
 
 
 def _samples(config: pytest.Config) -> bool:
-    named = [Path(argument.split("::")[0]) for argument in config.args]
-    chosen = config.option.full or config.option.keyword or any(map(Path.is_file, named))
-    return not chosen and os.environ.get("ONNXTRAIN_SLOW") != "1"
+    chosen = config.option.full or config.option.keyword or os.environ.get("ONNXTRAIN_SLOW") == "1"
+    return not chosen and any(map(Path.is_dir, _named(config)))
+
+
+def _named(config: pytest.Config) -> list[Path]:
+    return [Path(argument.split("::")[0]) for argument in config.args]
 
 
 def _sweep(nodeid: str) -> str:
@@ -39,11 +42,12 @@ def _sweep(nodeid: str) -> str:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not _samples(config):
         return
+    whole = {path.resolve() for path in _named(config) if path.is_file()}
     sweeps = [_sweep(item.nodeid) for item in items]
     cases, seen = Counter(sweeps), Counter[str]()
     kept, left = [], []
     for item, sweep in zip(items, sweeps, strict=True):
-        turn = cases[sweep] < SWEEP or (seen[sweep] + int(os.environ[DAY])) % PARTS == 0
+        turn = item.path in whole or cases[sweep] < SWEEP or (seen[sweep] + int(os.environ[DAY])) % PARTS == 0
         (kept if turn else left).append(item)
         seen[sweep] += 1
     config.hook.pytest_deselected(items=left)
