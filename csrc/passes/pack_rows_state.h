@@ -26,7 +26,7 @@ typedef struct ont_row_set {
     int64_t count;       /* rows to compute; n: all of them */
     bool counted;        /* the count depends on data */
     double cost, products; /* of the nodes that it would shrink; that of matmuls alone */
-    int packed_as;       /* the set whose rows are computed: itself or a larger one of about its size; ONT_NO_ROWS: all */
+    int packed_as;       /* the set whose rows are computed: this one, or a slightly larger one; ONT_NO_ROWS: all */
     ont_value *marks, *rows, *inverse;
 } ont_row_set;
 
