@@ -368,6 +368,7 @@ def capture(monkeypatch, **_):
 
 
 def reduce_dtype(monkeypatch, tmp_path, **_):
+    from onnxtrain.training._collectives import TorchCollectives
     from onnxtrain.training._distributed import Peers
 
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
@@ -376,7 +377,7 @@ def reduce_dtype(monkeypatch, tmp_path, **_):
             monkeypatch.setenv("ONNXTRAIN_REDUCE_DTYPE", text)
             weight = nn.Parameter(torch.ones(2))
             weight.grad = torch.full((2,), 1.001)
-            Peers(0, 1).sum_gradients([weight])
+            Peers(TorchCollectives()).sum_gradients([weight])
             assert torch.equal(weight.grad, torch.full((2,), want))
     finally:
         torch.distributed.destroy_process_group()
