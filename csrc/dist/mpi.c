@@ -193,13 +193,18 @@ static bool counts(size_t n, ont_wait *wait)
     return false;
 }
 
+/* begin() of a collective of n numbers, with MPI's names of their type and sum. */
+static ont_status begin_numbers(size_t n, ont_dtype dtype, MPI_Datatype *type, MPI_Op *add, ont_wait *wait)
+{
+    return type_of(dtype, type, add, wait) && counts(n, wait) ? begin(wait) : ONT_EINVAL;
+}
+
 static ont_status all_reduce(void *data, size_t n, ont_dtype dtype, ont_wait *wait)
 {
     MPI_Datatype type;
     MPI_Op add;
     MPI_Request request;
-    if (!type_of(dtype, &type, &add, wait) || !counts(n, wait)) return ONT_EINVAL;
-    ont_status status = begin(wait);
+    ont_status status = begin_numbers(n, dtype, &type, &add, wait);
     if (status != ONT_OK) return status;
     int code = MPI_Iallreduce(MPI_IN_PLACE, data, (int)n, type, add, mpi.work, &request);
     return end(finish("MPI_Iallreduce", code, &request, wait));
@@ -210,8 +215,7 @@ static ont_status reduce_scatter(void *own, const void *data, size_t n, ont_dtyp
     MPI_Datatype type;
     MPI_Op add;
     MPI_Request request;
-    if (!type_of(dtype, &type, &add, wait) || !counts(n, wait)) return ONT_EINVAL;
-    ont_status status = begin(wait);
+    ont_status status = begin_numbers(n, dtype, &type, &add, wait);
     if (status != ONT_OK) return status;
     int code = MPI_Ireduce_scatter_block(data, own, (int)n, type, add, mpi.work, &request);
     return end(finish("MPI_Ireduce_scatter_block", code, &request, wait));
@@ -222,8 +226,7 @@ static ont_status all_gather(void *data, const void *own, size_t n, ont_dtype dt
     MPI_Datatype type;
     MPI_Op add;
     MPI_Request request;
-    if (!type_of(dtype, &type, &add, wait) || !counts(n, wait)) return ONT_EINVAL;
-    ont_status status = begin(wait);
+    ont_status status = begin_numbers(n, dtype, &type, &add, wait);
     if (status != ONT_OK) return status;
     int code = MPI_Iallgather(own, (int)n, type, data, (int)n, type, mpi.work, &request);
     return end(finish("MPI_Iallgather", code, &request, wait));

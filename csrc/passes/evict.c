@@ -354,36 +354,6 @@ typedef struct rewriter {
     ont_value **current; /* per value of the original graph: its latest copy, or NULL */
 } rewriter;
 
-/*
- * Copies a node in front of `before`, with those of its outputs whose bit is set; of a view, with `input` as what it
- * views.
- */
-static ont_status copy_node(ont_graph *g, const ont_node *node, ont_node *before, ont_value *const *inputs,
-                            uint32_t outputs, ont_node **copy)
-{
-    ont_node *copied;
-    ONT_TRY(ont_graph_add_node(g, before, node->domain, node->op_type, inputs, node->n_inputs, NULL, node->n_outputs,
-                               &copied));
-    ONT_TRY(ont_attr_copy_all(g, copied, node));
-    copied->name = ont_arena_format(&g->arena, "%s_recompute", node->name);
-    if (!copied->name) return ONT_ENOMEM;
-    copied->op = node->op;
-    copied->version = node->version;
-    copied->backward = true;
-    copied->origin = node;
-    for (uint32_t i = 0; i < node->n_outputs; i++) {
-        if (!node->outputs[i] || (i < 32 && !(outputs >> i & 1))) {
-            copied->outputs[i] = NULL;
-            continue;
-        }
-        copied->outputs[i]->dtype = node->outputs[i]->dtype;
-        copied->outputs[i]->has_shape = true;
-        copied->outputs[i]->shape = node->outputs[i]->shape;
-    }
-    *copy = copied;
-    return ONT_OK;
-}
-
 /* The value to read in front of `before` instead of `v`: the latest copy, or a view of it. */
 static ont_status latest(const rewriter *r, ont_value *v, ont_node *before, ont_value **result)
 {
@@ -399,7 +369,7 @@ static ont_status latest(const rewriter *r, ont_value *v, ont_node *before, ont_
     if (!inputs) return ONT_ENOMEM;
     for (uint32_t i = 1; i < view->n_inputs; i++) inputs[i] = view->inputs[i].value;
     ONT_TRY(latest(r, view->inputs[0].value, before, &inputs[0]));
-    ONT_TRY(copy_node(r->g, view, before, inputs, 1, &copy));
+    ONT_TRY(ont_recompute_copy(r->g, view, before, inputs, 1, &copy));
     *result = copy->outputs[0];
     return ONT_OK;
 }
@@ -412,7 +382,7 @@ static ont_status replay(const rewriter *r, const event *event, ont_node *before
     if (!inputs) return ONT_ENOMEM;
     for (uint32_t i = 0; i < node->n_inputs; i++)
         if (node->inputs[i].value) ONT_TRY(latest(r, node->inputs[i].value, before, &inputs[i]));
-    ONT_TRY(copy_node(r->g, node, before, inputs, event->outputs, &copy));
+    ONT_TRY(ont_recompute_copy(r->g, node, before, inputs, event->outputs, &copy));
     for (uint32_t i = 0; i < copy->n_outputs; i++)
         if (copy->outputs[i]) r->current[node->outputs[i]->id] = copy->outputs[i];
     r->g->recompute.nodes++;

@@ -159,6 +159,32 @@ bool ont_recompute_is_recomputable(const ont_graph *g, const ont_node *node)
            (!light && (has_cost(node, ONT_COST_MATMUL) || has_cost(node, ONT_COST_CONV)));
 }
 
+ont_status ont_recompute_copy(ont_graph *g, const ont_node *node, ont_node *before, ont_value *const *inputs,
+                              uint32_t outputs, ont_node **copy)
+{
+    ont_node *copied;
+    ONT_TRY(ont_graph_add_node(g, before, node->domain, node->op_type, inputs, node->n_inputs, NULL, node->n_outputs,
+                               &copied));
+    ONT_TRY(ont_attr_copy_all(g, copied, node));
+    copied->name = ont_arena_format(&g->arena, "%s_recompute", node->name);
+    if (!copied->name) return ONT_ENOMEM;
+    copied->op = node->op;
+    copied->version = node->version;
+    copied->backward = true;
+    copied->origin = node;
+    for (uint32_t i = 0; i < node->n_outputs; i++) {
+        if (!node->outputs[i] || (i < 32 && !(outputs >> i & 1))) {
+            copied->outputs[i] = NULL;
+            continue;
+        }
+        copied->outputs[i]->dtype = node->outputs[i]->dtype;
+        copied->outputs[i]->has_shape = true;
+        copied->outputs[i]->shape = node->outputs[i]->shape;
+    }
+    *copy = copied;
+    return ONT_OK;
+}
+
 static bool is_recomputable(const pass_state *s, const ont_node *node)
 {
     return ont_recompute_is_recomputable(s->g, node);
@@ -374,24 +400,7 @@ static ont_status clone_for_backward(pass_state *s, const remat *p, const ont_no
             extend_range(&s->ranges[root->id], p->first_backward_use, true);
     }
     ont_node *copied;
-    ONT_TRY(ont_graph_add_node(g, p->before, node->domain, node->op_type, inputs, node->n_inputs, NULL, node->n_outputs,
-                               &copied));
-    ONT_TRY(ont_attr_copy_all(g, copied, node));
-    copied->name = ont_arena_format(&g->arena, "%s_recompute", node->name);
-    if (!copied->name) return ONT_ENOMEM;
-    copied->op = node->op;
-    copied->version = node->version;
-    copied->backward = true;
-    copied->origin = node;
-    for (uint32_t i = 0; i < node->n_outputs; i++) {
-        if (!node->outputs[i]) {
-            copied->outputs[i] = NULL;
-            continue;
-        }
-        copied->outputs[i]->dtype = node->outputs[i]->dtype;
-        copied->outputs[i]->has_shape = true;
-        copied->outputs[i]->shape = node->outputs[i]->shape;
-    }
+    ONT_TRY(ont_recompute_copy(g, node, p->before, inputs, UINT32_MAX, &copied));
     g->recompute.nodes += !ont_node_is_view(node);
     ONT_TRY(reserve(s));
     s->position[copied->id] = p->first_backward_use;

@@ -8,7 +8,7 @@
 #include "passes/pass.h"
 
 enum {
-    /* elementwise nodes, norms and layout operators; CPU only, at most 3% of the cost of a step */
+    /* elementwise nodes, norms and layout operators; CPU only, at most 2% of the cost of a step */
     ONT_RECOMPUTE_MEMORY_BOUND,
     ONT_RECOMPUTE_LAYERS,  /* also matmuls and attention, on every device: up to 20% of the cost of a step */
     ONT_RECOMPUTE_SEGMENTS, /* the same, several times where need be: up to 45% */
@@ -22,6 +22,12 @@ double ont_recompute_graph_cost(const ont_graph *g);
 
 /* Whether the level, or a budget, lets backward run the forward node again. */
 bool ont_recompute_is_recomputable(const ont_graph *g, const ont_node *node);
+/*
+ * Copies a forward node into backward, in front of `before`, with those of its outputs whose bit is set (bits above 31
+ * count as set); `inputs` are what the copy reads.
+ */
+ont_status ont_recompute_copy(ont_graph *g, const ont_node *node, ont_node *before, ont_value *const *inputs,
+                              uint32_t outputs, ont_node **copy) ONT_MUST_USE;
 /* Rematerialization by eviction: levels above ONT_RECOMPUTE_MEMORY_BOUND, and budgets. See evict.c. */
 ont_status ont_recompute_evict(ont_graph *g) ONT_MUST_USE;
 

@@ -129,10 +129,10 @@ def _packed_rows() -> int:
     """Which rows may be left out, as Session takes it."""
     if not options.read("ORTMODULE_ENABLE_COMPUTE_OPTIMIZER"):
         return 0
-    labels, both = options.read("ORTMODULE_ENABLE_LABEL_SPARSE_OPTIMIZER"), options.read(
-        "ORTMODULE_ENABLE_SPARSE_OPTIMIZER")
-    padding = options.read("ORTMODULE_ENABLE_EMBEDDING_SPARSE_OPTIMIZER")
-    return 1 + 2 * (labels and both) + 4 * (padding and both)
+    sparse = options.read("ORTMODULE_ENABLE_SPARSE_OPTIMIZER")
+    labels = sparse and options.read("ORTMODULE_ENABLE_LABEL_SPARSE_OPTIMIZER")
+    padding = sparse and options.read("ORTMODULE_ENABLE_EMBEDDING_SPARSE_OPTIMIZER")
+    return 1 + 2 * bool(labels) + 4 * bool(padding)
 
 
 class Agent:

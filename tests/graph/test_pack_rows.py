@@ -294,3 +294,36 @@ def test_overlapping_runs_of_programs_that_share_memory():
                 if b is not None:
                     torch.testing.assert_close(a, b.to(a.dtype), rtol=1e-12, atol=1e-12)
     assert made.stats()["programs_built"] == 4
+
+
+def test_failing_allocations():
+    tensors, nodes = tensors_of(np.float32), [*layer(), *loss()]
+    wanted = run(session(nodes, tensors, constants=constants()), tensors)
+    live = _C.live_blocks()
+    for countdown in range(20000):
+        made, got = None, None
+        _C.fail_allocation_after(countdown)
+        try:
+            made = session(nodes, tensors, constants=constants())
+            got = run(made, tensors)
+        except MemoryError:
+            pass
+        finally:
+            fired = _C.fail_allocation_after(-1)
+        assert got is None or not fired, f"allocation {countdown} failed unnoticed"
+        if got is not None:
+            break
+        del made
+        assert _C.live_blocks() == live, f"leaked after allocation {countdown} failed"
+    for a, b in zip((*got[0], *got[1]), (*wanted[0], *wanted[1]), strict=True):
+        assert (a is None and b is None) or torch.equal(a, b)
+
+
+@pytest.mark.parametrize("threads", [3, 4, 7, 16])
+def test_threads(threads):
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        same([*layer(), *loss()], tensors_of(), 1e-12, constants=constants())
+    finally:
+        torch.set_num_threads(before)

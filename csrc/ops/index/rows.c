@@ -1,6 +1,6 @@
 /*
- * Operators on sets of rows (ops/index/rows.h): marking, counting, selecting, packing and unpacking rows, and dropout
- * of packed rows. Passes build them, over operands that they have checked.
+ * Operators on sets of rows (ops/index/rows.h): marking, counting, selecting, packing and unpacking rows. Passes build
+ * them, over operands that they have checked. Dropout of packed rows is in ops/random/dropout.c.
  */
 #include "ops/index/rows.h"
 
@@ -10,8 +10,6 @@
 
 #include "base/parallel.h"
 #include "ops/attention/fused_attention.h"
-#include "ops/random/random.h"
-#include "simd/simd.h"
 
 int64_t ont_rows_bucket(int64_t count, int64_t n)
 {
@@ -386,99 +384,3 @@ const ont_op ont_op_UnpackRows = {.domain = ONT_DOMAIN, .name = "UnpackRows", .s
                                   .max_inputs = 3, .flags = ONT_OP_MEMORY_BOUND, .nondiff_inputs = 6,
                                   .attributes = "shape:I zero:i", .infer = ont_infer_shape_attr, .grad = unpack_grad,
                                   ONT_KERNELS(unpack_kernels)};
-
-/*
- * ---- RowDropout(x (r, ...), rows (r); ratio, rng_stream) ----
- *
- * Dropout of packed rows: each element takes the random word of its place in the tensor before rows were packed, so
- * that the same elements are dropped. Its gradient is the same map.
- */
-
-typedef struct row_dropout {
-    int64_t width;
-    uint32_t threshold;
-    float scale;
-    bool all;
-    uint64_t stream;
-    const ont_simd_table *simd;
-} row_dropout;
-
-static ont_status row_dropout_prepare_with(const ont_simd_table *simd, const ont_node *node, ont_arena *arena,
-                                           ont_prepared *out)
-{
-    row_dropout *s = ont_arena_alloc(arena, sizeof *s);
-    if (!s) return ONT_ENOMEM;
-    double ratio = ont_attr_float(node, "ratio", 0.5);
-    ont_dropout_rule rule = ont_dropout_rule_of(node, ratio);
-    int64_t rows = ont_node_in(node, 1)->shape.dims[0];
-    *s = (row_dropout){.width = rows ? ont_shape_count(&node->outputs[0]->shape) / rows : 0,
-                       .threshold = rule.threshold, .scale = (float)rule.scale, .all = ratio == 1,
-                       .stream = ont_dropout_stream(node), .simd = simd};
-    out->state = s;
-    return ONT_OK;
-}
-
-static ont_status row_dropout_prepare(const ont_node *node, ont_arena *arena, ont_prepared *out)
-{
-    return row_dropout_prepare_with(ont_simd(), node, arena, out);
-}
-
-static ont_status row_dropout_prepare_ref(const ont_node *node, ont_arena *arena, ont_prepared *out)
-{
-    return row_dropout_prepare_with(ont_simd_plain(), node, arena, out);
-}
-
-/* One row of float64: the float32 loop writes the mask in pieces. */
-static void drop_row_f64(const row_dropout *s, const double *x, double *y, int64_t first, uint64_t seed)
-{
-    enum { PIECE = 256 };
-    uint8_t keep[PIECE];
-    for (int64_t at = 0, m; at < s->width; at += m) {
-        m = s->width - at < PIECE ? s->width - at : PIECE;
-        s->simd->dropout(NULL, NULL, keep, first + at, m, seed, s->stream, s->threshold, 1);
-        for (int64_t i = 0; i < m; i++) y[at + i] = keep[i] && !s->all ? x[at + i] * (double)s->scale : 0;
-    }
-}
-
-static void row_dropout_range(void *context, int64_t first, int64_t last)
-{
-    const ont_call *call = context;
-    const row_dropout *s = call->state;
-    const int64_t *rows = call->in[1];
-    bool wide = call->node->outputs[0]->dtype == ONT_FLOAT64;
-    for (int64_t i = first; i < last; i++) {
-        int64_t at = i * s->width, word = rows[i] * s->width;
-        if (wide)
-            drop_row_f64(s, (const double *)call->in[0] + at, (double *)call->out[0] + at, word, call->seed);
-        else
-            s->simd->dropout((const float *)call->in[0] + at, (float *)call->out[0] + at, NULL, word, s->width,
-                             call->seed, s->stream, s->threshold, s->scale);
-    }
-}
-
-static ont_status row_dropout_run(const ont_call *call)
-{
-    const row_dropout *s = call->state;
-    ont_parallel(ont_node_in(call->node, 1)->shape.dims[0], 8192 / (s->width + 1) + 1, row_dropout_range,
-                 (void *)call);
-    return ONT_OK;
-}
-
-static void row_dropout_grad(ont_grad *g)
-{
-    ont_value *inputs[] = {GO(0), I(1)};
-    ont_node *node = ont_build_node(&g->b, ONT_DOMAIN, "RowDropout", inputs, 2, 1);
-    if (node) g->b.status = ont_attr_copy_all(g->b.graph, node, g->node);
-    GI(0, ont_build_done(&g->b, node));
-}
-
-static const ont_kernel row_dropout_kernels[] = {
-    {.name = "row_dropout_simd", .accept = ont_accept_float, .prepare = row_dropout_prepare, .run = row_dropout_run,
-     .inplace = 1},
-    {.name = "row_dropout_ref", .accept = ont_accept_float, .prepare = row_dropout_prepare_ref,
-     .run = row_dropout_run, .inplace = 1},
-};
-const ont_op ont_op_RowDropout = {.domain = ONT_DOMAIN, .name = "RowDropout", .since = 1, .min_inputs = 2,
-                                  .max_inputs = 2, .flags = ONT_OP_RANDOM | ONT_OP_MEMORY_BOUND, .nondiff_inputs = 2,
-                                  .attributes = "ratio:f rng_stream:i", .infer = ont_infer_same,
-                                  .grad = row_dropout_grad, ONT_KERNELS(row_dropout_kernels)};

@@ -87,22 +87,24 @@ typedef struct dropout_state {
     const ont_simd_table *simd;
 } dropout_state;
 
-static ont_status dropout_prepare_with(const ont_simd_table *simd, const ont_node *node, ont_arena *arena,
-                                       ont_prepared *out)
+static ont_status make_state(const ont_simd_table *simd, const ont_node *node, double ratio, bool active,
+                             ont_arena *arena, ont_prepared *out)
 {
     dropout_state *s = ont_arena_alloc(arena, sizeof *s);
     if (!s) return ONT_ENOMEM;
-    double ratio;
-    ONT_TRY(dropout_config(node, &ratio, &s->active));
-    s->active = s->active && ratio > 0;
-    s->all = ratio == 1;
-    ont_dropout_rule rule = s->active ? ont_dropout_rule_of(node, ratio) : (ont_dropout_rule){0, 1};
-    s->threshold = rule.threshold;
-    s->scale = (float)rule.scale;
-    s->stream = ont_dropout_stream(node);
-    s->simd = simd;
+    ont_dropout_rule rule = active ? ont_dropout_rule_of(node, ratio) : (ont_dropout_rule){0, 1};
+    *s = (dropout_state){rule.threshold, (float)rule.scale, active, ratio == 1, ont_dropout_stream(node), simd};
     out->state = s;
     return ONT_OK;
+}
+
+static ont_status dropout_prepare_with(const ont_simd_table *simd, const ont_node *node, ont_arena *arena,
+                                       ont_prepared *out)
+{
+    double ratio;
+    bool training;
+    ONT_TRY(dropout_config(node, &ratio, &training));
+    return make_state(simd, node, ratio, training && ratio > 0, arena, out);
 }
 
 static ont_status dropout_prepare(const ont_node *node, ont_arena *arena, ont_prepared *out)
@@ -115,16 +117,24 @@ static ont_status dropout_prepare_ref(const ont_node *node, ont_arena *arena, on
     return dropout_prepare_with(ont_simd_plain(), node, arena, out);
 }
 
-/* float64: the float32 loop writes the mask in pieces */
-static void drop_f64(const dropout_state *s, const ont_call *call, uint8_t *mask, int64_t first, int64_t n)
+/*
+ * n elements from `first` on, of which the first takes the random word `word`. float64: the float32 loop writes the
+ * mask in pieces.
+ */
+static void drop(const dropout_state *s, const ont_call *call, uint8_t *mask, int64_t first, int64_t n, int64_t word)
 {
     enum { PIECE = 256 };
     uint8_t keep[PIECE];
+    if (call->node->outputs[0]->dtype != ONT_FLOAT64) {
+        s->simd->dropout((const float *)call->in[0] + first, (float *)call->out[0] + first, mask ? mask + first : NULL,
+                         word, n, call->seed, s->stream, s->threshold, s->scale);
+        return;
+    }
     const double *x = (const double *)call->in[0] + first;
     double *y = (double *)call->out[0] + first;
     for (int64_t at = 0; at < n; at += PIECE) {
         int64_t m = n - at < PIECE ? n - at : PIECE;
-        s->simd->dropout(NULL, NULL, keep, first + at, m, call->seed, s->stream, s->threshold, 1);
+        s->simd->dropout(NULL, NULL, keep, word + at, m, call->seed, s->stream, s->threshold, 1);
         for (int64_t i = 0; i < m; i++) y[at + i] = keep[i] && !s->all ? x[at + i] * (double)s->scale : 0;
         if (mask) memcpy(mask + first + at, keep, (size_t)m);
     }
@@ -133,14 +143,7 @@ static void drop_f64(const dropout_state *s, const ont_call *call, uint8_t *mask
 static void dropout_range(void *context, int64_t first, int64_t last)
 {
     const ont_call *call = context;
-    const dropout_state *s = call->state;
-    uint8_t *mask = call->node->n_outputs > 1 ? call->out[1] : NULL;
-    if (call->node->outputs[0]->dtype == ONT_FLOAT64) {
-        drop_f64(s, call, mask, first, last - first);
-        return;
-    }
-    s->simd->dropout((const float *)call->in[0] + first, (float *)call->out[0] + first, mask ? mask + first : NULL,
-                     first, last - first, call->seed, s->stream, s->threshold, s->scale);
+    drop(call->state, call, call->node->n_outputs > 1 ? call->out[1] : NULL, first, last - first, first);
 }
 
 static ont_status dropout_run(const ont_call *call)
@@ -203,3 +206,54 @@ const ont_op ont_op_DropoutGrad = {.domain = ONT_DOMAIN, .name = "DropoutGrad", 
                                    .max_inputs = 1, .flags = ONT_OP_RANDOM,
                                    .attributes = "ratio:f training_mode:i rng_stream:i torch_layout:i",
                                    .infer = dropout_infer, .tile = dropout_tile, ONT_KERNELS(kernels)};
+
+/*
+ * ---- RowDropout(x (r, ...), rows (r); ratio, rng_stream) ----
+ *
+ * Dropout of packed rows (ops/index/rows.h): each element takes the random word of its place in the tensor before rows
+ * were packed, so that the same elements are dropped. Its gradient is the same map.
+ */
+
+static ont_status row_dropout_prepare(const ont_node *node, ont_arena *arena, ont_prepared *out)
+{
+    return make_state(ont_simd(), node, ont_attr_float(node, "ratio", 0.5), true, arena, out);
+}
+
+static ont_status row_dropout_prepare_ref(const ont_node *node, ont_arena *arena, ont_prepared *out)
+{
+    return make_state(ont_simd_plain(), node, ont_attr_float(node, "ratio", 0.5), true, arena, out);
+}
+
+static void row_dropout_range(void *context, int64_t first, int64_t last)
+{
+    const ont_call *call = context;
+    const int64_t *rows = call->in[1], width = ont_shape_count(&call->node->outputs[0]->shape) /
+                                               ont_node_in(call->node, 1)->shape.dims[0];
+    for (int64_t i = first; i < last; i++) drop(call->state, call, NULL, i * width, width, rows[i] * width);
+}
+
+static ont_status row_dropout_run(const ont_call *call)
+{
+    int64_t rows = ont_node_in(call->node, 1)->shape.dims[0], n = ont_shape_count(&call->node->outputs[0]->shape);
+    ont_parallel(rows, 1 + 8192 * rows / (n + 1), row_dropout_range, (void *)call);
+    return ONT_OK;
+}
+
+static void row_dropout_grad(ont_grad *g)
+{
+    ont_value *inputs[] = {GO(0), ont_node_in(g->node, 1)};
+    ont_node *node = ont_build_node(&g->b, ONT_DOMAIN, "RowDropout", inputs, 2, 1);
+    if (node) g->b.status = ont_attr_copy_all(g->b.graph, node, g->node);
+    GI(0, ont_build_done(&g->b, node));
+}
+
+static const ont_kernel row_dropout_kernels[] = {
+    {.name = "row_dropout_simd", .accept = ont_accept_float, .prepare = row_dropout_prepare, .run = row_dropout_run,
+     .inplace = 1},
+    {.name = "row_dropout_ref", .accept = ont_accept_float, .prepare = row_dropout_prepare_ref, .run = row_dropout_run,
+     .inplace = 1},
+};
+const ont_op ont_op_RowDropout = {.domain = ONT_DOMAIN, .name = "RowDropout", .since = 1, .min_inputs = 2,
+                                  .max_inputs = 2, .flags = ONT_OP_RANDOM | ONT_OP_MEMORY_BOUND, .nondiff_inputs = 2,
+                                  .attributes = "ratio:f rng_stream:i", .infer = ont_infer_same,
+                                  .grad = row_dropout_grad, ONT_KERNELS(row_dropout_kernels)};
