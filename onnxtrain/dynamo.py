@@ -76,7 +76,8 @@ def compiled(graph: torch.fx.GraphModule, example_inputs: Sequence[Any],
         _log.warning("torch.compile(backend='onnxtrain'): PyTorch runs a graph of %d nodes, since %s",
                      len(graph.graph.nodes), error)
         return _counted(graph)
-    if numbers:
+    has_numbers = bool(numbers)
+    if has_numbers:
         numbers.take_out()
     floats = _floats_as_arguments(graph)
     kept = _sizes_from_tensors(graph)
@@ -102,18 +103,18 @@ def compiled(graph: torch.fx.GraphModule, example_inputs: Sequence[Any],
             model._note("a hook of all modules would be run for the graph, which is none of the user's")
             _report.count(model._counters, fallback_steps=1)
             results = graph.forward(*inputs)
-            return numbers.put_back(results, given) if numbers else results
+            return numbers.put_back(results, given) if has_numbers else results
         if torch._C._len_torch_function_stack() and function_mode() is not None:
             with torch._C.DisableTorchFunction():  # the mode was asked when the graph was captured: not once more
-                results = model(*arguments)
+                results = model._call(tuple(arguments), {})
         elif parts is not None and parts().seeds:
             results = model._by_torch("the module seeds torch's random generator, or reads or sets its state, inside "
                                       "forward, and wants torch's own numbers", tuple(arguments), {})
         elif enables_grad and not torch.is_grad_enabled():
             results = model._by_torch("it enables gradients under its caller's no_grad()", tuple(arguments), {})
         else:
-            results = model(*arguments)
-        return numbers.put_back(results, given) if numbers else results
+            results = model._call(tuple(arguments), {})  # no hook of all modules is for a graph
+        return numbers.put_back(results, given) if has_numbers else results
 
     return call
 

@@ -477,7 +477,8 @@ def _torch_export(flat: _Flat, tensors: tuple[Tensor, ...]) -> torch.export.Expo
 
     def trace() -> torch.export.ExportedProgram:
         flat.traced = _Traced()
-        with state.unchanged(flat.module), formulas.bounded():
+        with state.unchanged(flat.module), formulas.bounded(), \
+                torch._dynamo.config.patch(fake_tensor_cache_enabled=False):
             return torch.export.export(flat, tensors, strict=False, dynamic_shapes=dynamic)
 
     return whole_numbers.traced(trace)

@@ -11,6 +11,7 @@ import collections
 import contextlib
 import dataclasses
 import functools
+import gc
 import inspect
 import itertools
 import logging
@@ -49,7 +50,8 @@ MAX_CAPTURES = 64  # of one mode; Dynamo runs the module in PyTorch after them
 # graph, until it captures nothing of a module so.
 _SETTINGS = {"skip_nnmodule_hook_guards": False, "allow_rnn": True, "suppress_errors": True,
              "use_numpy_random_stream": True,
-             "record_runtime_overhead": False}  # a note for torch's profiler at each run of a graph: 10 us
+             "record_runtime_overhead": False,  # a note for torch's profiler at each run of a graph: 10 us
+             "fake_tensor_cache_enabled": False}  # with symbolic sizes an entry takes longer to make than a result
 _OF_NUMPY = "numpy"  # in the reason of a cut: from there on NumPy's functions, and loops of them, are Python's
 _CONTENTS = {"capture_scalar_outputs": True, "capture_dynamic_output_shape_ops": True}
 _TALKING = ("torch._dynamo.convert_frame", "torch._subclasses.fake_tensor")  # of what is left to Python
@@ -92,6 +94,9 @@ class _Call:
         known = {name: value for name, value in wanted.items() if hasattr(config, name)}
         self.before.enter_context(config.patch(known))
         self.before.enter_context(formulas.bounded())
+        if gc.isenabled():  # a capture makes millions of objects, and few of them are garbage
+            gc.disable()
+            self.before.callback(gc.enable)
         self.before.enter_context(replaced(FunctionCtx, "set_materialize_grads", _asks_for_none()))
         for child in self.parts.flattened():
             self.before.enter_context(replaced(child, "_is_fsdp_managed_module", False))

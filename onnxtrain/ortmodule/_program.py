@@ -249,6 +249,11 @@ class Program:
                 path, _, name = source.rpartition(".")
                 self._parameters.append((leaf, module.get_submodule(path)._parameters, name))
         self._single = (self.exported.out_spec.is_leaf() and len(self._user_outputs) == 1)
+        count = self.exported.out_spec.num_leaves
+        # As a graph of Dynamo's has it: a tuple of tensors that are all made by the engine.
+        self._row = [index for index, _ in self._user_outputs] if (
+            [leaf for _, leaf in self._user_outputs] == list(range(count)) and not self._same and not self._parameters
+            and self._views is None and self.exported.out_spec == pytree.tree_structure((0,) * count)) else None
 
     def _changing(self) -> frozenset[int]:
         """Inputs of the graph that forward changes, and that its results or gradients depend on as they were."""
@@ -375,6 +380,8 @@ class Program:
         self.step_seconds += self.used - start
         if self._single and not self.exported.filled:
             return outputs[self._user_outputs[0][0]]
+        if self._row is not None and not self.exported.filled:
+            return tuple([outputs[index] for index in self._row])
         return self._structured(outputs, leaves)
 
     def _check_weights(self, tensors: Sequence[Any]) -> None:

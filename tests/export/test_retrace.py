@@ -10,7 +10,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 import onnxtrain
-from onnxtrain._export import retrace
+from onnxtrain._export import retrace, translations
 from onnxtrain.ortmodule import ORTModule
 
 
@@ -148,3 +148,20 @@ def test_another_torch_goes_the_long_way(monkeypatch):
     monkeypatch.delattr(_fx_passes, "insert_type_promotion_nodes")
     with retrace.spared():
         assert not hasattr(_fx_passes, "insert_type_promotion_nodes")
+
+
+def test_a_registry_with_late_signatures_is_torchs() -> None:
+    """Signatures of translations are read when a node needs them: the same as if all are read at once."""
+    from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+    whole = ONNXRegistry.from_torchlib(20)
+    with translations.registry_reused():
+        late = ONNXRegistry.from_torchlib(20)
+        again = ONNXRegistry.from_torchlib(20)
+    assert late.functions.keys() == whole.functions.keys() and len(whole.functions) > 400
+    assert sum("signature" in vars(found) for listed in again.functions.values() for found in listed) < 20
+    for target, listed in whole.functions.items():
+        for one, other in zip(listed, late.functions[target], strict=True):
+            assert one.fx_target is other.fx_target and one.onnx_function is other.onnx_function
+            assert (one.is_complex, one.opset_introduced) == (other.is_complex, other.opset_introduced)
+            assert str(one.signature) == str(other.signature)
