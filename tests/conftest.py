@@ -1,4 +1,6 @@
-"""For every test: the sample of the sweeps, and which front captures."""
+"""For every test: the sample of the sweeps, the seed of the run, which front captures, and where child processes find
+helpers.
+"""
 
 import os
 import time
@@ -7,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from seeds import SEED, drawn_seed
 
 SWEEP = 8  # cases of one test function from which on it is a sweep
 PARTS = 3  # days in which a run of the whole suite has seen every case of every sweep
@@ -21,8 +24,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
                           f"{PARTS}, others each day")
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault(DAY, str(int(time.time()) // 86400))  # which the workers inherit
+    drawn_seed()
+    paths = list(filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)))
+    os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([*paths, *map(str, config.getini("pythonpath"))]))
 
 
 def _samples(config: pytest.Config) -> bool:
@@ -58,6 +64,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     if _samples(config):
         terminalreporter.write_line(f"Of each sweep 1 case in {PARTS} ran; {DAY}={os.environ[DAY]} repeats this "
                                     "sample, --full runs every case.")
+    if terminalreporter.stats.keys() & {"failed", "error"}:
+        terminalreporter.write_line(f"{SEED}={drawn_seed()} repeats the random cases of this run.")
 
 
 @pytest.fixture(autouse=True)

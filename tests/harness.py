@@ -17,7 +17,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import os
-import random
 import warnings
 import zlib
 from typing import Any, Callable, Sequence
@@ -34,15 +33,6 @@ OURS = "ai.onnxtrain"
 FLOATS = (np.float32, np.float64)
 # Relative to max(1, |expected|): accumulated rounding of a one-node graph.
 TOLERANCE = {np.dtype(np.float32): 2e-5, np.dtype(np.float64): 1e-11, np.dtype(np.float16): 2e-3}
-
-
-def drawn_seed(variable: str) -> int:
-    """The seed of a module that samples its cases: the environment variable's number, else one drawn anew for each run.
-
-    Workers of one run (pytest-xdist) must collect the same cases, so they draw from the run's name. Print the seed with
-    the variable's name: whoever sees a failure can then repeat it.
-    """
-    return int(os.environ.get(variable) or random.Random(os.environ.get("PYTEST_XDIST_TESTRUNUID")).randrange(2**31))
 
 
 _counts = itertools.cycle([int(n) for n in os.environ.get("ONNXTRAIN_TEST_TURNS", "").split(",") if n])

@@ -6,20 +6,16 @@ The model is an MLP with layer normalisation and a softmax cross-entropy, on a b
 from __future__ import annotations
 
 import gc
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from harness import call
 from onnx import TensorProto, helper, numpy_helper
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-from harness import call  # noqa: E402
-
-from onnxtrain import _C  # noqa: E402
+from onnxtrain import _C
 
 MOST = 20000
 NAMES = ["x", "labels", "w1", "b1", "gamma", "beta", "w2", "b2"]

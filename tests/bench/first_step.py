@@ -17,7 +17,7 @@ import time
 import warnings
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parents[1] / "models")]
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "models"))
 GOAL = 0.5  # seconds beyond the parts
 MODELS = ("distilbert", "bert", "gpt2", "llama", "mixtral", "t5", "bart", "whisper", "vit", "swin", "convnext", "clip")
 WAYS = ("aot_eager", "aot_eager dynamic", "ours")  # aot_eager's first graph is for one size; ours is for any

@@ -24,22 +24,18 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import NamedTuple
 
+import adam as adam_bench
+import overhead
 import torch
 import torch.nn.functional as F
+import workloads
 from torch import nn
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
-import adam as adam_bench  # noqa: E402
-import overhead  # noqa: E402
-import workloads  # noqa: E402
-
-from onnxtrain import _report  # noqa: E402
-from onnxtrain.optim import FusedAdam  # noqa: E402
-from onnxtrain.ortmodule import ORTModule  # noqa: E402
+from onnxtrain import _report
+from onnxtrain.optim import FusedAdam
+from onnxtrain.ortmodule import ORTModule
 
 PEAK = 790e12
 KINDS = ("onnxtrain", "eager", "compile", "max-autotune")

@@ -38,8 +38,6 @@ if os.environ.get("ONNXTRAIN_ISA") == "avx2":
 
 import torch  # noqa: E402
 import torch.nn as nn  # noqa: E402
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))
 from step_table import WARM_UP, after_export, print_table, resident, serve  # noqa: E402
 from step_table import print_peak as print_peak_beyond  # noqa: E402
 from workloads import WORKLOADS, Workload  # noqa: E402

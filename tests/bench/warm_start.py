@@ -14,7 +14,6 @@ import sys
 import tempfile
 import time
 import warnings
-from pathlib import Path
 
 ROUNDS = int(os.environ.get("ROUNDS", "5"))
 BATCH, LENGTH = 1, 128
@@ -23,12 +22,10 @@ BATCH, LENGTH = 1, 128
 def once(kind: str) -> None:
     """One process: prints the seconds of the first and the second step."""
     import torch
+    from workloads import GPT2
 
     import onnxtrain
     from onnxtrain.ortmodule import ORTModule
-
-    sys.path.insert(0, str(Path(__file__).resolve().parent))
-    from workloads import GPT2
 
     warnings.filterwarnings("ignore")
     torch.manual_seed(0)

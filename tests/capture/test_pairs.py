@@ -2,14 +2,11 @@
 feature twice. pairs.py by hand takes any."""
 
 import collections
-import sys
 from pathlib import Path
 
+import pairs
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-import pairs  # noqa: E402
 
 SEEDS = (
     8, 14, 15, 18, 19, 22, 26, 32, 33, 34, 39, 43, 44, 45, 47, 50, 53, 55, 58, 64, 65, 66, 67, 68, 69, 80, 85,

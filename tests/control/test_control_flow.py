@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
+from common import check, model_of, session_of, step, sweep_allocations
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-from common import check, model_of, session_of, step, sweep_allocations  # noqa: E402
-
-from onnxtrain import _C  # noqa: E402
+from onnxtrain import _C
 
 
 def randn(*shape, seed=0):

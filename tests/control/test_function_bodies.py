@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import onnx
 import pytest
 import torch
+from common import model_of
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-from common import model_of  # noqa: E402
-
-from onnxtrain import _C, _functions  # noqa: E402
+from onnxtrain import _C, _functions
 
 
 def without(monkeypatch, *names):

@@ -22,14 +22,12 @@ import sys
 import zlib
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parents[1] / "ops")]
+import harness
+import numpy as np
+import torch
+from harness import Case, assert_close, call, model_of
 
-import harness  # noqa: E402
-import numpy as np  # noqa: E402
-import torch  # noqa: E402
-from harness import Case, assert_close, call, model_of  # noqa: E402
-
-from onnxtrain import _C  # noqa: E402
+from onnxtrain import _C
 
 OPS = Path(__file__).resolve().parents[1] / "ops"
 FLOATS = {torch.float16: 2e-3, torch.bfloat16: 2e-2, torch.float32: 5e-5, torch.float64: 1e-10}

@@ -14,15 +14,13 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
+import numpy as np
+import onnx
+import torch
+from checks import run_checks
 
-import numpy as np  # noqa: E402
-import onnx  # noqa: E402
-import torch  # noqa: E402
-from checks import run_checks  # noqa: E402
-
-import onnxtrain  # noqa: E402
-from onnxtrain import _C  # noqa: E402
+import onnxtrain
+from onnxtrain import _C
 
 ROOT = Path(__file__).resolve().parents[2]
 DEVICE = "cpu"

@@ -15,13 +15,11 @@ import sys
 import zlib
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "graph")]
+import pytest
+import test_fuse_attention as graphs
+import torch
 
-import pytest  # noqa: E402
-import test_fuse_attention as graphs  # noqa: E402
-import torch  # noqa: E402
-
-from onnxtrain import _C  # noqa: E402
+from onnxtrain import _C
 
 PLUGIN, DEVICE = "", "cpu"
 USED: set[str] = set()
@@ -163,7 +161,7 @@ def main(plugin: str, device: str, part: str = "0/1") -> None:
             REPORT["passed"] += 1
         except Exception as error:  # noqa: BLE001 - reported
             REPORT["failed"].append((str(case), f"{type(error).__name__}: {error}"[:1000]))
-    os.environ.setdefault("ONNXTRAIN_FUSE_SEED", "1")
+    os.environ.setdefault("ONNXTRAIN_TEST_SEED", "1")
     cases_of_the_graph(part)
     REPORT["ran"] = sorted(USED)
     print()

@@ -19,7 +19,7 @@ if [ "${1:-}" = --quick ]; then
     shift
 fi
 parts=${*:-build check memcheck racecheck synccheck bench}
-export PYTHONPATH=$PWD ORTMODULE_LOG_LEVEL=ERROR
+export PYTHONPATH=$PWD:$PWD/tests:$PWD/tests/bench:$PWD/tests/graph:$PWD/tests/ops:$PWD/tests/optim ORTMODULE_LOG_LEVEL=ERROR
 plugin=$PWD/onnxtrain/_cuda.so
 status=0
 

@@ -18,18 +18,15 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parents[1] / "bench")]
+import gpu as bench
+import torch
+import torch.nn.functional as F
+import workloads
+from torch import nn
 
-import gpu as bench  # noqa: E402
-import torch  # noqa: E402
-import torch.nn.functional as F  # noqa: E402
-import workloads  # noqa: E402
-from torch import nn  # noqa: E402
-
-from onnxtrain import _C, _report  # noqa: E402
-from onnxtrain.ortmodule import ORTModule, _module  # noqa: E402
+from onnxtrain import _C, _report
+from onnxtrain.ortmodule import ORTModule, _module
 
 Model = tuple[nn.Module, tuple[torch.Tensor, ...], Callable[..., torch.Tensor]]
 

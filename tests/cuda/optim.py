@@ -13,19 +13,16 @@ import json
 import math
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "optim")]
+import test_fp16_optimizer
+import torch
+from checks import refusal, run_checks
+from torch import Tensor
 
-import test_fp16_optimizer  # noqa: E402
-import torch  # noqa: E402
-from checks import refusal, run_checks  # noqa: E402
-from torch import Tensor  # noqa: E402
-
-import onnxtrain  # noqa: E402
-from onnxtrain import _C  # noqa: E402
-from onnxtrain.optim import SGD as Momentum  # noqa: E402
-from onnxtrain.optim import Adagrad, FusedAdam, Lamb, Lion, _clip, _engine, fp16_optimizer  # noqa: E402
+import onnxtrain
+from onnxtrain import _C
+from onnxtrain.optim import SGD as Momentum
+from onnxtrain.optim import Adagrad, FusedAdam, Lamb, Lion, _clip, _engine, fp16_optimizer
 
 ADAM, LAMB_RULE, SGD, ADAGRAD, LION = range(5)
 NUMBER = {torch.float32: 1, torch.float64: 11, torch.float16: 10, torch.bfloat16: 16}

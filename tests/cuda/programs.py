@@ -18,17 +18,15 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
+import onnx
+import smoke
+import torch
+from checks import refusal, run_checks
+from onnx import TensorProto, helper
+from torch import nn
 
-import onnx  # noqa: E402
-import smoke  # noqa: E402
-import torch  # noqa: E402
-from checks import refusal, run_checks  # noqa: E402
-from onnx import TensorProto, helper  # noqa: E402
-from torch import nn  # noqa: E402
-
-import onnxtrain  # noqa: E402
-from onnxtrain import _C, _report  # noqa: E402
+import onnxtrain
+from onnxtrain import _C, _report
 
 ROOT = Path(__file__).resolve().parents[2]
 DEVICE = "cpu"

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import os
 import random
-import sys
 import time
-from pathlib import Path
 
+import gpu
 import pytest
 import torch
+from seeds import drawn_seed
 from torch.utils.flop_counter import FlopCounterMode
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "bench"))
-
-import gpu  # noqa: E402
 
 
 @pytest.mark.parametrize("name", gpu.TASKS)
@@ -53,7 +49,7 @@ def test_every_part_runs(capsys):
     """With one of the models, which the seed names; all with ONNXTRAIN_SLOW=1.
     tests/cuda/models.py trains them as well.
     """
-    seed = random.randrange(1000)
+    seed = drawn_seed()
     names = (list(gpu.TASKS) if os.environ.get("ONNXTRAIN_SLOW") == "1"
              else random.Random(seed).sample(list(gpu.TASKS), 1))
     print(f"seed {seed}: {names}")

@@ -13,11 +13,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from seeds import drawn_seed
 
 from onnxtrain import _C
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "build" / "emulated"
+PATHS = os.pathsep.join([str(ROOT), os.environ["PYTHONPATH"]])  # with the folders of helpers: tests/conftest.py
 
 
 def sanitizer() -> str:
@@ -32,7 +34,7 @@ def sanitizer() -> str:
 
 def run(script: str, plugin: Path, *arguments: str, **environment: str) -> dict:
     """The JSON that a script of this folder prints, run under the sanitizer."""
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "LD_PRELOAD": sanitizer(),
+    env = {**os.environ, "PYTHONPATH": PATHS, "OMP_NUM_THREADS": "1", "LD_PRELOAD": sanitizer(),
            "ASAN_OPTIONS": "detect_leaks=0:detect_stack_use_after_return=0", **environment}
     done = subprocess.run([sys.executable, str(ROOT / "tests/cuda" / script), str(plugin), "emulated", *arguments],
                           env=env, cwd=ROOT, capture_output=True, text=True)
@@ -58,13 +60,13 @@ def models() -> dict:
     assert made.returncode == 0, made.stderr[-4000:]
     every = ["mlp", "cnn", "resnet", "gpt2", "bert", "llama", "sample", "resnet bf16", "gpt2 bf16", "bert bf16",
              "llama bf16"]
-    seed = random.randrange(1000)
+    seed = drawn_seed()
     chosen = every if os.environ.get("ONNXTRAIN_SLOW") == "1" else random.Random(seed).sample(every, 4)
     print(f"models, seed {seed}: {', '.join(chosen)}")
     command = [sys.executable, str(ROOT / "tests/cuda/models.py"), made.stdout.splitlines()[-1], "emulated",
                ",".join(chosen)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True,
-                          env={**os.environ, "PYTHONPATH": str(ROOT)})
+                          env={**os.environ, "PYTHONPATH": PATHS})
     assert done.returncode == 0, done.stderr[-4000:]
     return {**json.loads(done.stdout.splitlines()[-1]), "chosen": chosen}
 
@@ -140,7 +142,7 @@ def test_every_claimed_operator_ran(plugin, cases, programs):
     script = ("import sys, json; from onnxtrain import _C; _C.open_plugin(sys.argv[1]); "
               "print(json.dumps(_C.device_operators('emulated')))")
     done = subprocess.run([sys.executable, "-c", script, str(plugin)], capture_output=True, text=True, check=True,
-                          cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT), "LD_PRELOAD": sanitizer(),
+                          cwd=ROOT, env={**os.environ, "PYTHONPATH": PATHS, "LD_PRELOAD": sanitizer(),
                                          "ASAN_OPTIONS": "detect_leaks=0"})
     ran = set(cases["ran"]) | set(programs["ran"])
     claimed = json.loads(done.stdout)

@@ -22,7 +22,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 import torch.utils.checkpoint
-from models import CNN, GPT2, MLP, Seq2SeqTransformer  # of this folder, which pytest puts on the path
+from export_models import CNN, GPT2, MLP, Seq2SeqTransformer  # of this folder, which pytest puts on the path
 from onnx.reference.op_run import OpRun
 from torch import Tensor
 from torch.utils import _pytree as pytree

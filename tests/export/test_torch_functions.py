@@ -6,22 +6,18 @@ A run takes a sample by a printed seed; ONNXTRAIN_SLOW=1 takes all.
 
 import os
 import random
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 import torch.nn as nn
+from seeds import drawn_seed
+from torch_functions import FUNCTIONS
 
-sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parents[1])]
-from harness import drawn_seed  # noqa: E402
-from torch_functions import FUNCTIONS  # noqa: E402
+import onnxtrain
+from onnxtrain._export.special import SPECIAL
+from onnxtrain.ortmodule import ORTModule
 
-import onnxtrain  # noqa: E402
-from onnxtrain._export.special import SPECIAL  # noqa: E402
-from onnxtrain.ortmodule import ORTModule  # noqa: E402
-
-SEED = drawn_seed("ONNXTRAIN_MODELS_SEED")
+SEED = drawn_seed()
 #: Of these torch.onnx leaves out an argument, or gives other numbers: always run.
 MENDED = ["conv3d", "multilabel_margin", "avg_pool_div", "avg_pool_div_pad", "avg_pool3d_div", "sr_mean", "sr_mean_ns",
           "sr_amin_ns", "hypot", "copysign", "fmax", "fmin", "cumprod", "lgamma", "digamma", "polygamma", "erfinv",
@@ -32,7 +28,7 @@ IN_PYTORCH = {"bessel_j0", "cholesky", "combinations", "diagonal_scatter", "i0",
               "ndtri", "solve", "torch_embedding_pad", "zeta"}
 CHOSEN = sorted(FUNCTIONS) if os.environ.get("ONNXTRAIN_SLOW") == "1" else sorted(
     {*MENDED, *random.Random(SEED).sample(sorted(FUNCTIONS), 20)})
-print(f"ONNXTRAIN_MODELS_SEED={SEED}: {len(CHOSEN)} of {len(FUNCTIONS)} functions")
+print(f"ONNXTRAIN_TEST_SEED={SEED}: {len(CHOSEN)} of {len(FUNCTIONS)} functions")
 
 
 class Scaled(nn.Module):

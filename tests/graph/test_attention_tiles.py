@@ -11,11 +11,12 @@ import sys
 import onnx
 import pytest
 import torch
+from seeds import drawn_seed
 from test_fuse_attention import Model, added, lower, plain_attention, rough, step
 
 from onnxtrain import _C
 
-SEED = int(os.environ.get("ONNXTRAIN_TILES_SEED", random.randrange(2**31)))
+SEED = drawn_seed()
 TILES = ["attention_tiles", "attention_grad_tiles"]
 FLASH = ["attention_flash", "attention_grad_flash"]
 # rows, columns, size of a head, size of its values: below, at and beyond vectors, tiles and blocks

@@ -4,25 +4,19 @@ import logging
 import random
 import re
 import sys
-from pathlib import Path
 
 import pytest
 import torch
+from memory import GPT2
+from seeds import drawn_seed
+from test_fuse_elementwise import random_model
+from test_recompute import bits, network
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "models"), str(Path(__file__).resolve().parents[1])]
-from harness import drawn_seed  # noqa: E402
-from test_fuse_elementwise import random_model  # noqa: E402
-from test_recompute import bits, network  # noqa: E402
+import onnxtrain
+from onnxtrain import _C
+from onnxtrain.ortmodule import ORTModule
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "bench")]
-from memory import GPT2  # noqa: E402
-
-import onnxtrain  # noqa: E402
-from onnxtrain import _C  # noqa: E402
-from onnxtrain.ortmodule import ORTModule  # noqa: E402
-
-SEED = drawn_seed("ONNXTRAIN_BUDGET_SEED")
-print(f"ONNXTRAIN_BUDGET_SEED={SEED}")
+SEED = drawn_seed()
 
 
 def run(model, tensors, seed=7, **kwargs):

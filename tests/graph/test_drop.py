@@ -1,17 +1,13 @@
 """What is gone once gradients are there: a Where with a constant condition, and barriers of gradients."""
 
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from harness import OURS
 from onnx import TensorProto, helper, numpy_helper
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from harness import OURS  # noqa: E402
-
-from onnxtrain import _C  # noqa: E402
+from onnxtrain import _C
 
 
 def session_of(nodes, inputs, constants=()):

@@ -6,18 +6,17 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
-import random
 
 import numpy as np
 import onnx
 import pytest
 import torch
 from onnx import helper, numpy_helper
+from seeds import drawn_seed
 
 from onnxtrain import _C
 
-SEED = int(os.environ.get("ONNXTRAIN_FUSE_SEED", random.randrange(2**31)))
+SEED = drawn_seed()
 TYPES = {torch.float32: onnx.TensorProto.FLOAT, torch.float64: onnx.TensorProto.DOUBLE,
          torch.bfloat16: onnx.TensorProto.BFLOAT16,
          torch.float16: onnx.TensorProto.FLOAT16, torch.bool: onnx.TensorProto.BOOL,

@@ -1,6 +1,5 @@
 """Elementwise nodes that feed each other become one node; the numbers stay those of the nodes one by one."""
 
-import os
 import random
 
 import numpy as np
@@ -8,10 +7,11 @@ import onnx
 import pytest
 import torch
 from onnx import helper
+from seeds import drawn_seed
 
 from onnxtrain import _C
 
-SEED = int(os.environ.get("ONNXTRAIN_FUSE_SEED", random.randrange(2**31)))
+SEED = drawn_seed()
 UNARY = ("Tanh", "Sigmoid", "Relu", "Neg", "Abs", "Softplus", "Gelu", "Sin")
 BINARY = ("Add", "Sub", "Mul", "Min", "Max", "Sum")
 SHAPES = ((3, 5, 64), (64,), (5, 64), (3, 1, 1), (), (3, 5, 1))
@@ -93,7 +93,7 @@ def random_model(rng):
 @pytest.mark.parametrize("number", range(60))
 def test_random_graphs(number):
     rng = random.Random(SEED + number)
-    print(f"ONNXTRAIN_FUSE_SEED={SEED} graph {number}")
+    print(f"ONNXTRAIN_TEST_SEED={SEED} graph {number}")
     model, names = random_model(rng)
     generator = torch.Generator().manual_seed(SEED + number)
     tensors = [torch.randn(shape, generator=generator) * (0.1 if name == "w" else 1) for name, shape in names]

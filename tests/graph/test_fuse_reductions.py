@@ -315,7 +315,7 @@ def test_through_views(viewed):
 def test_random_graphs(number):
     """Groups of all sorts with reductions among them, and gradients of broadcast operands, forward and backward."""
     rng = random.Random(SEED + 1000 + number)
-    print(f"ONNXTRAIN_FUSE_SEED={SEED} graph {number}")
+    print(f"ONNXTRAIN_TEST_SEED={SEED} graph {number}")
     model, names = random_model(rng)
     generator = torch.Generator().manual_seed(SEED + number)
     tensors = [torch.randn(shape, generator=generator) * (0.1 if name == "w" else 1) for name, shape in names]

@@ -5,16 +5,15 @@ input; numbers and gradients, those of the angles included, stay those of the no
 from __future__ import annotations
 
 import itertools
-import os
-import random
 
 import pytest
 import torch
+from seeds import drawn_seed
 from test_fuse_attention import Model, as_it_was, step  # noqa: F401
 
 from onnxtrain import _C
 
-SEED = int(os.environ.get("ONNXTRAIN_FUSE_SEED", random.randrange(2**31)))
+SEED = drawn_seed()
 
 
 def halves(m: Model, x: str, size: int, slices: bool) -> list[str]:

@@ -2,23 +2,19 @@
 take an input's, which the caller says is read by nobody else."""
 
 import random
-import sys
-from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
 import torch
 from onnx import helper
+from seeds import drawn_seed
+from test_fuse_elementwise import random_model
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from harness import drawn_seed  # noqa: E402
-from test_fuse_elementwise import random_model  # noqa: E402
+import onnxtrain.backend
+from onnxtrain import _C
 
-import onnxtrain.backend  # noqa: E402
-from onnxtrain import _C  # noqa: E402
-
-SEED = drawn_seed("ONNXTRAIN_INPLACE_SEED")
+SEED = drawn_seed()
 
 RNG = np.random.default_rng(0)
 

@@ -5,25 +5,20 @@ by the rule of passes/recompute.c.
 import copy
 import os
 import random
-import sys
-from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
+import test_models
 import torch
 from onnx import helper
+from seeds import drawn_seed
+from test_fuse_elementwise import random_model
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "models"), str(Path(__file__).resolve().parents[1])]
-import test_models  # noqa: E402
-from harness import drawn_seed  # noqa: E402
-from test_fuse_elementwise import random_model  # noqa: E402
+from onnxtrain import _C
+from onnxtrain.ortmodule import ORTModule, _program
 
-from onnxtrain import _C  # noqa: E402
-from onnxtrain.ortmodule import ORTModule, _program  # noqa: E402
-
-SEED = drawn_seed("ONNXTRAIN_RECOMPUTE_SEED")
-print(f"ONNXTRAIN_RECOMPUTE_SEED={SEED}")
+SEED = drawn_seed()
 ZOO = {**test_models.MODELS, **{f"dropped-{name}": model for name, model in test_models.RANDOM.items()}}
 ZOO = {name: model for name, model in ZOO.items() if model.engine}
 SAMPLE = sorted(ZOO) if os.environ.get("ONNXTRAIN_SLOW") == "1" else sorted(random.Random(SEED).sample(sorted(ZOO), 4))

@@ -4,26 +4,21 @@
 import os
 import random
 import re
-import sys
-from pathlib import Path
 
 import onnx
 import pytest
+import test_models
 import torch
 from onnx import helper
+from seeds import drawn_seed
+from test_fuse_elementwise import random_model
+from test_recompute import run
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "models"), str(Path(__file__).resolve().parents[1])]
-import test_models  # noqa: E402
-from harness import drawn_seed  # noqa: E402
-from test_fuse_elementwise import random_model  # noqa: E402
-from test_recompute import run  # noqa: E402
+from onnxtrain import _C
+from onnxtrain.optim import FusedAdam, step_in_backward
+from onnxtrain.ortmodule import ORTModule
 
-from onnxtrain import _C  # noqa: E402
-from onnxtrain.optim import FusedAdam, step_in_backward  # noqa: E402
-from onnxtrain.ortmodule import ORTModule  # noqa: E402
-
-SEED = drawn_seed("ONNXTRAIN_SCHEDULE_SEED")
-print(f"ONNXTRAIN_SCHEDULE_SEED={SEED}")
+SEED = drawn_seed()
 ZOO = sorted(name for name, model in test_models.MODELS.items() if model.engine)
 SAMPLE = ZOO if os.environ.get("ONNXTRAIN_SLOW") == "1" else sorted(random.Random(SEED).sample(ZOO, 5))
 

@@ -1,19 +1,15 @@
 """Heads whose scores are never stored: where the pass applies, in which form, and that nothing else changes."""
 
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import torch.nn as nn
 from onnx import helper
+from workloads import GPT2
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "bench")]
-from workloads import GPT2  # noqa: E402
-
-from onnxtrain import _C  # noqa: E402
-from onnxtrain.ortmodule import ORTModule, _program  # noqa: E402
+from onnxtrain import _C
+from onnxtrain.ortmodule import ORTModule, _program
 
 BATCH, LENGTH, WIDTH, WORDS = 2, 3, 4, 10
 

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
+from common import session_of
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "control"))
-from common import session_of  # noqa: E402
-
-from onnxtrain import _C  # noqa: E402
+from onnxtrain import _C
 
 
 def infer(text, opset=20):

@@ -8,19 +8,15 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import sys
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
+from transformers_zoo import ZOO
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-from transformers_zoo import ZOO  # noqa: E402
-
-import onnxtrain  # noqa: E402
-from onnxtrain.ortmodule import ORTModule  # noqa: E402
+import onnxtrain
+from onnxtrain.ortmodule import ORTModule
 
 STEPS = 3
 CLOSE = dict(loss=2e-6, outputs=1e-5, gradients=1e-4, buffers=1e-5)  # of float32

@@ -13,24 +13,21 @@ import copy
 import dataclasses
 import os
 import random
-import sys
-from pathlib import Path
 from typing import Any, Callable
 
 import pytest
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+import zoo
+from harness import turn_threads
+from seeds import drawn_seed
+from structure import fakes, structure
 from torch import Tensor
 
-sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parents[1])]
-import zoo  # noqa: E402
-from harness import drawn_seed, turn_threads  # noqa: E402
-from structure import fakes, structure  # noqa: E402
-
-import onnxtrain  # noqa: E402
-import onnxtrain.export  # noqa: E402
-from onnxtrain.ortmodule import ORTModule  # noqa: E402
+import onnxtrain
+import onnxtrain.export
+from onnxtrain.ortmodule import ORTModule
 
 # Of the largest entry of a tensor. In float32 two orders of summation are compared; float64 shows what is a defect.
 TOLERANCE = {torch.float32: 2e-3, torch.float64: 1e-9}
@@ -276,10 +273,10 @@ UNDROPPED = {"lstm-bidirectional", "rnn", "lstm-packed", "gru-packed"}
 RANDOM = {name: Model(lambda m=model: Dropped(m.make()), model.data, model.loss) for name, model in MODELS.items()
           if name not in UNDROPPED}
 RANDOM["sampling-vae"] = Model(zoo.SamplingVAE, lambda: (torch.rand(3, 1, 16, 16),), elbo)
-SEED = drawn_seed("ONNXTRAIN_MODELS_SEED")
+SEED = drawn_seed()
 DRAWN = (sorted(RANDOM) if os.environ.get("ONNXTRAIN_SLOW") == "1"
          else sorted(random.Random(SEED).sample(sorted(RANDOM), 6)))
-print(f"ONNXTRAIN_MODELS_SEED={SEED}: {len(DRAWN)} of {len(RANDOM)} random models")
+print(f"ONNXTRAIN_TEST_SEED={SEED}: {len(DRAWN)} of {len(RANDOM)} random models")
 
 
 @pytest.mark.parametrize("name", DRAWN)

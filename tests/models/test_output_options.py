@@ -8,20 +8,16 @@ from __future__ import annotations
 
 import copy
 import os
-import sys
-from pathlib import Path
 from typing import Any, Callable
 
 import pytest
 import torch
+from structure import fakes
 from torch import Tensor
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
-from structure import fakes  # noqa: E402
-
-import onnxtrain  # noqa: E402
-from onnxtrain import options  # noqa: E402
-from onnxtrain.ortmodule import ORTModule  # noqa: E402
+import onnxtrain
+from onnxtrain import options
+from onnxtrain.ortmodule import ORTModule
 
 T = pytest.importorskip("transformers")
 

@@ -1,23 +1,19 @@
 """Random modules through ORTModule against eager: a few, by a printed seed; ONNXTRAIN_SLOW=1 takes many."""
 
 import os
-import sys
-from pathlib import Path
 
 import pytest
-
-sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parents[1])]
-import random_modules  # noqa: E402
-from harness import drawn_seed  # noqa: E402
+import random_modules
+from seeds import drawn_seed
 
 COUNT = 200 if os.environ.get("ONNXTRAIN_SLOW") else 5
-SEED = drawn_seed("ONNXTRAIN_MODELS_SEED")
+SEED = drawn_seed()
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _say_the_seed(pytestconfig):
     with pytestconfig.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
-        print(f"random modules: ONNXTRAIN_MODELS_SEED={SEED}")
+        print(f"random modules: ONNXTRAIN_TEST_SEED={SEED}")
 
 
 @pytest.mark.parametrize("index", range(COUNT))

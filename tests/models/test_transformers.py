@@ -9,18 +9,16 @@ from __future__ import annotations
 import importlib.util
 import os
 import random
-import sys
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("transformers")
-sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parents[1])]
-import against_eager as against  # noqa: E402
-from harness import drawn_seed  # noqa: E402
-from transformers_zoo import CASES, UNDROPPED  # noqa: E402
+import against_eager as against
+from seeds import drawn_seed
+from transformers_zoo import CASES, UNDROPPED
 
-SEED = drawn_seed("ONNXTRAIN_MODELS_SEED")
+SEED = drawn_seed()
 EVERY = {
     "three_steps": [(name, attention, where) for name, attention in CASES for where in ("inside", "outside")],
     "bfloat16": [(name, attention, where) for name, attention in CASES for where in ("inside", "outside")],
@@ -37,7 +35,7 @@ def sample(kind: str) -> list[pytest.ParameterSet]:
     return [pytest.param(*case, id="-".join(case)) for case in every]
 
 
-print(f"ONNXTRAIN_MODELS_SEED={SEED}: {sum(COUNTS.values())} of {sum(map(len, EVERY.values()))} cases of models")
+print(f"ONNXTRAIN_TEST_SEED={SEED}: {sum(COUNTS.values())} of {sum(map(len, EVERY.values()))} cases of models")
 
 
 @pytest.mark.parametrize("name, attention, where", sample("three_steps"))

@@ -26,12 +26,11 @@ import time
 import warnings
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-import loader_build  # noqa: E402
-import loader_models  # noqa: E402
-import numpy as np  # noqa: E402
-import onnx  # noqa: E402
-from onnx import numpy_helper  # noqa: E402
+import loader_build
+import loader_models
+import numpy as np
+import onnx
+from onnx import numpy_helper
 
 EXTREMES = [0, 1, -1, 2, 3, 7, 64, 255, 4096, 2**31 - 1, 2**31, -(2**31), 2**32, 2**40, 2**62, 2**63 - 1, -(2**63)]
 PROPER = {"OK", "EINVAL", "ETYPE", "EINDEX", "EUNSUPPORTED", "ENOMEM"}

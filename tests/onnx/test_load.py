@@ -6,20 +6,17 @@ Most tests run loader_check.c, which is the loader under sanitizers; the rest go
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
+import loader_build
+import loader_models
 import numpy as np
 import onnx
 import pytest
+from loader_models import model, value
 from onnx import TensorProto, helper, numpy_helper
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-import loader_build  # noqa: E402
-import loader_models  # noqa: E402
-from loader_models import model, value  # noqa: E402
-
-from onnxtrain import _C  # noqa: E402
+from onnxtrain import _C
 
 
 @pytest.fixture(scope="session")

@@ -11,22 +11,19 @@ from __future__ import annotations
 import functools
 import os
 import random
-import sys
 import warnings
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 from onnx import helper
+from seeds import fixed_seed
+from test_type_variables import NOT_COMPARED, agree, compare, examples, reference
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-from test_type_variables import NOT_COMPARED, agree, compare, examples, reference  # noqa: E402
+from onnxtrain import _C, backend
 
-from onnxtrain import _C, backend  # noqa: E402
-
-SEED = int(os.environ.get("ONNXTRAIN_TEST_SEED", "20"))
+SEED = fixed_seed()
 SLOW = os.environ.get("ONNXTRAIN_SLOW") == "1"
 # Refusals that are right: before opset 7 operands broadcast only where an attribute says so, and batch normalisation
 # trained with its running statistics as outputs.

@@ -21,6 +21,7 @@ import numpy as np
 import onnx
 import onnx.reference
 import pytest
+from seeds import fixed_seed
 
 from onnxtrain import _C, backend
 
@@ -30,7 +31,7 @@ tool = importlib.util.module_from_spec(SPEC)
 sys.modules["operators_tool"] = tool
 SPEC.loader.exec_module(tool)
 
-SEED = int(os.environ.get("ONNXTRAIN_TEST_SEED", "20"))
+SEED = fixed_seed()
 SLOW = os.environ.get("ONNXTRAIN_SLOW") == "1"
 TOLERANCE = {"double": 1e-6, "float": 1e-4, "float16": 2e-2, "bfloat16": 1e-1}
 # Drawn at random; or a result of which the specification leaves the rest open.

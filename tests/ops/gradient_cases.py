@@ -8,16 +8,13 @@ import dataclasses
 import functools
 import importlib
 import itertools
-import sys
 from pathlib import Path
 from typing import Iterator, Sequence
 
 import numpy as np
+from harness import C, Case, R, V, _arrays, _grad_inputs, _is_const, _run_inputs, _tensor, _torch_outputs
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parent)]
-from harness import C, Case, R, V, _arrays, _grad_inputs, _is_const, _run_inputs, _tensor, _torch_outputs  # noqa: E402
-
-from onnxtrain import _C  # noqa: E402
+from onnxtrain import _C
 
 SHAPES = [(), (1,), (4,), (3, 1), (3, 4), (1, 4), (2, 1, 4), (2, 3, 1), (2, 3, 4), (0, 1), (2, 0, 1), (0,)]
 #: Operators whose inputs broadcast against each other.

@@ -1,15 +1,11 @@
 """Attention, RotaryEmbedding and RMSNormalization: operators that stand for others."""
 
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from harness import C, Case, R, V, expect_error, run_case  # noqa: E402
+from harness import C, Case, R, V, expect_error, run_case
 
 CASES = [
     Case("RMSNormalization", [R(2, 3, 8), R(8)], opset=23, torch=lambda x, s: F.rms_norm(x, (8,), s, 1e-5)),

@@ -4,20 +4,17 @@ Every differentiable operator of ai.onnx has a gradient case, and each of its at
 values, one of which may be its default.
 """
 
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from gradient_cases import descriptor, every_case
+from harness import C, Case, R, _arrays, _grad_inputs, run_case
+from test_recurrent import case as recurrent
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parent)]
-from gradient_cases import descriptor, every_case  # noqa: E402
-from harness import C, Case, R, _arrays, _grad_inputs, run_case  # noqa: E402
-from test_recurrent import case as recurrent  # noqa: E402
-
-from onnxtrain import _C  # noqa: E402
+from onnxtrain import _C
 
 X = R(2, 3, 4, low=0.2, high=1.5)
 IMAGE = R(1, 2, 6, 7, apart=0.05)

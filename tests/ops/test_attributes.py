@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import onnx.defs
 import pytest
 import torch
+from harness import OURS, Case, R, call, expect_error, model_of, run_case, session_of
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from harness import OURS, Case, R, call, expect_error, model_of, run_case, session_of  # noqa: E402
-
-from onnxtrain import _C  # noqa: E402
+from onnxtrain import _C
 
 KINDS = {"INT": "i", "FLOAT": "f", "STRING": "s", "TENSOR": "t", "GRAPH": "g", "INTS": "I", "FLOATS": "F",
          "STRINGS": "S",

@@ -3,17 +3,14 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from harness import Case, R, call, expect_error, run_case, session_of
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from harness import Case, R, call, expect_error, run_case, session_of  # noqa: E402
-
-from onnxtrain import _C, UnsupportedError  # noqa: E402
+from onnxtrain import _C, UnsupportedError
 
 EPS, MOMENTUM = 2.0**-10, 0.75
 

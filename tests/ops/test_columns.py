@@ -1,18 +1,14 @@
 """Axes that are not the last, in strips of columns, and rows of a few elements, laid out in tiles: every kernel against the others and
 torch, around the sizes where strips and tiles end."""
 
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from harness import C, Case, R, V, call, run_case, session_of
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from harness import C, Case, R, V, call, run_case, session_of  # noqa: E402
-
-from onnxtrain import _C  # noqa: E402
+from onnxtrain import _C
 
 FLOAT = {"dtypes": (np.float32,), "alloc": False}
 SHAPES = [(2, 3, 7), (2, 3, 8), (3, 5, 2, 130), (1, 4, 256), (2, 1, 257)]

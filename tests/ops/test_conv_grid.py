@@ -4,19 +4,15 @@ automatic padding.
 ONNXTRAIN_TEST_SEED fixes the sample and is in each case's name. 16-bit floats go through the widening pass.
 """
 
-import os
 import random
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
+from harness import Case, R, call, run_case
+from seeds import fixed_seed
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from harness import Case, R, call, run_case  # noqa: E402
-
-SEED = int(os.environ.get("ONNXTRAIN_TEST_SEED", "20"))
+SEED = fixed_seed()
 CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 TRANSPOSED = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
 

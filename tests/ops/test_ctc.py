@@ -1,15 +1,11 @@
 """CTCLoss against torch in float64, and the refusal of lengths and targets that do not fit."""
 
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from harness import Case, R, V, call, expect_error, run_case, session_of  # noqa: E402
+from harness import Case, R, V, call, expect_error, run_case, session_of
 
 INTS = np.int64
 

@@ -1,16 +1,12 @@
 """DeformConv against the same reading written with grid_sample; without offsets, against a convolution."""
 
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
+from harness import Case, R, V, expect_error, run_case
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from harness import Case, R, V, expect_error, run_case  # noqa: E402
-
-from onnxtrain import UnsupportedError  # noqa: E402
+from onnxtrain import UnsupportedError
 
 
 def deform(x, w, offset, bias=None, mask=None, *, stride=(1, 1), pads=(0, 0, 0, 0), dilation=(1, 1), group=1,

@@ -1,16 +1,12 @@
 """DFT, STFT and MelWeightMatrix: against torch.fft, and the mel filters against their definition."""
 
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from harness import C, Case, R, expect_error, run_case
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from harness import C, Case, R, expect_error, run_case  # noqa: E402
-
-from onnxtrain import UnsupportedError  # noqa: E402
+from onnxtrain import UnsupportedError
 
 
 def dft(n=None, axis=-2, inverse=0, onesided=0):

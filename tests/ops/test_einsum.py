@@ -2,15 +2,11 @@
 integer matrix products.
 """
 
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from harness import Case, R, expect_error, run_case  # noqa: E402
+from harness import Case, R, expect_error, run_case
 
 EQUATIONS = [
     ("ij,jk->ik", [(2, 3), (3, 4)]),

@@ -4,19 +4,16 @@ import os
 import platform
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
 import torch
 import torch.nn.functional as F
+from harness import OURS, C, Case, R, V, expect_error, run_case
 from onnx import TensorProto, helper
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from harness import OURS, C, Case, R, V, expect_error, run_case  # noqa: E402
-
-from onnxtrain import _C  # noqa: E402
+from onnxtrain import _C
 
 INTS = (np.int64, np.int32)
 NAN, INF = float("nan"), float("inf")

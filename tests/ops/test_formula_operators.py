@@ -1,15 +1,11 @@
 """Operators built from others, ArgMax, ArgMin, TopK, Pad in all modes, ReverseSequence, EyeLike, windows."""
 
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from harness import OURS, C, Case, R, V, expect_error, run_case  # noqa: E402
+from harness import OURS, C, Case, R, V, expect_error, run_case
 
 
 def flat(op_type, *inputs, **more):

@@ -2,11 +2,11 @@
 
 import json
 import os
-import random
 import subprocess
 import sys
 
 import pytest
+from seeds import drawn_seed
 
 from onnxtrain import _C
 
@@ -132,10 +132,8 @@ assert _C.remember_products(_C.measured_products()) == 0
 
 @needs_torch
 def test_mutants():
-    seed = random.randrange(2**32)
-    print("seed", seed)
     text = line(m=77, ways=("native", "torch", "native")) + line(dtype="double", out="double") + line(best="per_thread")
-    script(MUTANTS, text, seed)
+    script(MUTANTS, text, drawn_seed())
 
 
 def test_text_of_another_kind():

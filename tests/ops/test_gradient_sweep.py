@@ -9,16 +9,12 @@ import itertools
 import os
 import random
 import re
-import sys
-from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
 import torch
-
-sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parent)]
-from gradient_cases import (  # noqa: E402
+from gradient_cases import (
     BROADCAST,
     broadcast,
     emptied,
@@ -30,7 +26,7 @@ from gradient_cases import (  # noqa: E402
     scalar,
     with_arrays,
 )
-from harness import (  # noqa: E402
+from harness import (
     _arrays,
     _expanded,
     _grad_inputs,
@@ -48,10 +44,11 @@ from harness import (  # noqa: E402
     model_of,
     session_of,
 )
+from seeds import fixed_seed
 
-from onnxtrain import _C  # noqa: E402
+from onnxtrain import _C
 
-SEED = int(os.environ.get("ONNXTRAIN_TEST_SEED", "20"))
+SEED = fixed_seed()
 SLOW = os.environ.get("ONNXTRAIN_SLOW") == "1"
 CASES = list(gradient_cases())
 

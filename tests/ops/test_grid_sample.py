@@ -4,18 +4,14 @@ with the gradients to the image and to the grid.
 
 import itertools
 import math
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from harness import C, Case, R, V, call, expect_error, run_case, session_of
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from harness import C, Case, R, V, call, expect_error, run_case, session_of  # noqa: E402
-
-from onnxtrain import UnsupportedError  # noqa: E402
+from onnxtrain import UnsupportedError
 
 NAMES = {"nearest": "nearest", "linear": "bilinear", "cubic": "bicubic"}
 

@@ -1,15 +1,11 @@
 """Operators that move elements: views, Transpose, Expand, Slice, Split, Concat, Trilu, and what shapes make."""
 
 import dataclasses
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from harness import C, Case, R, V, expect_error, run_case  # noqa: E402
+from harness import C, Case, R, V, expect_error, run_case
 
 
 def flat(op_type, *inputs, **more):

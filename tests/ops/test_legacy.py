@@ -1,18 +1,14 @@
 """Operators of opsets 1 to 6: converted up, with their gradients."""
 
-import sys
-from pathlib import Path
 
 import numpy as np
 import onnx.defs
 import pytest
 import torch
 import torch.nn.functional as F
+from harness import C, Case, R, call, expect_error, run_case, session_of
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from harness import C, Case, R, call, expect_error, run_case, session_of  # noqa: E402
-
-from onnxtrain import _C  # noqa: E402
+from onnxtrain import _C
 
 X = R(2, 3, 4, low=0.2, high=1.5)
 CONSUMED = {"consumed_inputs": [0]}

@@ -1,13 +1,9 @@
 """LinearAttention under every update rule and CausalConvWithState, against their recurrences written in torch."""
 
-import sys
-from pathlib import Path
 
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from harness import Case, R, expect_error, run_case  # noqa: E402
+from harness import Case, R, expect_error, run_case
 
 
 def recurrence(q_heads, heads, gated, delta, past=False, scale=None):

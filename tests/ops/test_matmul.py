@@ -1,14 +1,10 @@
 """MatMul, Gemm and FusedMatMul against torch, and the refusal of operands that do not fit."""
 
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from harness import Case, R, V, expect_error, run_case  # noqa: E402
+from harness import Case, R, V, expect_error, run_case
 
 
 def fused(ta, tb, alpha):

@@ -1,16 +1,12 @@
 """Operators whose output size depends on contents: NonZero, Compress, Unique, NonMaxSuppression."""
 
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from harness import C, Case, R, V, call, expect_error, run_case, session_of
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from harness import C, Case, R, V, call, expect_error, run_case, session_of  # noqa: E402
-
-from onnxtrain import _C  # noqa: E402
+from onnxtrain import _C
 
 MASK = np.array([True, False, True, True, False])
 DTYPES = [np.bool_, np.int8, np.uint8, np.int16, np.uint16, np.int32, np.uint32, np.int64, np.uint64, np.float16,

@@ -1,15 +1,11 @@
 """Normalisations against torch: groups, instances, local response, mean and variance, Lp norms."""
 
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from harness import Case, R, V, call, expect_error, run_case, session_of  # noqa: E402
+from harness import Case, R, V, call, expect_error, run_case, session_of
 
 EPS = 2.0**-10
 

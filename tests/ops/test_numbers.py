@@ -2,15 +2,11 @@
 n-gram counts.
 """
 
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from harness import C, Case, R, V, expect_error, run_case  # noqa: E402
+from harness import C, Case, R, V, expect_error, run_case
 
 INTS = (np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64)
 

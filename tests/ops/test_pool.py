@@ -5,22 +5,18 @@ The grid of attribute combinations is sampled; ONNXTRAIN_TEST_SEED (printed on f
 
 import itertools
 import math
-import os
 import random
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from harness import C, Case, R, V, call, expect_error, run_case, session_of
+from seeds import fixed_seed
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from harness import C, Case, R, V, call, expect_error, run_case, session_of  # noqa: E402
+from onnxtrain import _C
 
-from onnxtrain import _C  # noqa: E402
-
-SEED = int(os.environ.get("ONNXTRAIN_TEST_SEED", "20"))
+SEED = fixed_seed()
 
 
 def axis_windows(size: int, k: int, s: int, d: int, begin: int, end: int, ceil: bool, auto_pad: str):

@@ -2,19 +2,15 @@
 quantisation.
 """
 
-import sys
-from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
 import torch
+from harness import C, Case, R, V, assert_close, call, expect_error, run_case
 from onnx import helper, numpy_helper
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from harness import C, Case, R, V, assert_close, call, expect_error, run_case  # noqa: E402
-
-from onnxtrain import _C  # noqa: E402
+from onnxtrain import _C
 
 
 def flat(op_type, *inputs, **more):

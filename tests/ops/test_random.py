@@ -1,18 +1,14 @@
 """Dropout: statistics of the mask, independence of nodes, runs and elements, and a gradient that regenerates it."""
 
 import math
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from harness import C, Case, R, call, check_allocation_failures, expect_error, run_case, session_of
 from onnx import TensorProto, ValueInfoProto, helper, numpy_helper
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from harness import C, Case, R, call, check_allocation_failures, expect_error, run_case, session_of  # noqa: E402
-
-from onnxtrain import _C  # noqa: E402
+from onnxtrain import _C
 
 KERNELS = next(op["kernels"] for op in _C.operators() if op["name"] == "Dropout")
 

@@ -1,17 +1,13 @@
 """LSTM, GRU and RNN against torch's cells, written out step by step, and against torch.nn where it has the case."""
 
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from harness import C, Case, R, V, expect_error, run_case
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from harness import C, Case, R, V, expect_error, run_case  # noqa: E402
-
-from onnxtrain import UnsupportedError  # noqa: E402
+from onnxtrain import UnsupportedError
 
 GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
 ACTS = {

@@ -1,16 +1,12 @@
 """Reductions, softmax, layer normalisation, Gather, and the loss operators."""
 
 import dataclasses
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from harness import C, Case, R, V, call, expect_error, run_case, session_of  # noqa: E402
+from harness import C, Case, R, V, call, expect_error, run_case, session_of
 
 
 def reduction(f, **defaults):

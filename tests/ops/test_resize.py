@@ -4,23 +4,19 @@ such mode.
 The grid is sampled; ONNXTRAIN_TEST_SEED fixes it and is in each case's name.
 """
 
-import os
 import random
-import sys
-from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
 import torch
 import torch.nn.functional as F
+from harness import C, Case, R, V, expect_error, run_case
+from seeds import fixed_seed
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from harness import C, Case, R, V, expect_error, run_case  # noqa: E402
+from onnxtrain import _C, UnsupportedError
 
-from onnxtrain import _C, UnsupportedError  # noqa: E402
-
-SEED = int(os.environ.get("ONNXTRAIN_TEST_SEED", "20"))
+SEED = fixed_seed()
 
 
 def by_torch(f):

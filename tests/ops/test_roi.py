@@ -1,15 +1,11 @@
 """RoiAlign and MaxRoiPool against plain indexing in torch, whose autograd gives the gradient to the features."""
 
 import math
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from harness import Case, R, V, expect_error, run_case  # noqa: E402
+from harness import Case, R, V, expect_error, run_case
 
 BOXES = [[0.3, 0.7, 4.2, 5.1], [-2.5, -1.0, 2.2, 1.4], [3.1, 2.2, 9.7, 8.9], [1.4, 1.6, 1.5, 1.9],
          [2.0, 2.0, 2.0, 2.0], [20.0, 20.0, 22.0, 23.0]]

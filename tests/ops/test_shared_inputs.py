@@ -1,19 +1,15 @@
 """One value as several inputs of a node, and operators one after the other on it: gradients add up."""
 
 import itertools
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from harness import assert_close, call
 from onnx import TensorProto, ValueInfoProto, helper, numpy_helper
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from harness import assert_close, call  # noqa: E402
-
-from onnxtrain import _C  # noqa: E402
+from onnxtrain import _C
 
 INDEX = torch.tensor([[1, 0, 2], [2, 2, 0], [0, 1, 1]])
 # operator, how often x is an input, further inputs, attributes, torch on x

@@ -1,17 +1,13 @@
 """StreamedCrossEntropy against torch: cross-entropy of scores h W + row that are never stored as a whole."""
 
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from harness import Case, R, V, call, expect_error, run_case, session_of
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from harness import Case, R, V, call, expect_error, run_case, session_of  # noqa: E402
-
-from onnxtrain import _C  # noqa: E402
+from onnxtrain import _C
 
 OURS = "ai.onnxtrain"
 

@@ -8,17 +8,17 @@ import os
 import random
 import subprocess
 import sys
-from pathlib import Path
 
 import onnx
 import pytest
 import torch
 import torch.nn.functional as F
 from onnx import helper
+from seeds import fixed_seed
 
 from onnxtrain import _C
 
-SEED = int(os.environ.get("ONNXTRAIN_TEST_SEED", "20"))
+SEED = fixed_seed()
 PARTS = ("conv", "conv_grad_input", "conv_grad_weight")
 KERNELS = ("f32_winograd", "f32_onednn", "gemm", "ref")
 
@@ -144,8 +144,6 @@ def test_threads_may_change_after_the_program_is_built():
 def test_instruction_sets(isa):
     """The same cases in a process that is held to fewer instructions."""
     code = f"""
-import sys
-sys.path.insert(0, {str(Path(__file__).parent)!r})
 import test_winograd as t
 from onnxtrain import _C
 assert _C.build_info()["isa"] in ({isa!r}, "plain")
@@ -201,14 +199,12 @@ def test_disabled_by_name():
 
 def test_disabled_by_environment():
     code = """
-import sys
-sys.path.insert(0, %r)
 import test_winograd as t
 x, w, b, dy, pads = t.large()
 s = t.session(x, w, pads)
 t.step(s, [x, w, b], dy)
 assert t.chosen(s) == sorted(f"{part}_f32_onednn" for part in t.PARTS), t.chosen(s)
-""" % str(Path(__file__).parent)
+"""
     subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "ONNXTRAIN_DISABLE": "winograd"})
 
 

@@ -10,15 +10,12 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 
 import numpy as np
 import torch
+from harness import C, Case, R, _arrays, _grad_inputs, _run_inputs, _tensor, call, session_of
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from harness import C, Case, R, _arrays, _grad_inputs, _run_inputs, _tensor, call, session_of  # noqa: E402
-
-from onnxtrain import _C  # noqa: E402
+from onnxtrain import _C
 
 COUNTS = (1, 3, 4, 7, 16)
 CHANGES = ((1, 16), (16, 3), (3, 1), (7, 4))  # between forward and backward

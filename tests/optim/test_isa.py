@@ -9,13 +9,10 @@ from pathlib import Path
 
 import torch
 
-import onnxtrain
 from onnxtrain import _C
 
-HERE = Path(__file__).resolve().parent
 STEPS = """
 import sys
-sys.path[:0] = sys.argv[2:]
 import torch
 from onnxtrain import _C
 from onnxtrain.optim import SGD, Adagrad, FusedAdam, Lamb, Lion
@@ -44,8 +41,8 @@ torch.save({"isa": _C.build_info()["isa"], "made": made}, sys.argv[1])
 
 
 def take_steps(isa: str, out: Path) -> dict:
-    subprocess.run([sys.executable, "-c", STEPS, str(out), str(HERE), str(Path(onnxtrain.__file__).parents[1])],
-                   check=True, timeout=300, env={**os.environ, "ONNXTRAIN_ISA": isa})
+    subprocess.run([sys.executable, "-c", STEPS, str(out)], check=True, timeout=300,
+                   env={**os.environ, "ONNXTRAIN_ISA": isa})
     return torch.load(out)
 
 

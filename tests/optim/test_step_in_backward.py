@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import gc
 import os
-import sys
 import weakref
 from pathlib import Path
 
@@ -23,9 +22,8 @@ from onnxtrain.optim import SGD, FusedAdam, step_in_backward
 from onnxtrain.ortmodule import DebugOptions, ORTModule
 
 TESTS = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(TESTS), str(TESTS / "models")]
-import random_modules  # noqa: E402
-from harness import drawn_seed  # noqa: E402
+import random_modules
+from seeds import drawn_seed
 
 
 class Images(nn.Module):
@@ -88,7 +86,7 @@ def test_same_bits_with_threads(threads):
         torch.set_num_threads(1)
 
 
-SEED = drawn_seed("ONNXTRAIN_MODELS_SEED")
+SEED = drawn_seed()
 
 
 @pytest.mark.parametrize("index", range(100 if os.environ.get("ONNXTRAIN_SLOW") else 4))
@@ -114,7 +112,7 @@ def test_same_bits_of_random_modules(monkeypatch, index):
                     loss.backward()
                 optimizer.step()
             for p, q in zip(a.parameters(), b.parameters(), strict=True):
-                assert torch.equal(p.nan_to_num(7), q.nan_to_num(7)), f"ONNXTRAIN_MODELS_SEED={seed}"
+                assert torch.equal(p.nan_to_num(7), q.nan_to_num(7)), f"ONNXTRAIN_TEST_SEED={seed}"
     finally:
         _C.recompute_everywhere(False)
         _C.disable_passes([])

@@ -4,22 +4,18 @@ import copy
 import gc
 import logging
 import pickle
-import sys
 import threading
 from collections import namedtuple
-from pathlib import Path
 
+import export_models as models
 import pytest
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "export"))
-import models  # noqa: E402
-
-import onnxtrain  # noqa: E402
-from onnxtrain import _C  # noqa: E402
-from onnxtrain.ortmodule import ORTModule, ORTModuleTorchModelException  # noqa: E402
+import onnxtrain
+from onnxtrain import _C
+from onnxtrain.ortmodule import ORTModule, ORTModuleTorchModelException
 
 
 def steps_in_engine(model):

@@ -6,20 +6,16 @@ import collections
 import copy
 import functools
 import random
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import torch.nn as nn
+from structure import fakes, structure
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
-from structure import fakes, structure  # noqa: E402
-
-import onnxtrain  # noqa: E402
-import onnxtrain.export  # noqa: E402
-from onnxtrain.ortmodule import ORTModule, ORTModuleTorchModelException  # noqa: E402
+import onnxtrain
+import onnxtrain.export
+from onnxtrain.ortmodule import ORTModule, ORTModuleTorchModelException
 
 
 class Box:

@@ -39,9 +39,9 @@ uint64_t check_random(void)
     static uint64_t state;
     static bool seeded;
     if (!seeded) {
-        const char *asked = getenv("ONNXTRAIN_UNIT_SEED");
+        const char *asked = getenv("ONNXTRAIN_TEST_SEED");
         state = asked && *asked ? strtoull(asked, NULL, 10) : (uint64_t)time(NULL);
-        printf("ONNXTRAIN_UNIT_SEED=%llu\n", (unsigned long long)state);
+        printf("ONNXTRAIN_TEST_SEED=%llu\n", (unsigned long long)state);
         fflush(stdout);
         seeded = true;
     }

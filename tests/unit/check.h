@@ -13,7 +13,7 @@
 
 void check_register(const char *name, void (*test)(void));
 _Noreturn void check_failed(const char *file, int line, const char *format, ...) ONT_PRINTF(3, 4);
-/* A stream that is the same for the same ONNXTRAIN_UNIT_SEED; the seed is printed once. */
+/* A stream that is the same for the same ONNXTRAIN_TEST_SEED; the seed is printed once. */
 uint64_t check_random(void);
 /* In [low, high]. */
 int64_t check_between(int64_t low, int64_t high);

@@ -1,5 +1,5 @@
 """Builds the layers that need no Python (base, ir, plan, simd) with the tests in *.c under AddressSanitizer and UBSan,
-and runs each TEST(name) as a case. A failing random test prints ONNXTRAIN_UNIT_SEED, which repeats it.
+and runs each TEST(name) as a case. ONNXTRAIN_TEST_SEED repeats a random test.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from seeds import SEED, drawn_seed
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -75,7 +76,7 @@ def run(program: Path, *arguments: str, **environment: str) -> subprocess.Comple
     clean = {k: v for k, v in os.environ.items() if k not in ("LD_PRELOAD", "ASAN_OPTIONS")}
     return subprocess.run([str(program), *arguments], capture_output=True, text=True, timeout=300,
                           env={**clean, "ASAN_OPTIONS": "allocator_may_return_null=1:max_allocation_size_mb=4096",
-                               "UBSAN_OPTIONS": "print_stacktrace=1", **environment})
+                               "UBSAN_OPTIONS": "print_stacktrace=1", SEED: str(drawn_seed()), **environment})
 
 
 @pytest.mark.parametrize("file, name", TESTS, ids=[f"{file}-{name}" for file, name in TESTS])
@@ -91,7 +92,7 @@ def test_every_test_is_listed(program):
 def test_a_failing_check_fails(program):
     """The harness itself: a name that is no test, and an error of a sanitizer or a check, give another exit status."""
     assert run(program, "no_such_test").returncode != 0
-    assert run(program, "map_agrees_with_a_list", ONNXTRAIN_UNIT_SEED="1").returncode == 0
+    assert run(program, "map_agrees_with_a_list", ONNXTRAIN_TEST_SEED="1").returncode == 0
     broken = run(program, "check_of_the_harness", ONNXTRAIN_UNIT_FAIL="1")
     assert broken.returncode == 1 and "condition_that_fails" in broken.stderr
 

@@ -1,6 +1,6 @@
 """Medians of every kernel of a workload's step, by operator, kernel, result and phase.
 
-    python tests/bench/kernels.py mlp|transformer|cnn|resnet18|gpt2|bert|llama [--bf16] [--loss inside|outside]
+    python tests/bench/step_kernels.py mlp|transformer|cnn|resnet18|gpt2|bert|llama [--bf16] [--loss inside|outside]
                                   [--steps 20] [--top 25] [--threads N]
 
 The first column is what a step spends there: the medians of its nodes, added up. Steps are whole ones, with
