@@ -92,8 +92,8 @@ def _names(text: str) -> tuple[str, ...]:
 class Variable:
     """One variable: `parse` raises ValueError or KeyError for a value that is none of `choices`.
 
-    `effect` is None where the variable is accepted for scripts that set it, and `instead` says what happens here; a
-    value other than the default is answered with one line of that.
+    `effect` is None if the variable is accepted without effect; `instead` then describes the behaviour here, and a
+    value other than the default logs it once.
     """
 
     name: str
@@ -115,7 +115,7 @@ class Variable:
             try:
                 return parse(text.strip())
             except (ValueError, KeyError):
-                _say_once(f"{name}={text} is none of: {self.choices}; using {self.shown_default}")
+                _warn_once(f"{name}={text} is not one of: {self.choices}; using {self.shown_default}")
                 return default
         return default
 
@@ -131,7 +131,7 @@ class Variable:
 _said: set[str] = set()
 
 
-def _say_once(text: str) -> None:
+def _warn_once(text: str) -> None:
     if text not in _said:
         _said.add(text)
         _log.warning("%s", text)
@@ -141,112 +141,113 @@ _FLAG = "0, 1"
 _NAMES = [
     Variable("ORTMODULE_ONNX_OPSET_VERSION", _default_opset, _integer(7, 25),
              "a number from 7 to 25",
-             "opset of the export, or the nearest one that there is: 18 to 22 by torch's default exporter; 12 to 17 by "
-             "the TorchScript one, which freezes sizes, so that a new size is a new export", default_text="20"),
+             "opset of the export; if it is not supported, the nearest one. torch's default "
+             "exporter has 18 to 22, the TorchScript exporter 12 to 17; the latter freezes "
+             "sizes, so each new size makes a new export", default_text="20"),
     Variable("ORTMODULE_LOG_LEVEL", None, _one_of("VERBOSE", "DEVINFO", "INFO", "WARNING", "ERROR", "FATAL"),
              "VERBOSE, DEVINFO, INFO, WARNING, ERROR, FATAL", "overrides DebugOptions(log_level=)"),
-    Variable("ORTMODULE_SAVE_ONNX_PATH", "", str, "a folder", "where DebugOptions(save_onnx=True) writes"),
+    Variable("ORTMODULE_SAVE_ONNX_PATH", "", str, "a folder", "folder to which DebugOptions(save_onnx=True) writes"),
     Variable("ORTMODULE_FALLBACK_POLICY", None, _policy, "FALLBACK_* names joined by |",
-             "what may run in PyTorch when the engine cannot; FALLBACK_DISABLE makes that an error",
+             "the kinds of fallback to PyTorch that are allowed; FALLBACK_DISABLE makes every fallback an exception",
              default_text="FALLBACK_UNSUPPORTED_DEVICE|FALLBACK_UNSUPPORTED_DATA|FALLBACK_UNSUPPORTED_TORCH_MODEL|"
                           "FALLBACK_UNSUPPORTED_ONNX_MODEL"),
     Variable("ORTMODULE_FALLBACK_RETRY", False, _boolean, _FLAG, "after a fallback, try the engine again at each step"),
     Variable("ONNXTRAIN_EXPORTER", "auto", _one_of("auto", "dynamo", "torchscript"), "auto, dynamo, torchscript",
-             "auto tries torch's default exporter, then the TorchScript one, compared with eager first"),
+             "auto tries torch's default exporter, then the TorchScript exporter, whose result is compared with eager"),
     Variable("ONNXTRAIN_CAPTURE", "dynamo", _one_of("dynamo", "export"), "dynamo, export",
-             "what records forward: Dynamo, which guards every Python value that forward reads, replays what it "
-             "changes, and cuts the graph where it cannot follow; or torch.export, which sees tensors only"),
+             "how forward is captured. dynamo guards every Python value that forward reads, replays side effects, and "
+             "cuts the graph where it cannot follow; export uses torch.export, which sees tensors only"),
     Variable("ORTMODULE_ENABLE_CUSTOM_AUTOGRAD", True, _boolean, _FLAG,
-             "1 runs torch.autograd.Function with its own forward and backward, as a PythonOp node; 0 traces through "
-             "it, which is accepted where one step then equals eager's",
+             "1 runs a torch.autograd.Function in torch, as a PythonOp node; 0 traces through it, which is accepted if "
+             "one step then equals eager's",
              older=(("ORTMODULE_DISABLE_CUSTOM_AUTOGRAD_SUPPORT", _inverted),)),
     Variable("ORTMODULE_SKIPPED_AUTOGRAD_FUNCTIONS", (), _names, "full names of classes, joined by commas",
              "these are traced through like plain functions: autograd differentiates their forward"),
     Variable("ORTMODULE_CACHE_DIR", "", str, "a folder",
-             "keeps exports, which way products go, and compiled CUDA kernels on disk for the next process"),
+             "keeps exports, GEMM measurements and compiled CUDA kernels on disk for the next process"),
     Variable("ORTMODULE_DEEPCOPY_BEFORE_MODEL_EXPORT", True, _boolean, _FLAG, None,
-             "the module is put back exactly as it was after an export, so no copy is needed"),
+             "an export restores the module exactly, so no copy is needed"),
     Variable("ORTMODULE_SKIPCHECK_POLICY", _default_skip_check, _skip_check, "SKIP_CHECK_* names joined by |", None,
-             "all checks stay on at every step, and take microseconds",
+             "all checks run at every step, and take microseconds",
              default_text="SKIP_CHECK_DEVICE|SKIP_CHECK_BUILD_GRADIENT|SKIP_CHECK_EXECUTION_AGENT"),
     Variable("ORTMODULE_ALLOW_AUTOGRAD_CHECKPOINT", False, _boolean, _FLAG, None,
-             "torch.utils.checkpoint inside a module is always accepted: a warning names each, and the step is planned "
-             "as at ORTMODULE_MEMORY_OPT_LEVEL=1 or above, or by ORTMODULE_MEMORY_OPT_BUDGET"),
+             "torch.utils.checkpoint inside a module is always accepted: a warning names each, and the engine plans "
+             "the step as at ORTMODULE_MEMORY_OPT_LEVEL=1 or above, or by ORTMODULE_MEMORY_OPT_BUDGET"),
     Variable("ORTMODULE_CONV_ALGO_SEARCH", "HEURISTIC", _one_of("HEURISTIC", "EXHAUSTIVE", "DEFAULT"),
              "HEURISTIC, EXHAUSTIVE, DEFAULT", None,
-             "on the CPU Winograd's algorithm is measured against oneDNN's, on CUDA cuDNN's against each other"),
+             "the engine measures the candidates: on the CPU Winograd and oneDNN, on CUDA the algorithms of cuDNN"),
     Variable("ORTMODULE_ENABLE_COMPUTE_OPTIMIZER", True, _boolean, _FLAG,
-             "1 computes only rows that are read, on the CPU: in front of x[:, 0], a last token and the like, and what "
-             "the next two say. 0 turns off all three"),
+             "1 computes, on the CPU, only the rows that later nodes read, as before x[:, 0] or the selection of a "
+             "last token, and allows the next two. 0 turns off all three"),
     Variable("ORTMODULE_ENABLE_SPARSE_OPTIMIZER", True, _boolean, _FLAG, "0 turns off the next two"),
     Variable("ORTMODULE_ENABLE_LABEL_SPARSE_OPTIMIZER", True, _boolean, _FLAG,
-             "1 computes the scores of a cross-entropy in the module only where the label is not ignored, on the CPU, "
-             "in each batch anew; unless the scores are a result of the module too. 0 lets a loss of tokens read "
-             "all of them, padding included"),
+             "1 skips, on the CPU, the scores of a cross-entropy in the module whose labels are ignored in the batch, "
+             "unless the scores are also a result of the module. 0 computes the scores of all tokens, padding "
+             "included"),
     Variable("ORTMODULE_ENABLE_EMBEDDING_SPARSE_OPTIMIZER", True, _boolean, _FLAG,
-             "1 leaves out tokens that the attention mask hides from all others, and that no label and no result "
-             "needs, on the CPU, in each batch anew"),
+             "1 skips, on the CPU, the tokens of each batch that the attention mask hides from all others, and that no "
+             "label and no result needs"),
     Variable("ORTMODULE_MEMORY_OPT_LEVEL", 0, _integer(0, 2), "0, 1, 2",
-             "what backward computes again instead of keeping it. 0, on the CPU: what is elementwise, a norm, "
-             "moved data, a rounded weight or attention, for at most 2% of a step's work; 1: products as well, on "
-             "every device, for at most 20%; 2: for at most 45%, some of it several times. What that is follows "
-             "from the memory plan, and inputs that it reads must not change before backward. At every level the "
-             "CPU does not store the scores of a large vocabulary whose loss is in the module"),
+             "how much backward may recompute to save memory. 0, on the CPU: elementwise operators, norms, moved data, "
+             "rounded weights and attention, for at most 2% of a step's work; 1: matrix products too, on every "
+             "device, for at most 20%; 2: at most 45%, some nodes several times. The memory plan selects the nodes, "
+             "and inputs that they read must not change before backward. At every level the CPU does not store the "
+             "scores of a large vocabulary whose loss is in the module"),
     Variable("ORTMODULE_MEMORY_OPT_BUDGET", None, _budget, "bytes as 300MB or 4GB, or 1% to 100%",
-             "what the planned activations of a step stay within, in bytes (units of 1024) or as a part of what "
-             "the level plans: backward computes again what costs least a byte, until the memory plan fits. "
-             "Results are the same bits. A warning names the smallest plan where none fits"),
+             "limit of the planned activations of a step, in bytes (units of 1024) or as a share of the level's plan: "
+             "backward recomputes the nodes with the lowest cost per byte until the memory plan fits. Results have "
+             "the same bits. If no plan fits, a warning names the smallest one"),
     Variable("ORTMODULE_MEMORY_OPT_CONFIG", "", str, "a path or a list", None,
-             "it names parts of another graph; here the memory plan "
-             "says what is recomputed, within the bounds of ORTMODULE_MEMORY_OPT_LEVEL"),
+             "it names nodes of onnxruntime's graph; here the memory plan selects what is recomputed, within the "
+             "limits of ORTMODULE_MEMORY_OPT_LEVEL"),
     Variable("ORTMODULE_PRINT_INPUT_DENSITY", False, _boolean, _FLAG,
-             "1 prints at each step which share of the rows was computed for labels and for tokens"),
+             "1 prints at each step the share of computed rows, of labels and of tokens"),
     Variable("ORTMODULE_PRINT_MEMORY_STATS", False, _boolean, _FLAG,
              "prints the planned memory by phase, on the first ten steps and then "
              "at powers of two"),
     Variable("ORTMODULE_ENABLE_MEM_EFFICIENT_GRAD_MGMT", False, _boolean, _FLAG,
-             "1 hides parameters from autograd: one node puts their gradients into .grad, which saves microseconds a "
-             "parameter. torch.autograd.grad(loss, parameters) and backward(inputs=...) do not reach them then. "
-             "Without effect where torch.distributed is initialized. To save the memory of gradients, use "
+             "1 hides parameters from autograd: one node writes their gradients to .grad, which saves microseconds for "
+             "each parameter. torch.autograd.grad(loss, parameters) and backward(inputs=...) then cannot reach them. "
+             "No effect if torch.distributed is initialized. To save the memory of gradients, use "
              "onnxtrain.optim.step_in_backward"),
     Variable("ORTMODULE_ENABLE_ZERO_STAGE3", False, _boolean, _FLAG, None,
-             "ZeRO 3 is not supported; stages 1 and 2 need nothing"),
+             "ZeRO 3 is not supported; stages 1 and 2 need no setting"),
     Variable("ORTMODULE_USE_TRITON", False, _boolean, _FLAG, None,
-             "on CUDA, groups of operators are compiled by NVRTC at a build, other kernels with onnxtrain"),
+             "on CUDA, NVRTC compiles groups of operators when a program is built; other kernels are prebuilt"),
     Variable("ORTMODULE_TRITON_CONFIG_FILE", "", str, "a path", None, "there are no Triton kernels"),
     Variable("ORTMODULE_TRITON_DEBUG", False, _boolean, _FLAG, None, "there are no Triton kernels"),
-    Variable("ORTMODULE_USE_FLASH_ATTENTION", False, _boolean, _FLAG, None, "attention is fused where the engine can"),
+    Variable("ORTMODULE_USE_FLASH_ATTENTION", False, _boolean, _FLAG, None,
+             "the engine fuses attention wherever it can"),
     Variable("ORTMODULE_USE_EFFICIENT_ATTENTION", False, _boolean, _FLAG, None,
-             "attention is fused where the engine can"),
-    Variable("ORTMODULE_ATEN_SDPA_FALLBACK", "", str, "0, 1", None, "attention is fused where the engine can"),
+             "the engine fuses attention wherever it can"),
+    Variable("ORTMODULE_ATEN_SDPA_FALLBACK", "", str, "0, 1", None, "the engine fuses attention wherever it can"),
     Variable("ORTMODULE_ENABLE_TUNING", False, _boolean, _FLAG, None,
-             "products are always chosen by measurement, once for all of similar sizes; large ones in the first steps"),
+             "the engine always measures GEMM implementations, once for similar sizes; large ones in the first steps"),
     Variable("ORTMODULE_MAX_TUNING_DURATION_MS", 0, _integer(0, 10**9), "milliseconds", None,
-             "each measurement ends by itself: all of a model's take about a second of its first steps"),
+             "measurements have fixed lengths; those of a model take about a second of its first steps"),
     Variable("ORTMODULE_TUNING_RESULTS_PATH", "", str, "a folder", None, "ORTMODULE_CACHE_DIR keeps measurements"),
     Variable("ORTMODULE_JSON_CONFIG_PATH", "", str, "a path", "overrides the path given to load_from_json"),
     Variable("ORTMODULE_CUDA_GRAPH", True, _boolean, _FLAG,
-             "on CUDA, a phase is recorded after two calls and replayed as one graph; "
-             "explain() says where it is not, and why"),
+             "on CUDA, a phase is captured after two calls and replayed as one graph; if it is not, explain() has the "
+             "reason"),
     Variable("ONNXTRAIN_ISA", None, _one_of("plain", "avx2", "avx512"), "plain, avx2, avx512",
-             "kernels of at most this "
-             "instruction set; read by the core", default_text="the best that the processor has"),
+             "the highest instruction set that kernels may use; read by the core",
+             default_text="the best that the processor has"),
     Variable("ONNXTRAIN_GEMM", None,
              _one_of("torch", "per_thread", "onednn", "primitive", "native", "reference", "shares", "tiled", "plain"),
              "torch, per_thread, onednn, primitive, native, reference",
-             "every matrix product by this implementation, so that the same step has the same last bits in every "
-             "process; read by the core",
-             default_text="chosen by measurement, of products beyond 4e9 operations in the first steps"),
+             "implementation of every matrix product; then a step has the same last bits in every process; read by the "
+             "core",
+             default_text="chosen by measurement; products beyond 4e9 operations are measured in the first steps"),
     Variable("ONNXTRAIN_FLUSH_DENORMALS", True, _boolean, _FLAG,
              "denormal floats count as zero while the engine's kernels run; "
              "read by the core"),
     Variable("ONNXTRAIN_REDUCE_DTYPE", "", _one_of("float32", "bfloat16"), "float32, bfloat16",
-             "dtype in which the gradients of ORTTrainer's processes are sent and added; the same in all of them",
+             "dtype in which ORTTrainer sends and adds gradients between processes; it must be the same in all of them",
              default_text="that of the weights"),
     Variable("ONNXTRAIN_DISABLE", "", str, "names of passes joined by commas",
-             "leaves out passes that only make a graph "
-             "faster; `schedule` is another order of steps, `winograd` that convolution, `outside_loss` torch's "
-             "cross_entropy of a module's scores by the engine"),
+             "turns off optional passes; `schedule` turns off the reordering of steps, `winograd` Winograd's "
+             "convolution, `outside_loss` the engine's cross_entropy of scores outside the module"),
 ]
 VARIABLES = {variable.name: variable for variable in _NAMES}
 
@@ -256,22 +257,20 @@ def read(name: str) -> Any:
     return VARIABLES[name].read()
 
 
-def say_what_is_ignored() -> None:
+def warn_of_ignored() -> None:
     """One line for each variable that is set to something that has no effect here. Called when a module is wrapped."""
     for variable in _NAMES:
         names = [name for name in (variable.name, *(older for older, _ in variable.older)) if name in os.environ]
         if variable.effect is None and names and variable.read() != (
                 variable.default() if callable(variable.default) else variable.default):
-            _say_once(f"{names[0]}={os.environ[names[0]]} has no effect in onnxtrain: {variable.instead}")
+            _warn_once(f"{names[0]}={os.environ[names[0]]} has no effect in onnxtrain: {variable.instead}")
 
 
 def documentation() -> str:
     """docs/environment.md."""
     lines = ["# Environment variables", "",
-             "Made from `onnxtrain/options.py` by `python -m onnxtrain.options`. A value that is none of the choices "
-             "is",
-             "answered with a warning that names them, and the default is used. They are read when a module is wrapped "
-             "or",
+             "`python -m onnxtrain.options` makes this page from `onnxtrain/options.py`. If a value is not one of the",
+             "choices, a warning lists them, and the default applies. Variables are read when a module is wrapped or",
              "exported, not at import.", "", "| variable | default | choices | effect |", "| --- | --- | --- | --- |"]
     for variable in _NAMES:
         effect = variable.effect or f"accepted, no effect: {variable.instead}"

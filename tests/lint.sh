@@ -1,10 +1,13 @@
 #!/usr/bin/env bash
-# What .ci/run holds every commit to besides the tests: ruff over all Python, lines of at most 120 characters in C,
-# one name for one test file (pytest imports them by their base names).
+# What .ci/run checks besides the tests: ruff over all Python, mypy over the package (pyproject.toml configures both),
+# stubtest of _C.pyi against the built extension, at most 120 characters a line in C, and distinct names of test files,
+# since pytest imports them by their base names.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 cd "$ROOT"
 "$PYTHON" -m ruff check onnxtrain tests tools examples third_party setup.py
+"$PYTHON" -m mypy
+"$PYTHON" -m mypy.stubtest onnxtrain._C --mypy-config-file tests/stubtest.ini
 long=$(find csrc cuda -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' | xargs awk 'length > 120 { print FILENAME ":" FNR ": " length " characters" }')
 [ -z "$long" ] || { echo "$long" >&2; exit 1; }
 twice=$(find tests -name 'test_*.py' -printf '%f\n' | sort | uniq -d)

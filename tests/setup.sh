@@ -64,7 +64,7 @@ make_environment() {
     [ -x "$PYTHON" ] || "${ONNXTRAIN_PYTHON:-python3}" -m venv "$VENV"
     "$PYTHON" -m pip install -q --disable-pip-version-check "setuptools>=77" wheel "torch==$TORCH" "onnx>=1.19" "onnxscript>=0.5" \
         numpy onednn-cpu-gomp==2023.2.0 onednn-devel-cpu-gomp==2023.2.0 "pytest>=8" "pytest-xdist>=3" "matplotlib>=3.8" "tqdm>=4.66" \
-        expecttest "ruff>=0.12" "h5py>=3" "tokenizers>=0.20"
+        expecttest "ruff>=0.12" mypy==2.4.1 "h5py>=3" "tokenizers>=0.20"
     install_clients
     # Built from source against the torch that is there; no operators of its own are compiled.
     DS_BUILD_OPS=0 "$PYTHON" -m pip install -q --disable-pip-version-check --no-build-isolation "deepspeed>=0.19" ||

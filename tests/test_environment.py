@@ -43,7 +43,7 @@ def test_parser(variable, monkeypatch, caplog):
     monkeypatch.setenv(variable.name, "nonsense")
     with caplog.at_level(logging.WARNING, "onnxtrain"):
         assert variable.read() == default(variable) == variable.read()
-    assert caplog.text.count(f"{variable.name}=nonsense is none of: {variable.choices}; using "
+    assert caplog.text.count(f"{variable.name}=nonsense is not one of: {variable.choices}; using "
                              f"{variable.shown_default}") == 1
 
 

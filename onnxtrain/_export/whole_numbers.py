@@ -1,4 +1,4 @@
-"""int(x) of a tensor in the user's code: a size that hangs on contents, as in `groups = int(batch.max()) + 1`.
+"""int(x) of a tensor in the user's code: a data-dependent size, as in `groups = int(batch.max()) + 1`.
 
 Python's int() makes an int and nothing else, so a trace, which could go on with the symbol that x.item() is, has to
 stop there. What stops it is noted, and the trace begins again with those functions calling an int() that gives x.item()
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from onnxtrain._export import exclusive
 
-_NAME = "int of onnxtrain"  # no identifier: nobody else has it
+_NAME = "int of onnxtrain"  # not an identifier, so no other code has it
 _noted: dict[types.CodeType, tuple[types.CodeType, list[weakref.ref[types.FunctionType]]]] = {}
 T = TypeVar("T")
 
@@ -41,8 +41,9 @@ def _calling_ours(code: types.CodeType) -> types.CodeType | None:
     instructions = bytearray(code.co_code)
     for instruction in dis.get_instructions(code):
         # The lowest bit of the argument says that what is loaded is called next.
-        called = instruction.opname == "LOAD_GLOBAL" and instruction.argval == "int" and instruction.arg & 1
-        if called and 2 * at + 1 < 256 and instruction.arg < 256:  # one byte's room
+        argument = instruction.arg or 0
+        called = instruction.opname == "LOAD_GLOBAL" and instruction.argval == "int" and argument & 1
+        if called and 2 * at + 1 < 256 and argument < 256:  # one byte's room
             instructions[instruction.offset + 1] = 2 * at + 1
             length += 1
     return code.replace(co_code=bytes(instructions), co_names=(*code.co_names, _NAME)) if length else None

@@ -61,7 +61,7 @@ def gradients(ctx: Any, grads: tuple[Tensor | None, ...], plain: Callable[..., A
 
 
 class _Refusal(torch.autograd.Function):
-    """Gradients as they are, which hang on what they are gradients of, and raise where a second derivative comes by."""
+    """Returns gradients unchanged, connected to the tensors they belong to; its own backward raises an error."""
 
     @staticmethod
     def forward(ctx: Any, message: str, count: int, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -128,7 +128,8 @@ class Double:
             outputs = self._outputs(program, placed, run.call, grads)
         if masks is not None:
             masks.check(outputs)
-        roots = [(output, grad) for output, grad in zip(outputs, grads) if grad is not None and output.requires_grad]
+        roots = [(output, grad) for output, grad in zip(outputs, grads)
+                 if output is not None and grad is not None and output.requires_grad]
         found: list[Tensor | None] = [None] * len(inputs)
         if roots and wanted:
             for i, grad in zip(wanted, torch.autograd.grad(

@@ -1,7 +1,7 @@
 """Which gradients eager PyTorch would have given at all, where backward starts from some of the outputs, or at a
 torch.cond.
 
-The engine computes what its program has, with zeros for outputs that nobody used; to an optimizer a gradient of zero
+The engine computes what its program has, with zeros for unused outputs; to an optimizer a gradient of zero
 and no gradient are different things. Called by the autograd node of _program.py.
 """
 
@@ -35,12 +35,13 @@ class Reach:
         if (outputs, through) not in self._known:
             if self._made is None:
                 self._read()
+            made = self._made or {}
             stack, seen = [self._outputs[i] for i in outputs], set()
             while stack:
                 name = stack.pop()
                 if name not in seen:
                     seen.add(name)
-                    stack += self._made.get(name, ()) if through or name not in self._stops else ()
+                    stack += made.get(name, ()) if through or name not in self._stops else ()
             found = frozenset(i for i, name in enumerate(self._inputs) if name in seen)
             self._known[outputs, through] = found
         return self._known[outputs, through]

@@ -146,7 +146,7 @@ def refuse_unsupported(options: ORTTrainerOptions, torch_module: bool) -> None:
         raise ValueError("Loss Scaler cannot be specified when Mixed Precision is not enabled")
 
 
-def say_what_is_ignored(options: ORTTrainerOptions) -> None:
+def warn_of_ignored(options: ORTTrainerOptions) -> None:
     """A warning for each option that is set and has no effect here."""
     for name, value, reason in (
             ("device.mem_limit", options.device.mem_limit, "memory is planned, and not limited"),

@@ -57,7 +57,7 @@ def test_a_check_fires(x, labels, error, text):
     counts = onnxtrain.stats(model)
     assert counts["engine_steps"] == 2 and counts["fallback_steps"] == 1
     assert counts["exports"] == 1
-    reason = "for some calls, a check in forward does not hold; PyTorch raises then what forward would raise"
+    reason = "for some calls, a check in forward does not hold; PyTorch runs such a call and raises its error"
     assert reason in counts["reasons"]
 
 

@@ -514,4 +514,4 @@ def test_traces_and_modes_of_the_dispatcher_see_every_operator():
 
     model = both(Linear, use)
     counts = onnxtrain.stats(model)
-    assert counts["engine_steps"] == 1 and counts["reasons"][0].endswith("wants to see every operator")
+    assert counts["engine_steps"] == 1 and counts["reasons"][0].endswith("must see every operator")

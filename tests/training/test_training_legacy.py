@@ -62,7 +62,7 @@ def test_attributes_of_weights():
     for x, label in batches(5):
         assert trainer.train_step(x, label, RATED)[0].item() == pytest.approx(eager.step(x, label).item(), rel=1e-6)
     for attributes, message in (({"alpha": "0.9"}, "Optimizer attributes must be either float or int."),
-                                ({"momentum": 0.9}, "momentum is no attribute of LambOptimizer")):
+                                ({"momentum": 0.9}, "momentum is not an attribute of LambOptimizer")):
         with pytest.raises(ValueError, match=message):
             legacy(net(), attributes=lambda name: attributes).train_step(x, label, RATED)
 
@@ -140,7 +140,7 @@ def test_modes_and_fetches(tmp_path):
     torch.testing.assert_close(scores, want)
     torch.testing.assert_close(loss, F.cross_entropy(want, label))
     torch.testing.assert_close(trainer.eval_step(x, fetches=["scores"]), want)
-    with pytest.raises(RuntimeError, match=r"there are no outputs \['other'\]"):
+    with pytest.raises(RuntimeError, match=r"the outputs \['other'\] are not among"):
         trainer.eval_step(x, label, fetches=["other"])
     trainer.train()
     assert trainer(x, label, RATED)[0] != loss
