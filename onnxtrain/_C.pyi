@@ -1,12 +1,13 @@
 """The C core of onnxtrain: sessions over one exported graph."""
 
-from typing import Any, Callable, Sequence
+from typing import Any, Callable, Sequence, final
 
 from torch import Generator, Tensor
 
 class UnsupportedError(NotImplementedError):
     """An operator, attribute or dtype that onnxtrain does not have. The message names it and the node."""
 
+@final
 class Session:
     """One exported graph. Specialises a program per input signature and keeps an LRU cache of them.
 
@@ -14,18 +15,17 @@ class Session:
         model: serialised ``ModelProto``. Every weight is a graph input; only small constants are initializers.
         programs: how many specialised programs are kept, 1 to 4096.
         device: "cpu" (or ""), "cuda", "cuda:1", or a device of a plugin that was opened. Every tensor is on it.
-        torch_random: Dropout nodes draw the words that torch's CUDA kernel draws at their place, where the device tells
-        how many
-            blocks that launches (not the CPU), and no contents decide about the graph.
-        recompute: what backward may compute again instead of keeping it. 0, on the CPU: elementwise operators, norms
-            and attention, at most 2% of a step's work; 1: products too, on every device, at most 20%; 2: at most 45%.
-            On the CPU of the scores of a large vocabulary never more than a tile exists.
-        parameters: one byte per graph input, not 0 for a module's parameter: it changes between steps alone, so that
-            backward may round it to 16 bits again instead of keeping what forward rounded it to. Empty: none is one.
-        budget: bytes that the slab of each program with a backward stays within; at most 1: a fraction of what
-            `recompute` plans; 0: none. Where no plan is that small, the smallest is used, and a warning names it.
-        rows: which rows that nobody reads are left out, on the CPU, as a sum: 1 those that a Gather, GatherND or Slice
-            does not select, 2 those whose label a loss ignores, 4 those of tokens that attention's mask hides.
+        torch_random: Dropout nodes draw the same random words as torch's CUDA kernel. This needs a device that reports
+            how many blocks that kernel launches (not the CPU), and a graph whose shapes do not depend on values.
+        recompute: how much backward may recompute. 0, on the CPU: elementwise operators, norms and attention, at most
+            2% of a step's work; 1: matrix products too, on every device, at most 20%; 2: at most 45%. The CPU never
+            stores more than a tile of the scores of a large vocabulary.
+        parameters: one byte per graph input, nonzero for a parameter of the module. A parameter changes only between
+            steps, so backward may round it to 16 bits again. Empty: no input is a parameter.
+        budget: limit of the slab of each program with a backward, in bytes; at most 1: a fraction of the plan for
+            `recompute`; 0: none. If no plan fits, the smallest is used, and a warning names it.
+        rows: kinds of unused rows that are not computed on the CPU, as a sum: 1 rows that no Gather, GatherND or Slice
+            selects; 2 rows whose label a loss ignores; 4 rows of tokens that the attention mask hides.
 
     Raises:
         ValueError: the model is truncated, malformed or inconsistent; the message names the place.
@@ -42,7 +42,7 @@ class Session:
         """The same for every graph output; None where the shape is unknown before specialisation."""
     @property
     def random(self) -> bool:
-        """Whether the graph draws random numbers, so that forward() wants a seed."""
+        """Whether the graph draws random numbers, so that forward() needs a seed."""
 
     def forward(self, tensors: Sequence[Tensor], grad_mask: bytes,
                 seed: int | Generator = 0) -> tuple[tuple[Tensor, ...], Run | None]:
@@ -50,16 +50,14 @@ class Session:
 
         Args:
             tensors: one per graph input, in order, on the CPU. Read in place; copied only where not contiguous.
-            grad_mask: one byte per graph input, 1 where its gradient will be wanted, 2 where Updater.backward() will
-                apply it (on the CPU).
-            seed: key of the counter-based generator that dropout uses in this run; or a generator of torch's for CUDA,
-            whose seed
-                and offset are read, and whose offset is moved on as far as eager's dropout would move it.
+            grad_mask: one byte per graph input: 1 if its gradient is needed, 2 if Updater.backward() will apply it (on
+                the CPU).
+            seed: key of the counter-based generator of this run's dropout; or a CUDA generator of torch, whose seed and
+                offset are read, and whose offset advances as far as in eager.
 
         Returns:
-            The outputs, and the run to call backward() on; None where no output depends on a masked input. An output of
-            the graph that is a sequence comes as a list, an optional without element as None; backward() counts the
-            items of lists as outputs of their own.
+            The outputs, and the run for backward(), or None if no output depends on a masked input. A sequence is a
+            list, and an empty optional is None; backward() counts each item of a list as one output.
 
         Raises:
             ValueError, TypeError: a tensor does not fit; the message names the input.
@@ -67,24 +65,23 @@ class Session:
         """
 
     def infer(self) -> dict[str, tuple[str, tuple[int | str | None, ...] | None]]:
-        """Shape inference with symbolic dims, for every operator: value name -> (dtype, dims), of inputs, node outputs
-        and
-        graph outputs. A dim is a size, an expression of the inputs' symbols such as "n" or "2*n + 1", or None where
-        neither fits; dims are None where the rank, or anything, depends on contents, and for sequences. Values of which
-        nothing could be told are left out.
+        """Shape inference with symbolic dims: value name -> (dtype, dims), for inputs, node outputs and graph outputs.
+
+        A dim is a size, an expression of the inputs' symbols such as "n" or "2*n + 1", or None if neither is known.
+        dims are None for sequences, and if the rank depends on values. Values without any known type are omitted.
 
         Raises:
             ValueError, UnsupportedError: the model fails at every size that was tried; the message names the node.
         """
 
     def plan(self, shapes: Sequence[Sequence[int]], grad_mask: bytes) -> dict[str, Any]:
-        """The memory plan of the program of these input shapes, which is built and does not run.
+        """The memory plan of the program for these input shapes. The program is built but not run.
 
         Returns:
-            slab_bytes and its lower_bound; output_bytes and gradient_bytes, blocks outside it; forward_steps;
-            recomputed_nodes, recomputed_bytes, and recomputed_share, what they add to the step's work by the model of
-            the passes; budget_bytes (0: none); lifetimes, of each storage in the slab (node of the model, operator,
-            backward, bytes, first step, last step); steps, of each (node of the model, operator, backward, bytes of
+            slab_bytes and its lower_bound; output_bytes and gradient_bytes, blocks outside the slab; forward_steps;
+            recomputed_nodes, recomputed_bytes, and recomputed_share, their share of the step's work by the passes' cost
+            model; budget_bytes (0: none); lifetimes, for each storage in the slab (node of the model, operator,
+            backward, bytes, first step, last step); steps, for each (node of the model, operator, backward, bytes of
             scratch memory).
 
         Raises:
@@ -92,14 +89,13 @@ class Session:
         """
 
     def stats(self) -> dict[str, Any]:
-        """Counts and seconds: programs built, cache hits, build seconds, planned bytes and their lower bound;
-        forward_bytes, kept_bytes and backward_bytes, at most live in each phase and what lives from one to the other;
-        recomputed_nodes
-        run a second time in backward, so that recomputed_bytes need not be kept for it; they add recomputed_share of
-        the step's work; budget_bytes is 0 without a budget. Where shapes
-        depend on contents, probe_runs is how often programs ran that compute those contents, and probes_built how many.
-        packed_nodes compute some rows only: selected_rows of selected_rows_of, label_rows of label_rows_of whose label
-        counts, key_rows of key_rows_of that attention sees.
+        """Counts and seconds: programs built, cache hits, build seconds, planned bytes and their lower bound.
+
+        forward_bytes and backward_bytes are the most bytes live in each phase; kept_bytes live from one to the other.
+        recomputed_nodes run again in backward to save recomputed_bytes; they add recomputed_share to the step's work.
+        budget_bytes is 0 without a budget. With data-dependent shapes, probes_built counts value probes, and probe_runs
+        their runs. packed_nodes compute some rows only: selected_rows of selected_rows_of, label_rows of label_rows_of
+        whose label is not ignored, key_rows of key_rows_of that attention can see.
         """
 
     def text(self, stage: str = "loaded") -> str:
@@ -107,8 +103,7 @@ class Session:
 
     def save(self, stage: str = "execution_model") -> bytes:
         """A serialised ModelProto: "post_processed" (as loaded), "optimized_pre_grad" (sizes set, folded), "optimized"
-        (with
-        its backward part), "execution_model" (what runs); all but the first of the latest program.
+        (with its backward part), "execution_model" (as it runs); all but the first describe the latest program.
 
         Raises:
             ValueError: another stage. RuntimeError: no program has been built yet.
@@ -118,18 +113,18 @@ class Session:
         """(node, kernel, backward) for every step of the latest program."""
 
     def graphs(self) -> list[tuple[str, int, int, str]]:
-        """(phase, how often recorded, how often replayed, why not the last time) of the latest program on a device: an
-        empty
-        reason where the last call was a replay; an empty list on the CPU."""
+        """(phase, captures, replays, reason) of the latest program on a device: why the last call was not a replay, or
+        an empty reason if it was; an empty list on the CPU."""
 
     def timeline(self) -> list[tuple[str, str, str, str, bool, float, float]]:
-        """(node, operator, kernel, shape of the result, backward, start, end) for every step of the latest program,
-        from
-        its latest run since set_timing(True); seconds of the monotonic clock, zero before. A backward step has the name
-        of the node that it differentiates."""
+        """(node, operator, kernel, shape of the result, backward, start, end) for every step of the latest program.
 
+        The times are of its latest run since set_timing(True), in seconds of the monotonic clock; zero before. A
+        backward step has the name of the node that it differentiates."""
+
+@final
 class Run:
-    """A forward that waits for its backward; owns the activations until then."""
+    """A forward whose backward has not run yet; it owns the activations."""
 
     @property
     def saved_inputs(self) -> tuple[int, ...]:
@@ -142,7 +137,7 @@ class Run:
         """One byte per graph output, 1 where it depends on a masked input."""
 
     def saved(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor], call: Any = ...) -> tuple[Tensor, ...]:
-        """Of all graph inputs and outputs those that backward() wants back.
+        """The graph inputs and outputs that backward() needs.
 
         With `call`, any object, the run holds it and the inputs until forget(): ``again()`` reads these inputs.
 
@@ -155,10 +150,10 @@ class Run:
         """The graph inputs that saved() holds."""
     @property
     def call(self) -> Any:
-        """What saved() holds beside them, or None."""
+        """The object that was given to saved(), or None."""
     @property
     def over(self) -> bool:
-        """Whether backward() has run, or release()."""
+        """Whether backward() or release() has been called."""
 
     def changed(self) -> list[int]:
         """Indices of held inputs that were changed in place since saved().
@@ -175,12 +170,12 @@ class Run:
         """
 
     def forget(self) -> None:
-        """Lets go of what saved() holds."""
+        """Releases the inputs and the object that saved() holds."""
 
     @property
     def applied(self) -> tuple[int, ...]:
-        """Indices of the graph inputs whose gradients Updater.backward() applies, in that order: those with grad_mask 2
-        that a gradient flows to; not where the gradient is itself an input of backward, which comes out."""
+        """Indices of the graph inputs whose gradients Updater.backward() applies, in that order: inputs with grad_mask
+        2 that have a gradient. A gradient that is itself an input of backward is returned instead."""
 
     def backward(self, saved: Sequence[Tensor], grads: Sequence[Tensor | None],
                  donated: Sequence[int] = ()) -> tuple[Tensor | None, ...]:
@@ -189,9 +184,9 @@ class Run:
         Args:
             saved: the tensors named by saved_inputs, then those named by saved_outputs.
             grads: gradient of each graph output; None is zero.
-            donated: indices of graph inputs that nobody else reads, now or later. Where the plan allows it the gradient
-                of such an input is computed over it, on the CPU, and the saved tensor itself is returned. Where
-                backward fails it may be half overwritten.
+            donated: indices of graph inputs that no other code reads, now or later. If the plan allows it, the CPU
+                writes the gradient of such an input into the input's memory and returns the saved tensor. If backward
+                fails, the tensor may be partly overwritten.
 
         Returns:
             One gradient per graph input; None where grad_mask was 0 or no gradient flows.
@@ -203,16 +198,17 @@ class Run:
         """
 
     def release(self) -> None:
-        """Gives the activations back. Harmless when repeated."""
+        """Releases the activations. Further calls do nothing."""
 
+@final
 class Watch:
-    """Whether containers still hold the very objects that they held; compares pointers.
+    """Checks whether containers still hold the same objects, by identity.
 
     Args:
-        entries: (container, keys, values) each. A dict with a tuple of keys: their values, `absent` where there is
-        none; a
-            dict with keys None: (key, value, key, value ...) of all of it; a list: its items; a set: an equal set.
-        absent: what stands for a key that is not there.
+        entries: (container, keys, values) each. values are, for a dict with a tuple of keys, their values, `absent` for
+            a missing key; for a dict with keys None, (key, value, key, value ...) of all items; for a list, its items;
+            for a set, an equal set.
+        absent: the value that stands for a missing key.
 
     Raises:
         TypeError: an entry of another form.
@@ -223,9 +219,7 @@ class Watch:
         """Index of the first entry that differs, or -1."""
 
 def build_info() -> dict[str, Any]:
-    """What this build and this machine have: version, operators, threads, dlpack_exchange, isa,
-    gemm (provider names).
-    """
+    """Properties of the build and the machine: version, operators, threads, dlpack_exchange, isa, gemm (backends)."""
 
 def operators() -> list[dict[str, Any]]:
     """The operator registry: domain, name, since, grad (bool: has a rule), no_grad (bool: nothing flows), containers
@@ -241,22 +235,22 @@ def fail_allocation_after(countdown: int) -> bool:
     Returns whether a failure was injected since the last call."""
 
 def disable_kernels(names: Sequence[str]) -> None:
-    """Kernels with these names, or "Op:kernel" for the nodes of one operator, decline from now on (tests compare each
-    kernel with the reference). Programs already built keep theirs."""
+    """Disables kernels by name, or by "Op:kernel" for one operator, in programs that are built later. Tests use it to
+    compare each kernel with the reference."""
 
 def disable_passes(names: Sequence[str]) -> None:
-    """Optional passes with these names are skipped from now on, as by ONNXTRAIN_DISABLE=name,... when the process
-    starts.
-    Programs already built stay as they are. "+name" has a pass that is for devices (fuse_gelu) run on the CPU as well,
-    and "+schedule" another order of steps taken whatever it gains.
+    """Skips optional passes by name in programs that are built later, like ONNXTRAIN_DISABLE=name,... at the start.
+
+    "+name" runs a pass that is for devices (fuse_gelu) on the CPU too. "+schedule" takes another order of steps even
+    if it saves no memory.
     """
 
 def set_flush_denormals(on: bool) -> None:
-    """Whether denormal floats count as zero while programs run, on their threads alone; ONNXTRAIN_FLUSH_DENORMALS=0
-    turns it off when the process starts."""
+    """Sets whether programs treat denormal floats as zero, on their threads only; ONNXTRAIN_FLUSH_DENORMALS=0 turns
+    this off when the process starts."""
 
 def set_deterministic(on: bool) -> None:
-    """Kernels of programs that are asked for from now on are chosen by rule, not by measurement."""
+    """Chooses the kernels of later programs by rule, not by measurement."""
 
 def set_matmul_precision(precision: str, everywhere: bool = False) -> None:
     """Float32 products of programs built from now on: "highest" exactly, "medium" by bfloat16 operands where the
@@ -268,34 +262,32 @@ def set_matmul_precision(precision: str, everywhere: bool = False) -> None:
     """
 
 def recompute_everywhere(on: bool) -> None:
-    """For tests: programs built from now on recompute whatever saves bytes,
-    however small they are and whatever it costs.
-    """
+    """For tests: programs that are built later recompute every node that saves bytes, at any cost."""
 
 def open_plugin(path: str | None = None) -> dict[str, Any]:
-    """Opens a library with devices, None: the CUDA one beside the extension; once, later calls answer the same.
+    """Opens a library with devices; None: the CUDA library beside the extension. Later calls return the same.
 
     Returns:
-        ``about`` and ``missing`` (str or None), ``devices``, names that Session takes.
+        ``about`` and ``missing`` (str or None), ``devices``: names for Session.
 
     Raises:
-        OSError: it cannot be opened, or the machine has not what it needs.
+        OSError: the library cannot be opened, or the machine lacks what it needs.
     """
 
 def device_operators(device: str) -> list[tuple[str, str, list[str]]]:
-    """Domain, name and kernels of every operator that a device has; none for the CPU, whose are in operators()."""
+    """Domain, name and kernels of every operator of a device; empty for the CPU, see operators()."""
 
 def set_graphs(on: bool) -> None:
-    """Whether a device records a phase after some calls and replays it as one graph. On at first."""
+    """Sets whether a device captures a phase after some calls and replays it as one graph. The default is True."""
 
 def set_tf32(products: bool, convolutions: bool) -> None:
-    """Whether products and convolutions of float32 on CUDA may use TF32, in programs built from now on."""
+    """Sets whether float32 products and convolutions on CUDA may use TF32, in programs that are built later."""
 
 def set_timing(on: bool) -> None:
-    """Whether runs note when each of their steps begins and ends, for Session.timeline()."""
+    """Sets whether runs record the begin and end of each step, for Session.timeline()."""
 
 def set_log_level(level: int) -> None:
-    """Lines of the core below this `logging` level are not made at all."""
+    """Sets the lowest `logging` level for which the core makes log lines."""
 
 def measure_gemm(provider: str, trans_a: bool, trans_b: bool, m: int, n: int, k: int) -> float | None:
     """Seconds of the fastest of a few matrix products; None where the implementation is not available.
@@ -305,26 +297,27 @@ def measure_gemm(provider: str, trans_a: bool, trans_b: bool, m: int, n: int, k:
     """
 
 def measured_products() -> str:
-    """Which way each kind of product goes, as far as this process has measured or was told it: a line for each, for
-    remember_products() in another process on the same machine.
+    """The tuning cache of GEMM as text, one line for each entry; remember_products() reads it in another process on the
+    same machine.
 
     Raises:
         MemoryError: for the text.
     """
 
 def remember_products(text: str) -> int:
-    """Takes what measured_products() said in another process, so that these kinds are not measured again.
+    """Imports the text of measured_products() from another process, so that these entries are not measured again.
 
-    Lines that do not parse, that name what is not here, or whose kind is known already are passed over. No text makes a
-    product wrong, only slow.
+    Skips lines that do not parse, that name an implementation which this build lacks, or whose entry exists already. A
+    wrong text cannot make a product wrong, only slow.
 
     Returns:
-        How many kinds it learnt.
+        The number of new entries.
 
     Raises:
         ValueError: a null character.
     """
 
+@final
 class Updater:
     """One optimizer's update of all its parameters in one call; onnxtrain/optim/_engine.py drives it."""
 
@@ -338,11 +331,11 @@ class Updater:
     def walks(self) -> tuple[int, int]:
         """
         Returns:
-            How many steps there were, and how many of them found nothing but plain dense tensors where the step before
-            had them: those run no Python code, count no references and keep the GIL.
+            The number of steps, and how many of them took the fast path: plain dense tensors at the same addresses as
+            in the step before. The fast path runs no Python code, counts no references and holds the GIL.
         """
 
-    def step(self, groups: list[dict], hyper: list[tuple[float, ...]], state: dict,
+    def step(self, groups: list[dict[str, Any]], hyper: list[tuple[float, ...]], state: dict[Tensor, Any],
              prepare: Callable[[Tensor, int], bool], max_norm: float, unscale: float, seed: int, device: str = "",
              scalars: tuple[Tensor | None, ...] | None = None) -> float | None:
         """Updates every parameter that has a gradient.
@@ -351,15 +344,14 @@ class Updater:
             groups: with "params".
             hyper: for each group its sign, flags (1 master weights, 2 stochastic rounding) and the rule's numbers.
             state: parameter to dict of state tensors.
-            prepare: completes the state of a parameter of a group; whether there was none before.
-            max_norm: clips the gradients together; negative: neither clipped nor measured.
+            prepare: completes the state of a parameter of a group; returns whether it had none before.
+            max_norm: limit of the total norm of the gradients; negative: no clipping, and no norm.
             unscale: multiplies the gradients before that.
             seed: of stochastic rounding.
             device: where all tensors are; "": on the CPU.
-            scalars: for a device, float32 numbers there or None: found_inf, what gradients are multiplied by (in place
-            of
-                `unscale`), where the norm goes to, and for each group its rate in place of the first number of its
-                rule.
+            scalars: for a device, float32 tensors there, or None: found_inf; the factor of the gradients (instead of
+                `unscale`); the tensor that receives the norm; for each group its learning rate, instead of the first
+                number of its rule.
 
         Returns:
             The norm of all gradients times `unscale`; None where max_norm is negative, and for a device.
@@ -370,17 +362,18 @@ class Updater:
             Nothing was updated then.
         """
 
-    def backward(self, run: Run, saved: Sequence[Tensor], grads: Sequence[Tensor | None], groups: list[dict],
-                 hyper: list[tuple[float, ...]], state: dict, prepare: Callable[[Tensor, int], bool], seed: int,
+    def backward(self, run: Run, saved: Sequence[Tensor], grads: Sequence[Tensor | None],
+                 groups: list[dict[str, Any]], hyper: list[tuple[float, ...]], state: dict[Tensor, Any],
+                 prepare: Callable[[Tensor, int], bool], seed: int,
                  targets: list[tuple[int, int, Tensor]], done: bytearray) -> tuple[Tensor | None, ...]:
-        """Run.backward() that updates each target as soon as its gradient is final and backward reads it no more.
+        """Run.backward() that updates each target as soon as its gradient is final and no later node reads the target.
 
         Args:
             run, saved, grads: as there.
             groups, hyper, state, prepare, seed: as in step().
             targets: an input of the graph among run.applied, the parameter's position over all groups, and itself.
                 Gradients of other inputs with grad_mask 2 are dropped.
-            done: a byte for each target, which becomes 1 when it has been updated; right also where this raises.
+            done: a byte for each target; it becomes 1 when the target has been updated, also if the call then raises.
 
         Returns:
             One gradient per graph input; None where it was applied or none flows.
@@ -398,7 +391,7 @@ def sums_of_squares(tensors: Sequence[Tensor]) -> list[float]:
     """
 
 def mpi_open() -> dict[str, Any]:
-    """Opens _mpi.so, which initialises MPI unless somebody has, and meets the other processes; later calls only tell.
+    """Opens _mpi.so, which initialises MPI if needed and waits for the other processes; later calls only return.
 
     Returns:
         ``about`` (the library's version), ``rank``, ``size``, ``local_rank``, ``local_size``.
@@ -408,12 +401,13 @@ def mpi_open() -> dict[str, Any]:
     """
 
 def mpi_all_reduce(tensor: Tensor) -> None:
-    """Replaces a contiguous tensor of the CPU by the sum of all processes'. So do all calls: all processes make the
-    same ones in the same order, and they wait without the GIL.
+    """Replaces a contiguous CPU tensor by the sum over all processes.
+
+    All processes must make the same collective calls in the same order. A call waits without the GIL.
 
     Raises:
-        RuntimeError: a process has ended, or an earlier collective has failed. TypeError, ValueError: tensors do not
-            fit; nothing was sent then.
+        RuntimeError: a process has ended, or an earlier collective has failed.
+        TypeError, ValueError: tensors do not fit; nothing was sent.
     """
 
 def mpi_reduce_scatter(own: Tensor, whole: Tensor) -> None:
@@ -429,14 +423,14 @@ def mpi_barrier() -> None:
     """Waits for all processes."""
 
 def mpi_leave() -> None:
-    """Waits until all processes have called it, and ends MPI where mpi_open() began it. Where a collective has failed
-    it ends all processes, this one too.
+    """Waits until all processes have called it, and finalizes MPI if mpi_open() initialised it. If a collective has
+    failed, it ends all processes, including this one.
     """
 
 def signature(args: tuple[Any, ...]) -> bytes | None:
     """Equal bytes for arguments that are all plain torch.Tensors of equal dtypes, ranks and kinds of device.
 
-    None where one is anything else (a parameter, a subclass, sparse, nested), or where torch cannot be asked this way.
+    None if an argument is anything else (a parameter, a subclass, sparse, nested), or if this torch has another layout.
 
     Raises:
         TypeError: args is no tuple.
@@ -444,23 +438,21 @@ def signature(args: tuple[Any, ...]) -> bytes | None:
 
 def gather(sources: list[tuple[dict[str, Any] | None, Any]], leaves: Sequence[Any],
            grad_enabled: bool) -> tuple[tuple[Any, ...], bytes]:
-    """The tensors that a graph's inputs are now, and one byte for each: whether it wants a gradient.
+    """The current tensors of a graph's inputs, and one byte for each: whether it needs a gradient.
 
     Args:
         sources: (dict, name in it), or (None, index of a leaf).
         leaves: arguments of the call.
-        grad_enabled: where False, none wants one.
+        grad_enabled: if False, no input needs a gradient.
 
     Raises:
-        KeyError, AttributeError: a name is gone, or what it stands for is no tensor now.
-        IndexError: there is no such leaf.
-        TypeError: a source is neither.
+        KeyError, AttributeError: a name is missing, or its value is not a tensor.
+        IndexError: a leaf is missing.
+        TypeError: a source has another form.
     """
 
 def grad_tables() -> Any:
-    """What grads_on() keeps on a device from call to call: tables of the tensors,
-    uploaded where they are not those of the last one.
-    """
+    """The tables of tensors that grads_on() keeps on a device and uploads again when the tensors change."""
 
 def grads_on(tables: Any, device: str, what: str, sources: Sequence[Tensor], targets: Sequence[Tensor] | None,
              found_inf: Tensor | None, inv_scale: Tensor | None, out: Tensor | None, max_norm: float,
@@ -470,9 +462,9 @@ def grads_on(tables: Any, device: str, what: str, sources: Sequence[Tensor], tar
     Args:
         tables: of grad_tables().
         device: its name.
-        what: "norm": of all sources together times ``inv_scale``, to ``out`` (one float64). "clip": the same, and
-        sources are
-            multiplied by ``inv_scale * min(1, max_norm / (norm + 1e-6))``. "unscale": by ``inv_scale``, and
+        what: "norm": the norm of all sources together times ``inv_scale``, to ``out`` (one float64). "clip": the same,
+            and sources are multiplied by ``inv_scale * min(1, max_norm / (norm + 1e-6))``. "unscale": sources are
+            multiplied by ``inv_scale``, and
             ``found_inf`` becomes 1 where one is not finite. "sums": of squares, one float64 per source, to ``out``.
             "scale": ``target = source * inv_scale + keep * target``, and ``found_inf`` becomes 1 where a result is not
             finite.
@@ -481,9 +473,9 @@ def grads_on(tables: Any, device: str, what: str, sources: Sequence[Tensor], tar
         out: float64 on the device, or None.
 
     Raises:
-        TypeError: a tensor is not there, not of a float dtype, or strided.
+        TypeError: a tensor is on another device, not of a float dtype, or strided.
         ValueError: targets share memory, or a shape differs.
-        UnsupportedError: the stream is recorded, and the tensors are not those of the last call.
+        UnsupportedError: the caller captures the stream, and the tensors are not those of the last call.
     """
 
 def scale_tensors(sources: Sequence[Tensor], targets: Sequence[Tensor], factor: float, keep: float) -> bool:

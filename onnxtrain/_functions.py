@@ -7,7 +7,7 @@ place.
 from __future__ import annotations
 
 import functools
-from typing import Iterator
+from typing import Any, Iterator
 
 import onnx
 import onnx.inliner
@@ -66,16 +66,16 @@ def missing(model: onnx.ModelProto) -> set[tuple[str, str]]:
             if key not in own and key != ("", "Constant") and not any(since <= version for since in have.get(key, ()))}
 
 
-def _schema(domain: str, name: str, version: int) -> onnx.defs.OpSchema | None:
+def _schema(domain: str, name: str, version: int) -> Any:
     """The schema where it has a function body."""
     try:
-        schema = onnx.defs.get_schema(name, version, domain)
+        schema: Any = onnx.defs.get_schema(name, version, domain)
     except onnx.defs.SchemaError:
         return None
     return schema if schema.has_function or schema.has_context_dependent_function else None
 
 
-def _body(schema: onnx.defs.OpSchema, node: onnx.NodeProto, version: int,
+def _body(schema: Any, node: onnx.NodeProto, version: int,
           types: dict[str, onnx.TypeProto]) -> onnx.FunctionProto:
     """The body for one call; of several, the one of the newest opset that is no later than the model's."""
     if schema.has_function:
@@ -128,7 +128,7 @@ def _types(model: onnx.ModelProto) -> dict[str, onnx.TypeProto]:
 def inline(model: onnx.ModelProto) -> onnx.ModelProto:
     """The model with operators that the core does not have given the function body of their schema, where there is one.
 
-    The bodies become functions of the model, under a domain of their own; the core puts them in place of the calls.
+    The bodies become functions of the model, under a separate domain; the core puts them in place of the calls.
 
     Args:
         model: a ModelProto; it is not changed. The types of its graph inputs decide about bodies that depend on dtypes

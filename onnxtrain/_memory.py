@@ -25,7 +25,7 @@ class MemoryReport:
     Attributes:
         slab_bytes: activations and scratch memory, one allocation a step.
         phases: bytes by phase: at most live in "forward" and "backward", "kept" between them; "outputs" and
-            "gradients", which are tensors of their own; "parameters" and "buffers" of the module.
+            "gradients", which are separate tensors; "parameters" and "buffers" of the module.
         holders: (name, bytes) of what is live where the most is, largest first: modules' names, or nodes' where the
             exporter gave no module.
         levels: bytes, and by what fraction the step's work grows, of each ORTMODULE_MEMORY_OPT_LEVEL.

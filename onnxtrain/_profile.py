@@ -114,7 +114,7 @@ def table(path: Path, top: int = 15) -> str:
     """Where the time of a trace went: by operator, by module and by node.
 
     Raises:
-        ValueError: the file is no trace of onnxtrain.
+        ValueError: the file is not a trace of onnxtrain.
     """
     try:
         events = [e for e in json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
@@ -123,7 +123,7 @@ def table(path: Path, top: int = 15) -> str:
                   ("node", lambda e: f"{e['name']}  {e['args']['kernel']}  {e['args']['shape']}")]
         rows = [_grouped(title, key, events, top) for title, key in groups]
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} is no trace of onnxtrain: {error}") from error
+        raise ValueError(f"{path} is not a trace of onnxtrain: {error}") from error
     total = sum(e["dur"] for e in events)
     backward = sum(e["dur"] for e in events if e["cat"] == "backward")
     head = f"{len(events)} kernels, {total / 1e3:.3f} ms, of which backward {backward / 1e3:.3f} ms"

@@ -1,4 +1,4 @@
-"""stats() and explain(): what ran where, and what it cost."""
+"""stats() and explain(): what ran in the engine, what ran in PyTorch, and how long it took."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def count(module_counters: Counters, **amounts: Any) -> None:
 
 
 def engine_step(module_counters: Counters) -> None:
-    """One more step in the engine, on the step path: without the lock, since the interpreter switches threads at calls
-    and jumps only, and there is none within such a statement."""
+    """Counts a step of the engine. It takes no lock, for speed: the interpreter switches threads only at calls and
+    jumps, and an increment has neither."""
     module_counters.engine_steps += 1
     if module_counters.whole is not None:
         module_counters.whole.engine_graphs += 1
@@ -57,7 +57,7 @@ _programs: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def register(program: Any) -> None:
-    """A program whose session is counted in stats() for as long as it lives."""
+    """Adds a program to stats() for as long as it lives."""
     _programs.add(program)
 
 
@@ -65,13 +65,15 @@ def stats(model: Any = None) -> dict[str, Any]:
     """Counts since the process started, or of one ORTModule.
 
     Returns:
-        engine_steps, fallback_steps: calls of forward that ran in the engine, and in PyTorch. exports, export_seconds,
-        build_seconds: of torch's exporters, and of loading their graphs. cached_exports: loaded from
-        ORTMODULE_CACHE_DIR. specialisations, specialise_seconds,
-        last_specialise_seconds: programs made for new sizes of dynamic dims or new sets of gradients, without an
-        export.
-        slab_bytes: planned activations of the programs used last. reasons: one text for each fallback. graph_breaks:
-        one for each kind of place where Dynamo cut a graph, and Python runs between two.
+        engine_steps, fallback_steps: calls of forward that ran in the engine, and in PyTorch.
+        exports, export_seconds, build_seconds: exports by torch's exporters, their time, and the time to load their
+            graphs.
+        cached_exports: exports loaded from ORTMODULE_CACHE_DIR.
+        specialisations, specialise_seconds, last_specialise_seconds: programs for new sizes of dynamic dims or new
+            sets of gradients, without an export.
+        slab_bytes: planned activations of the programs used last.
+        reasons: one text for each cause of fallbacks.
+        graph_breaks: one text for each place where Dynamo cut a graph and Python runs.
     """
     if model is None:
         counters, programs = _process, list(_programs)
@@ -91,7 +93,7 @@ def stats(model: Any = None) -> dict[str, Any]:
 
 
 def _explained(mode: str, program: Any) -> list[str]:
-    """One export: what it was made with, where its nodes run, what it cost."""
+    """Lines on one export: its exporter, where its nodes run, its times and memory."""
     totals, exported = program.totals(), program.exported
     rows = [
         f"  {mode}: exporter {exported.exporter}, opset {exported.opset}, {totals.get('steps', 0)} kernels "
@@ -121,7 +123,7 @@ def _explained(mode: str, program: Any) -> list[str]:
 
 
 def explain(model: Any) -> str:
-    """Prints and returns, for an ORTModule, which exporter was used, what ran where and why, and what it cost."""
+    """Prints and returns, for an ORTModule, the exporter, what runs in PyTorch and why, times and memory."""
     lines = [f"onnxtrain: {type(model.module).__name__}"]
     for key, programs in model._all_programs():
         for program in programs:

@@ -86,6 +86,7 @@ class OnnxtrainBackendRep(BackendRep):
     def _session(self, inputs: Sequence[Any]) -> _C.Session:
         if self._plain:
             return self._plain
+        assert self._model is not None
         structure = _containers.structure_of(inputs)
         if structure not in self._sessions:
             session = _C.Session(_containers.unfold(self._model, structure).SerializeToString())

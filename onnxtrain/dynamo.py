@@ -11,7 +11,6 @@ import inspect
 import logging
 import operator
 import re
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,7 +22,7 @@ from torch.utils import checkpoint
 from onnxtrain import _report
 from onnxtrain._export import functions
 from onnxtrain.ortmodule import ORTModule
-from onnxtrain.ortmodule._captured import Bound, Parts
+from onnxtrain.ortmodule._captured import Bound
 from onnxtrain.ortmodule._key import function_mode
 
 _log = logging.getLogger("onnxtrain")
@@ -48,7 +47,7 @@ def backend(graph: torch.fx.GraphModule, example_inputs: Sequence[Any], *, mode:
 
     Returns:
         A function of the graph's arguments. What the engine lacks runs in PyTorch, as ORTMODULE_FALLBACK_POLICY allows;
-        that is said once.
+        it warns once.
 
     Raises:
         ValueError: torch.compile has no such mode.
@@ -62,7 +61,7 @@ def backend(graph: torch.fx.GraphModule, example_inputs: Sequence[Any], *, mode:
 
 
 def compiled(graph: torch.fx.GraphModule, example_inputs: Sequence[Any],
-             parts: weakref.ref[Parts] | None = None) -> Callable[..., Any]:
+             parts: Callable[[], Any] | None = None) -> Callable[..., Any]:
     """A function of the graph's arguments. With `parts`, the graph is one of an ORTModule's."""
     if not _computes(graph):
         return graph.forward
@@ -100,7 +99,7 @@ def compiled(graph: torch.fx.GraphModule, example_inputs: Sequence[Any],
                 model = bound.model
             arguments = [inputs[i] for i in bound.arguments]
         if parts is None and _has_any_global_hook():
-            model._note("a hook of all modules would be run for the graph, which is none of the user's")
+            model._note("a global module hook would run for the captured graph, which is not a module of the user")
             _report.count(model._counters, fallback_steps=1)
             results = graph.forward(*inputs)
             return numbers.put_back(results, given) if has_numbers else results
@@ -109,7 +108,7 @@ def compiled(graph: torch.fx.GraphModule, example_inputs: Sequence[Any],
                 results = model._call(tuple(arguments), {})
         elif parts is not None and parts().seeds:
             results = model._by_torch("the module seeds torch's random generator, or reads or sets its state, inside "
-                                      "forward, and wants torch's own numbers", tuple(arguments), {})
+                                      "forward, and needs torch's own numbers", tuple(arguments), {})
         elif enables_grad and not torch.is_grad_enabled():
             results = model._by_torch("it enables gradients under its caller's no_grad()", tuple(arguments), {})
         else:
@@ -164,7 +163,7 @@ def _refuse_transforms(graph: torch.fx.GraphModule) -> None:
     for part in graph.modules():
         if isinstance(part, torch.fx.GraphModule) and any(
                 getattr(node.target, "__name__", "") in _TRANSFORMS for node in part.graph.nodes):
-            raise LookupError("torch.func differentiates in it by an interpreter of its own")
+            raise LookupError("torch.func differentiates in it with its own interpreter")
 
 
 def _copied(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
@@ -203,7 +202,7 @@ def _undo_operators(graph: torch.fx.GraphModule) -> None:
             operands = _without_sizes([getattr(graph, part.target) for part in node.args[:2]],
                                       (*carried, *node.args[3]), len(carried))
             node.args = (*node.args[:3], operands[len(carried):])
-        elif node.target is torch._C._autograd._get_data_attr:  # which a trace takes for a constant
+        elif node.target is torch._C._autograd._get_data_attr:  # type: ignore[attr-defined]  # a constant to a trace
             node.target = torch.detach
         else:
             node.target = _AUTOCAST.get(node.target, node.target)
@@ -375,7 +374,8 @@ def _expression(value: Any) -> Any:
 
 def _symbols(value: Any) -> set[Any]:
     """Those in the formula of a symbolic number; a condition of a tensor's value is that its symbol is 1."""
-    return value.node.expr.free_symbols if isinstance(value, tuple(symbolic for symbolic, _ in _KINDS)) else set()
+    kinds = tuple(symbolic for symbolic, _ in _KINDS)
+    return value.node.expr.free_symbols if isinstance(value, kinds) else set()
 
 
 def _sizes_from_tensors(graph: torch.fx.GraphModule) -> list[int]:
@@ -422,7 +422,7 @@ class _Numbers:
         contents = {symbol: node.args[0] for node in graph.graph.nodes if node.op == "call_method"
                     and node.target == "item" for symbol in _symbols(_example(node))}
         if unknown := wanted.difference(symbols, contents):
-            raise LookupError(f"a result depends on {', '.join(map(str, unknown))}, which is no argument")
+            raise LookupError(f"a result depends on {', '.join(map(str, unknown))}, which is not an argument")
         self._symbols = [(symbol, symbols[symbol]) for symbol in wanted.intersection(symbols)]
         self._contents = [(symbol, contents[symbol]) for symbol in wanted.difference(symbols)]
         self._known: dict[tuple[int, ...], dict[int, Any]] = {}

@@ -139,7 +139,7 @@ class _Flat(torch.nn.Module):
         traced.filled, kept = caches.take()
         traced.out_tensors = [i for i, leaf in enumerate(results) if isinstance(leaf, Tensor)]
         flat = mutations.unchanged_containers((args, kwargs), spec, before)
-        own = {id(leaf): i for i, leaf in enumerate(flat)}
+        own: dict[int, Any] = {id(leaf): i for i, leaf in enumerate(flat)}
         own.update((id(parameter), name) for name, parameter in module.named_parameters())
         traced.same = {i: own[id(results[i])] for i in traced.out_tensors if id(results[i]) in own}
         with warnings.catch_warnings():
@@ -347,7 +347,7 @@ def _dynamo(flat: _Flat, names: list[str], leaves: list[Any], opset: int, notes:
     traced = time.perf_counter()
     drawn = functions.drawn_by_torch() if all(t.is_cpu for t in (*tensors, *module.parameters())) else {}
     with registry_reused(), wide_numbers(), retrace.spared():
-        translated = torch.onnx.export(
+        translated: Any = torch.onnx.export(
             program, opset_version=opset, optimize=False, verbose=False,
             custom_translation_table=translations(opset) | drawn | functions.by_torch(flat.by_torch),
         )
@@ -355,7 +355,7 @@ def _dynamo(flat: _Flat, names: list[str], leaves: list[Any], opset: int, notes:
     model, signature = translated.model, translated.exported_program.graph_signature
     constants = translated.exported_program.constants
     weights: dict[str, str] = {}
-    bound: dict[str, tuple[str, Any]] = {}
+    bound: dict[str, tuple[Any, Any]] = {}
     for kind, targets in (("parameter", signature.inputs_to_parameters), ("buffer", signature.inputs_to_buffers)):
         for target in targets.values():
             tensor = _lookup(module, target)
@@ -364,7 +364,7 @@ def _dynamo(flat: _Flat, names: list[str], leaves: list[Any], opset: int, notes:
             bound[name] = (kind, name)
     for target in signature.inputs_to_lifted_tensor_constants.values():
         tensor = constants[target]
-        # A tensor that the module holds may change in place between calls: read it anew each time.
+        # A tensor that the module holds may change in place between calls: read it each time.
         if tensor.numel() > SMALL_CONSTANT or _lookup(module, target) is not None:
             name = target.removeprefix("module.")
             weights[target] = name
@@ -383,7 +383,7 @@ def _without_grad(tensor: Tensor) -> Tensor:
 
 
 def _in_a_row(tensor: Tensor) -> Tensor:
-    """A slice, say, as a tensor with memory of its own: Dynamo has read the strides already and guards them."""
+    """A slice, say, as a tensor with its own memory: Dynamo has read the strides already and guards them."""
     if type(tensor) is not Tensor or tensor.is_contiguous() and not tensor._is_view():
         return tensor
     with torch.no_grad():
@@ -466,13 +466,14 @@ def _refuse_settings(settings: list[state.Setting]) -> None:
 
 def _torch_export(flat: _Flat, tensors: tuple[Tensor, ...]) -> torch.export.ExportedProgram:
     auto = torch.export.Dim.AUTO
-    graph = isinstance(flat.module, captured.Graph)
+    module: Any = flat.module
+    graph = isinstance(module, captured.Graph)
     fixed = graph or flat.planes == "fixed"
     grows = set() if graph else {id(t) for cache in filled.among(flat.arguments()) for t in pytree.tree_leaves(cache)}
     axes = [{*range(2 if fixed and t.dim() > 3 and t.is_floating_point() and id(given) not in grows else t.dim())}
             for t, given in zip(tensors, flat.tensors())]
     if graph:
-        axes = [each | open_ for each, open_ in zip(axes, flat.module._captured.dynamic, strict=True)]
+        axes = [each | open_ for each, open_ in zip(axes, module._captured.dynamic, strict=True)]
     dynamic = [tuple(dict.fromkeys(each, auto) for each in axes)] if axes else None
 
     def trace() -> torch.export.ExportedProgram:
@@ -493,7 +494,7 @@ def _torchscript(flat: _Flat, names: list[str], leaves: list[Any], opset: int, n
 
     module = flat.module
     if isinstance(module, captured.Graph) and module._captured.reads_contents:
-        raise ExportError("TorchScript would freeze a number or a size that hangs on the contents of a tensor.")
+        raise ExportError("TorchScript would freeze a number or a size that depends on the values of a tensor.")
     # Copies: the trace runs forward, which may change its arguments.
     tensors = tuple(mutations.copied(leaf) for leaf in leaves if isinstance(leaf, Tensor))
     if not tensors:
@@ -504,7 +505,8 @@ def _torchscript(flat: _Flat, names: list[str], leaves: list[Any], opset: int, n
     start = time.perf_counter()
     with state.unchanged(module), state.private_buffers(module), messages.no_log():
         torch.onnx.export(
-            flat, tensors, file, dynamo=False, opset_version=opset, keep_initializers_as_inputs=True,
+            flat, tensors, file,  # type: ignore[arg-type]
+            dynamo=False, opset_version=opset, keep_initializers_as_inputs=True,
             do_constant_folding=False, training=torch.onnx.TrainingMode.PRESERVE, export_params=False,
             input_names=[f"leaves_{i}" for i in range(len(tensors))],
         )
@@ -514,16 +516,17 @@ def _torchscript(flat: _Flat, names: list[str], leaves: list[Any], opset: int, n
 
     model = ir.serde.deserialize_model(onnx.load_from_string(file.getvalue()))
     weights: dict[str, str] = {}
-    bound: dict[str, tuple[str, Any]] = {}
+    bound: dict[str, tuple[Any, Any]] = {}
     leaf_names = [f"leaves_{i}" for i in range(len(tensors))]
     for value in model.graph.inputs:  # those of unused leaves are gone
         if value.name in leaf_names:
             continue
-        tensor = _lookup(module, value.name)
+        tensor = _lookup(module, str(value.name))
         if tensor is None or id(tensor) not in owned:
-            raise ExportError(f"TorchScript's exporter made an input {value.name} that is no state of the module.")
+            raise ExportError(f"TorchScript's exporter made an input {value.name} that is not a parameter or buffer "
+                              "of the module.")
         kind, name = owned[id(tensor)]
-        weights[value.name] = name
+        weights[str(value.name)] = name
         bound[name] = (kind, name)
     seconds = {"torch_export": 0.0, "torch_onnx": done - start}
     given = {value.name: value for value in model.graph.inputs}
@@ -540,7 +543,7 @@ def _torchscript(flat: _Flat, names: list[str], leaves: list[Any], opset: int, n
 
 def _finish(
     model: Any, flat: _Flat, names: list[str], leaves: list[Any], weights: dict[str, str],
-    bound: dict[str, tuple[str, Any]], guards: shape_guards.Guards, exporter: Any, opset: int,
+    bound: dict[str, tuple[Any, Any]], guards: shape_guards.Guards, exporter: Any, opset: int,
     seconds: dict[str, float], notes: list[str], user_inputs: Sequence[Any] | None = None,
 ) -> Exported:
     """Binds inputs and outputs of the translated model and serialises it.
@@ -564,8 +567,8 @@ def _finish(
     targets += [("check", wanted) for wanted in flat.traced.checks]
     targets += [("argument", leaf) for leaf in flat.traced.written]
     targets += [("cache", (each.index, leaf)) for each in flat.traced.filled for leaf in each.tensors]
-    data = {id(value) for value in graph.inputs if bound.get(value.name, ("user", None))[0] != "constant"}
-    cached = _caches(assignments, [v for v, (kind, _) in zip(graph.outputs, targets) if kind == "attribute"], data)
+    given = {id(value) for value in graph.inputs if bound.get(value.name, ("user", None))[0] != "constant"}
+    cached = _caches(assignments, [v for v, (kind, _) in zip(graph.outputs, targets) if kind == "attribute"], given)
     if len(graph.outputs) != len(targets):
         raise ExportError(f"{len(targets)} outputs were traced, and the exporter made {len(graph.outputs)}.")
     kept, made = [], views.leaves(flat.traced.views)
@@ -591,8 +594,8 @@ def _finish(
         if id(value) in users:
             inputs.append(GraphInput("user", value.name, users[id(value)]))
         else:
-            kind, target = bound[value.name]
-            inputs.append(GraphInput(kind, value.name, target))
+            source, where = bound[value.name]
+            inputs.append(GraphInput(source, str(value.name), where))
     outputs = tuple(
         GraphOutput(kind, value.name, target) for value, (_, kind, target) in zip(graph.outputs, kept)
     )
@@ -619,7 +622,7 @@ def _caches(assignments: Sequence[Assignment], values: list[Any], data: set[int]
 
 
 def _frozen(flat: _Flat, inputs: Sequence[GraphInput], cached: set[int]) -> attributes.State:
-    """What has to stay as it is on the modules; not what is read anew at each step, nor a cache."""
+    """Attributes that must not change on the modules; without those that are read at each step, and caches."""
     module, traced = flat.module, flat.traced
     places = [source.target for source in inputs if source.kind == "attribute"]
     places += [f"{traced.assignments[i].module}.{traced.assignments[i].name}".lstrip(".") for i in cached]

@@ -1,6 +1,6 @@
 /*
  * One optimizer step over any number of tensors: gradient norm, clipping and update rule, each in one pass over memory,
- * distributed over all cores. py/optim*.c describe the tensors anew for every step; this layer is independent of
+ * distributed over all cores. py/optim*.c describe the tensors for every step; this layer is independent of
  * Python, autograd and parameter groups.
  */
 #ifndef ONT_OPTIM_OPTIM_H

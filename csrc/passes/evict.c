@@ -300,7 +300,7 @@ static void bring_operands(evictor *e, ont_node *node)
     }
 }
 
-/* Whether an elementwise node may write over one of its operands, which nobody reads later. */
+/* Whether an elementwise node may write over one of its operands, which no later node reads. */
 static int64_t bytes_in_place(evictor *e, const ont_node *node)
 {
     const ont_value *out = ont_node_out(node, 0);

@@ -1,5 +1,5 @@
 /*
- * Rows that nobody reads are not computed. Rows are the entries of a value's leading dims, flattened: the tokens of a
+ * Unused rows are not computed. Rows are the entries of a value's leading dims, flattened: the tokens of a
  * batch.
  *
  * 1. Demands, backwards over the forward graph: for each value, which rows anything behind it reads. A loss reads the
@@ -14,7 +14,7 @@
  *    packed where a packed node reads a whole value, and unpacked in front of attention, which runs on all of them:
  *    probabilities of keys without a row are 0, and the results of queries without a row have no reader.
  *
- * Everything behind is exact: left-out rows have gradient 0, since nobody reads them. Dropout draws for each element
+ * Everything behind is exact: left-out rows have gradient 0, since no node reads them. Dropout draws for each element
  * the word of its place before packing, so that the noise does not change.
  */#include "passes/pack_rows.h"
 

@@ -1,5 +1,5 @@
 /*
- * Rows that nobody reads are not computed: see pack_rows.c. What is wanted and the statistics are in the graph
+ * Unused rows are not computed: see pack_rows.c. What is wanted and the statistics are in the graph
  * (ir/graph.h), since passes take nothing else.
  */
 #ifndef ONT_PASSES_PACK_ROWS_H

@@ -1,7 +1,7 @@
 /*
  * The Updater's fast path: all parameters are plain tensors with their state where it was in the last step. It runs no
  * Python code and counts no references, so the GIL is held during the whole step, on all cores: for thousands of small
- * tensors this traversal takes as long as their update. Everything is examined anew, as on the slow path
+ * tensors this traversal takes as long as their update. Everything is examined again, as on the slow path
  * (optim_slow_path.c), which takes over and reports errors if anything is unexpected. Called by py/optim.c.
  */
 #include "py/optim.h" /* Python.h before any system header */

@@ -1,5 +1,5 @@
 /*
- * The Updater's slow path: every tensor is examined anew in every step, since any of them may have been replaced,
+ * The Updater's slow path: every tensor is examined in every step, since any of them may have been replaced,
  * resized or written. Only the location of each parameter's state in the optimizer's state dict is cached, and checked
  * first. Called by optim.c if the fast path (optim_fast_path.c) finds a tensor that is not plain.
  */

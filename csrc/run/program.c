@@ -51,7 +51,7 @@ static ont_status specialise(ont_graph *g, const ont_tensor_view *inputs)
     if (!sizes) return ONT_ENOMEM;
     for (uint32_t i = 0; i < g->n_symbols; i++) sizes[i] = -1;
     for (uint32_t i = 0; i < g->n_inputs; i++) ONT_TRY(specialise_input(g->inputs[i], &inputs[i], sizes, g));
-    for (uint32_t i = 0; i < g->n_values; i++) /* types that the model declares for inner values are inferred anew */
+    for (uint32_t i = 0; i < g->n_values; i++) /* types that the model declares for inner values are inferred again */
         if (g->values[i]->kind == ONT_VALUE_NODE) {
             g->values[i]->has_shape = false;
             g->values[i]->dtype = ONT_UNDEFINED;

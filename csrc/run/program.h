@@ -95,7 +95,7 @@ ont_status ont_program_build(const ont_graph *loaded, const ont_tensor_view *inp
                              ont_program **program) ONT_MUST_USE;
 /*
  * The graph of a program at an earlier stage: specialised and folded and, if `differentiated`, with its backward,
- * before later passes. For save_onnx; built anew and owned by the caller.
+ * before later passes. For save_onnx; built again and owned by the caller.
  */
 ont_status ont_program_stage(const ont_program *program, const ont_graph *loaded, bool differentiated,
                              ont_graph **graph) ONT_MUST_USE;

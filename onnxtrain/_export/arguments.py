@@ -1,8 +1,8 @@
-"""Operators of which torch.onnx's own translation leaves an argument out of account, and so gives other numbers, or
-takes an index below 0, which torch refuses, for one that counts from the end.
+"""Translations of operators for which torch.onnx ignores an argument, and so gives other numbers, or accepts a negative
+index that torch refuses.
 
-translations.py adds this table to its own. What ONNX has no words for is refused by name, and the module runs in
-PyTorch.
+translations.py adds this table to its own. An argument that ONNX cannot express raises an error that names it, and the
+module runs in PyTorch.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def _scatters(op: Any, own: Any) -> Table:
         if reduce != "mean":
             return total
         if not src.dtype.is_floating_point():
-            raise Untraceable("The module uses scatter_reduce('mean') of integers, whose rounding ONNX cannot say.")
+            raise Untraceable("The module uses scatter_reduce('mean') of integers, whose rounding ONNX cannot express.")
         one = _constant(op, 1.0, src)
         counts = op.Expand(one if include_self else _constant(op, 0.0, src), op.Shape(self))
         counts = op.ScatterElements(counts, index, op.Expand(one, op.Shape(index)), axis=dim, reduction="add")

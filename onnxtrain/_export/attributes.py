@@ -89,7 +89,7 @@ def recording(record: Record, module: torch.nn.Module) -> Iterator[None]:
 @contextlib.contextmanager
 def _compiled_parts(record: Record, module: torch.nn.Module, ours: dict[str, Any],
                     torchs: dict[str, Any]) -> Iterator[None]:
-    """torch.cond and its kin have torch's compiler read their branches, which cannot follow a recorder.
+    """torch.cond and similar operators make torch's compiler read their branches, which cannot follow a recorder.
 
     It is put aside for so long, and every attribute of the module counts as read.
     """
@@ -141,7 +141,7 @@ class State:
     Args:
         module: the user's, in the state that it was exported in.
         record: what its forward read.
-        bound: (module, attribute) pairs whose tensor is an input of the graph, read anew at each step.
+        bound: (module, attribute) pairs whose tensor is an input of the graph, read at each step.
     """
 
     def __init__(self, module: torch.nn.Module, record: Record,
@@ -306,8 +306,8 @@ class _Snapshot:
                 self.tensors.append((path, value, value._version))
 
     def _closure(self, path: str, value: types.FunctionType, depth: int) -> None:
-        """Containers and objects that a function has from around it; a variable that is set anew is not seen."""
-        for name, cell in zip(value.__code__.co_freevars, value.__closure__):
+        """Containers and objects in the closure of a function; a later assignment to a variable is not seen."""
+        for name, cell in zip(value.__code__.co_freevars, value.__closure__ or ()):
             with contextlib.suppress(ValueError):  # one that is still empty
                 self._value(f"{path}.{name}", cell.cell_contents, depth + 1)
 

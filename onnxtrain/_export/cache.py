@@ -203,7 +203,7 @@ _PLAIN = (type(None), bool, int, float, str)
 
 def _plain(constants: dict[int, Any]) -> list[Any]:
     if not all(type(value) in _PLAIN for value in constants.values()):
-        raise NotKept("the result holds a value that is no plain constant")
+        raise NotKept("the result holds a value that is not a plain constant")
     return sorted(constants.items())
 
 
@@ -215,14 +215,14 @@ def _meta(module: torch.nn.Module, exported: Any) -> dict[str, Any]:
     if exported.filled or exported.given:
         raise NotKept("forward fills a cache that it is given")
     if any(source.kind == "constant" for source in exported.inputs):
-        raise NotKept("forward uses a large tensor that is no part of the module")
+        raise NotKept("forward uses a large tensor that does not belong to the module")
     if not isinstance(exported.outside, dict):
-        raise NotKept(exported.outside or "nobody watched what forward reads outside of the module")
+        raise NotKept(exported.outside or "the export did not record what forward reads outside the module")
     return {
         "outside": exported.outside, "inputs": [(i.kind, i.name, i.target) for i in exported.inputs],
         "outputs": [(o.kind, o.name, o.target) for o in exported.outputs],
         "out_spec": trees.written(exported.out_spec), "out_constants": _plain(exported.out_constants),
-        "guards": exported.guards.source,  # type: ignore[attr-defined]
+        "guards": exported.guards.source,
         "assignments": [(a.module, a.name, trees.written(a.spec), _plain(a.constants), a.tensors)
                         for a in exported.assignments],
         "state": _state_out(module, exported.state), "exporter": exported.exporter, "opset": exported.opset,
@@ -292,7 +292,7 @@ def _read(path: Path, module: torch.nn.Module, tensors: Sequence[Tensor]) -> Any
             raise ValueError("it is too large")
         text, model = archive.read("meta.json"), archive.read("model.onnx")
     if not path.stem.endswith(f"-{_entry(text, model)}"):
-        raise ValueError("its content is not what its name says")
+        raise ValueError("its content does not match its name")
     meta = json.loads(text)
     guards = _guards(meta["guards"])
     if guards(tensors) is not None:
@@ -309,7 +309,7 @@ def _read(path: Path, module: torch.nn.Module, tensors: Sequence[Tensor]) -> Any
         tuple(Assignment(owner, name, trees.read(spec), dict(map(tuple, constants)), tuple(leaves))
               for owner, name, spec, constants, leaves in meta["assignments"]),
         state, meta["exporter"], meta["opset"], {"total": 0.0}, [*meta["notes"], f"Loaded from {path}."],
-        conditional=tuple(tuple(part) for part in meta["conditional"]),
+        conditional=(tuple(meta["conditional"][0]), tuple(meta["conditional"][1])),
         same=tuple(tuple(pair) for pair in meta["same"]),
         views=_views(meta["views"]), settings=_settings_in(module, meta["settings"]),
     )

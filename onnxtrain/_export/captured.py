@@ -45,7 +45,7 @@ class Operations:
     """What Dynamo captured, and where the parameters and buffers are that it takes.
 
     Args:
-        root: has them, in modules of its own.
+        root: the module that holds them, in submodules.
         module: the user's.
         graph: the operations, which take parameters and buffers as arguments.
         places: for each argument every place in `module` that holds it; empty for those that are arguments of `root`.
@@ -54,7 +54,7 @@ class Operations:
     Attributes:
         held: for each argument where `root` has it: a dict and a name; None for its own arguments.
         dynamic: of each tensor among its own arguments the axes whose sizes Dynamo has left open.
-        reads_contents: whether a number in it, such as a size, hangs on what a tensor holds.
+        reads_contents: whether a number in it, such as a size, depends on the values of a tensor.
         reads_strides: whether it computes something else for the same contents with other strides.
         version: how many tensors have been put into `root`.
     """
@@ -62,7 +62,8 @@ class Operations:
     def __init__(self, root: torch.nn.Module, module: torch.nn.Module, graph: torch.fx.GraphModule,
                  places: Sequence[Sequence[Place]], key: Any = None) -> None:
         noted = _notes(graph)
-        self._root, self.user, self.graph, self._key = weakref.ref(root), module, graph, key
+        self._root: Callable[[], Any] = weakref.ref(root)
+        self.user, self.graph, self._key = module, graph, key
         self.dynamic = _dynamic(noted, places)
         self.reads_contents, self.reads_strides = noted.reads_contents, noted.reads_strides
         self.held = [None if not held else (getattr(_owner(root, held[0].path), held[0].kind), held[0].name)
@@ -102,7 +103,7 @@ class Operations:
         return self._key, tuple(kinds), tuple([frozenset(axes) for axes in self.dynamic])
 
     def modules(self) -> list[torch.nn.Module]:
-        """Those that are none of the user's."""
+        """The modules that this graph made, not the user's."""
         return [self._root(), *self.graph.modules()]
 
     @property

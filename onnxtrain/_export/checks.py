@@ -1,6 +1,6 @@
 """Checks in a forward that look at values and raise: `if labels.max() >= classes: raise ...`, `assert mask.any()`.
 
-A trace knows no values, and cannot go on where Python asks for one. Where all that hangs on the answer is whether
+A trace knows no values, and cannot go on where Python asks for one. If the answer only decides whether
 forward raises, the trace takes the answer that it does not, and the condition becomes an output of the graph: a step
 where it has the other value runs in PyTorch, which raises as the user wrote it. Other branches on values are not
 touched.
@@ -8,7 +8,7 @@ touched.
 So are the bounds of sizes made of contents, `x.narrow(0, 0, int(n))`: what the graph makes of a negative one is empty,
 where torch raises.
 
-Used by rewrite.py. Python keeps the place of each instruction in the source, and the source says what hangs on it.
+Used by rewrite.py. Python keeps the place of each instruction in the source, and the source shows what depends on it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _place(node: ast.AST) -> Place:
 
 
 def _wanted(statement: ast.If | ast.Assert) -> bool | None:
-    """What a condition has to be for the statement not to raise; None where something else hangs on it."""
+    """The value of a condition for which the statement does not raise; None if more depends on it."""
     if isinstance(statement, ast.Assert):
         return True
     if isinstance(statement.body[-1], ast.Raise):
@@ -78,7 +78,7 @@ def _places(frame: types.FrameType) -> list[Place]:
 
 
 def answer(frame: types.FrameType) -> bool | None:
-    """What to say to the frame's running instruction, which asks for a tensor's truth; None where more hangs on it."""
+    """What to say to the frame's running instruction, which asks for a tensor's truth; None if more depends on it."""
     statements = _statements(frame.f_code.co_filename)
     for place in _places(frame):
         for statement in statements:

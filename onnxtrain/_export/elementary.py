@@ -55,7 +55,8 @@ def _logarithms(op: Any, own: Any) -> Table:
 
         def translate(self):
             quotient = op.Div(op.Log(self), _number(op, math.log(base), self))
-            error = {onnx.TensorProto.FLOAT: 2.0**-22, onnx.TensorProto.DOUBLE: 2.0**-51}.get(int(self.dtype))
+            errors: dict[int, float] = {onnx.TensorProto.FLOAT: 2.0**-22, onnx.TensorProto.DOUBLE: 2.0**-51}
+            error = errors.get(int(self.dtype))
             if error is None:
                 return quotient
             whole = op.Round(quotient)

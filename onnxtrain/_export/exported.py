@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Literal
 
-from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from onnxtrain._export import attributes, filled, functions
@@ -22,7 +21,7 @@ class GraphInput:
 
     kind: Literal["parameter", "buffer", "attribute", "constant", "user"]
     name: str  # in the graph
-    target: str | int | Tensor  # name in the module; index among the flattened leaves of (args, kwargs); the tensor
+    target: Any  # by kind: name in the module; index among the flattened leaves of (args, kwargs); the tensor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +37,7 @@ class GraphOutput:
     kind: Literal["user", "buffer", "attribute", "check", "argument", "cache"]
     name: str  # in the graph
     # Leaf of the user's output; name of the buffer; (assignment or cache, leaf of its value); leaf of the input.
-    target: int | str | tuple[int, int] | bool
+    target: Any  # by kind: int, str, (int, int) or bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +87,7 @@ class Exported:
     given: tuple[tuple[int, int], ...] = ()  # leaf of the output -> cache among the arguments that it is
     flags: tuple[tuple[str, bool], ...] = ()  # parameters whose requires_grad forward sets, and to what
     # What was read outside of the module, as values.written() gives it, or why that cannot be compared in another
-    # process; None where nobody asked.
+    # process; None if it was not recorded.
     outside: dict[str, Any] | str | None = None
 
     def settle(self) -> None:

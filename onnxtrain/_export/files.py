@@ -1,6 +1,6 @@
 """Files of ORTMODULE_CACHE_DIR: whose they may be, how they are read, and that they are written beside and renamed.
 
-A graph from disk decides what a module trains on, so nobody else may be able to write one: the folder and each file
+A graph from disk decides what a module trains on, so no other user may be able to write one: the folder and each file
 belong to the user of this process, and no other may write to them. A folder that does not exist is made so.
 """
 

@@ -47,7 +47,7 @@ class Watch:
         self._own = {id(leaf): i for i, leaf in enumerate(pytree.tree_leaves(arguments))
                      if isinstance(leaf, torch.Tensor)} if self._caches else {}
 
-    def index(self, value: Any) -> int | None:
+    def index(self, value: Any) -> Any:
         """Which of the caches a value is; None for any other."""
         return next((i for i, cache in enumerate(self._caches) if cache is value), None)
 

@@ -11,7 +11,7 @@ import contextlib
 import sys
 import types
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -21,6 +21,11 @@ from torch.utils.weak import WeakIdKeyDictionary
 from onnxtrain._export.errors import Untraceable
 from onnxtrain._export.exclusive import here
 from onnxtrain._export.state import replaced
+
+# Descriptors; torch's stubs have the types of their values.
+_REQUIRES_GRAD: Any = Tensor.requires_grad
+_IS_LEAF: Any = Tensor.is_leaf
+_GRAD_FN: Any = Tensor.grad_fn
 
 
 class Flags:
@@ -55,7 +60,7 @@ class Flags:
             return tensor
         if tensor not in self._names or requires_grad and not tensor.requires_grad:
             raise Untraceable(f"The module calls Tensor.requires_grad_({requires_grad}) inside forward on what is no "
-                              "parameter of its own, or was frozen before; a graph would lose it.")
+                              "parameter of the module, or was frozen before; a graph would lose it.")
         self._now[tensor] = requires_grad
         self.frozen = True
         return tensor
@@ -69,7 +74,7 @@ class Flags:
         self._made.setdefault(tensor, False)
 
     def refuse_visible(self, results: Iterable[Any]) -> None:
-        """Of a tensor that forward made and drops again (reentrant checkpoints want one), nobody can see the gradient.
+        """If forward made a tensor and drops it (as reentrant checkpoints do), no code can see its gradient.
 
         What leaves forward must not be one: in a graph it is no leaf.
 
@@ -89,10 +94,10 @@ class Flags:
         """Parameters whose flag is another than before."""
         return tuple(sorted((self._names[t], flag) for t, flag in self._now.items() if flag != t.requires_grad))
 
-    HANDLERS = {
-        Tensor.requires_grad.__get__: get, Tensor.requires_grad.__set__: change, Tensor.requires_grad_: change,
-        Tensor.is_leaf.__get__: lambda self, tensor: self.ask(tensor, Tensor.is_leaf.__get__),
-        Tensor.grad_fn.__get__: lambda self, tensor: self.ask(tensor, Tensor.grad_fn.__get__),
+    HANDLERS: ClassVar[dict[Any, Callable[..., Any]]] = {
+        _REQUIRES_GRAD.__get__: get, _REQUIRES_GRAD.__set__: change, Tensor.requires_grad_: change,
+        _IS_LEAF.__get__: lambda self, tensor: self.ask(tensor, _IS_LEAF.__get__),
+        _GRAD_FN.__get__: lambda self, tensor: self.ask(tensor, _GRAD_FN.__get__),
     }
 
 

@@ -28,7 +28,7 @@ def _is_long(formula: sympy.Basic) -> bool:
 def _values(sizes: ShapeEnv) -> dict[sympy.Symbol, sympy.Integer]:
     """Of each symbol that stands for an argument's size what it is in this call."""
     known = getattr(sizes, "backed_var_to_val", None)
-    return sizes.var_to_val if known is None else known  # type: ignore[no-any-return]
+    return sizes.var_to_val if known is None else known
 
 
 def _shorten(sizes: ShapeEnv, formula: sympy.Basic, decide: Any) -> None:

@@ -41,7 +41,7 @@ _APPLY = getattr(_STATIC, "__func__", None)
 
 
 def _original_apply() -> Callable[..., Any]:
-    """What Function.apply does when nobody exports; calls with the class first."""
+    """The Function.apply that is in force outside an export; it takes the class first."""
     if not isinstance(_APPLY, types.FunctionType):
         return lambda cls, *args, **kwargs: _STATIC.__get__(None, cls)(*args, **kwargs)
     return types.FunctionType(_APPLY.__code__, _APPLY.__globals__, _APPLY.__name__, _APPLY.__defaults__,
@@ -54,7 +54,7 @@ _dispatch: Callable[..., Any] = _ORIGINAL_APPLY
 
 class _Trampoline:
     def apply(cls, *args, **kwargs):  # noqa: B902, N805  its code stands in for that of torch.autograd.Function.apply
-        __class__  # noqa: B018  the same free variable as torch's
+        __class__  # type: ignore[name-defined]  # noqa: B018  the same free variable as torch's
         from onnxtrain._export import function_apply
 
         return function_apply._dispatch(cls, *args, **kwargs)
@@ -131,7 +131,7 @@ def _region(run: Any) -> str:
 
 
 def _note_checkpoint(notes: list[str], run: Any) -> None:
-    note = (f"{CHECKPOINT}{_region(run)} is no region of its own: results are the same, and what backward computes "
+    note = (f"{CHECKPOINT}{_region(run)} does not mark a region: results are the same, and what backward computes "
             "again instead of keeping it is chosen for the whole step, as at ORTMODULE_MEMORY_OPT_LEVEL=1 or above, or "
             "by ORTMODULE_MEMORY_OPT_BUDGET.")
     if note not in notes:

@@ -137,7 +137,7 @@ def _keeps_type(node: torch.fx.Node) -> bool:
 
 
 def _functionalise(graph: torch.fx.Graph) -> None:
-    """Replaces changes of tensors whose memory nobody reads later by another name."""
+    """Makes in-place changes functional if no other name reads the memory later."""
     roots: dict[torch.fx.Node, frozenset[torch.fx.Node]] = {}  # whose memory a node's result may be
     order = {node: i for i, node in enumerate(graph.nodes)}
 

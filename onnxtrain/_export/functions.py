@@ -27,7 +27,7 @@ class Unrunnable(Exception):
     """A function that cannot be a node; the message is a sentence."""
 
 
-# Functions whose results' shapes follow from sizes by a way of their own.
+# Functions with special rules for the shapes of their results.
 _by_size: weakref.WeakSet[type] = weakref.WeakSet()
 # Of one result: its dtype, and of each dim its size, or the (tensor, axis) of the arguments whose size it is.
 Shape = tuple[torch.dtype, list[int | tuple[int, int]]]
@@ -39,7 +39,7 @@ class Call:
 
     function is the class; leaves are its flattened arguments, None where a tensor stands; results is, per item that
     forward returns, the index of the node's output, or a value that is no tensor. shapes are the results' where the
-    trace went by them alone, and whatever else forward asks of sizes is no condition of the graph: it runs anew.
+    trace used only them; other uses of sizes in forward are not guards of the graph, since forward runs again.
     """
 
     function: type[torch.autograd.Function]
@@ -92,7 +92,7 @@ class Call:
         A loop over chunks of rows, say, would tie the graph to one number of rows. So what forward asks of sizes leaves
         no guards, where its results are tensors with sizes of the arguments: that is looked at when it really runs.
         """
-        env = next((dim.node.shape_env for tensor in tensors for dim in tensor.shape
+        env = next((dim.node.shape_env for tensor in tensors for dim in tensor.shape  # type: ignore[attr-defined]
                     if isinstance(dim, torch.SymInt)), None)
         if env is not None and self.function not in _by_size:
             with env.suppress_guards(), env.ignore_fresh_unbacked_symbols():
@@ -140,9 +140,10 @@ class Call:
 
 def _shapes(tensors: Sequence[Tensor], made: Sequence[Tensor]) -> list[Shape] | None:
     """What results have of their arguments' sizes; None where a size is neither one of those nor a number."""
-    places = {dim.node.expr: (i, axis) for i, tensor in enumerate(tensors) for axis, dim in enumerate(tensor.shape)
+    places = {dim.node.expr: (i, axis)  # type: ignore[attr-defined]
+              for i, tensor in enumerate(tensors) for axis, dim in enumerate(tensor.shape)
               if isinstance(dim, torch.SymInt)}
-    shapes = []
+    shapes: list[Any] = []
     for result in made:
         dims = [places.get(dim.node.expr) if isinstance(dim, torch.SymInt) else dim for dim in result.shape]
         if None in dims:
@@ -218,6 +219,8 @@ def drawn_by_torch() -> dict[Any, Callable[..., Any]]:
 def _drawn(own: Any, overload: Any) -> Callable[..., Any]:
     sized = {torch.ops.aten.rand_like: torch.ops.aten.rand.default,
              torch.ops.aten.randn_like: torch.ops.aten.randn.default}.get(overload.overloadpacket)
+    as_given: Any
+    by_size: Any
     as_given, by_size = (_translation_of(own, one, 1) if one is not None else None for one in (overload, sized))
 
     def translate(*args, **kwargs):

@@ -1,7 +1,7 @@
 """Gradients that a script registers for an ONNX operator: its nodes become calls between segments, as PythonOp nodes.
 
 Called by ortmodule/_program.py for every graph; without a registration it changes nothing. Such a call runs the node in
-a session of its own, and backward the nodes of the registered definition in another.
+one session, and backward runs the nodes of the registered definition in another.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class RegisteredCall:
         self.inputs = [name for name in dict.fromkeys(node.input) if name and name not in constants]
         self._made = [name for name in node.output if name]
         self._steps = [_node(step) for step in definition()]
-        self._sessions: dict[Any, tuple[Any, list[str], list[int]]] = {}
+        self._sessions: dict[Any, _C.Session] = {}
 
     def __call__(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """The node's outputs, under autograd."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import onnx_ir as ir
 
@@ -87,7 +88,7 @@ def rename_inputs(model: ir.Model, values: Sequence[ir.Value], names: Sequence[s
 
 
 def separate_outputs(model: ir.Model) -> None:
-    """An output that is an input, or another output again, gets an Identity of its own."""
+    """Adds an Identity for each output that is an input or a second copy of an output."""
     graph = model.graph
     seen: set[ir.Value] = set()
     for position, value in enumerate(list(graph.outputs)):
@@ -102,7 +103,7 @@ def separate_outputs(model: ir.Model) -> None:
         seen.add(value)
 
 
-def source_input(value: ir.Value) -> ir.Value | None:
+def source_input(value: Any) -> Any:
     """The graph input that `value` is a plain copy of, if it is one."""
     while (node := value.producer()) is not None:
         if node.op_type != "Identity" or node.domain not in ("", DOMAIN):
@@ -118,7 +119,8 @@ _RANDOM = ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLi
 
 def depends_on(value: ir.Value, data: set[int]) -> bool:
     """Whether a value is random or made of the contents of one of the values with these ids, not of sizes alone."""
-    stack, seen = [value], set()
+    stack: list[ir.Value | None] = [value]
+    seen = set()
     while stack:
         current = stack.pop()
         if current is None or id(current) in seen:

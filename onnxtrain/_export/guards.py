@@ -9,6 +9,7 @@ import math
 import operator
 import re
 from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import torch
@@ -59,7 +60,7 @@ def exact(tensors: Sequence[Tensor]) -> Guards:
     return _compile([tensor.dim() for tensor in tensors], checks, [])
 
 
-def from_program(program: torch.export.ExportedProgram, relaxed: set[str] = frozenset()) -> Guards:
+def from_program(program: torch.export.ExportedProgram, relaxed: AbstractSet[str] = frozenset()) -> Guards:
     """Sizes as in the placeholders, ranges of symbols, and the guards that tracing left.
 
     Args:

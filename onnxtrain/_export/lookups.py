@@ -73,11 +73,11 @@ def embedding_bag(
     per_sample_weights: Tensor | None = None,
     include_last_offset: bool = False, padding_idx: int | None = None,
 ) -> Tensor:
-    """F.embedding_bag; where its gradient is none of the engine's, as a node that torch runs."""
+    """F.embedding_bag; torch runs it as a node if the engine does not have its gradient."""
     if max_norm is not None:
         raise Untraceable("The module uses an embedding bag with max_norm, which changes the weight in forward.")
     input = torch.ops.onnxtrain.in_range(input, weight.size(0))
-    settings = dict(mode=mode, include_last_offset=include_last_offset, padding_idx=padding_idx)
+    settings: dict[str, Any] = dict(mode=mode, include_last_offset=include_last_offset, padding_idx=padding_idx)
     if sparse or scale_grad_by_freq:
         settings |= dict(sparse=sparse, scale_grad_by_freq=scale_grad_by_freq)
         return functions.record(EmbeddingBag, (input, weight, offsets, per_sample_weights, settings))

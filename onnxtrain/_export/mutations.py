@@ -31,7 +31,8 @@ def mark_no_grad(program: torch.export.ExportedProgram) -> None:
             with graph.inserting_after(result):
                 barrier = graph.call_function(torch.ops.aten.detach.default, (result,))
             barrier.meta.update(result.meta)
-            result.replace_all_uses_with(barrier, delete_user_cb=lambda user, barrier=barrier: user is not barrier)
+            result.replace_all_uses_with(
+                barrier, delete_user_cb=lambda user, barrier=barrier: user is not barrier)  # type: ignore[misc]
             renamed[result.name] = barrier.name
     for output in program.graph_signature.output_specs:
         if getattr(output.arg, "name", None) in renamed:
@@ -47,7 +48,7 @@ def check(program: torch.export.ExportedProgram) -> None:
     for result in pytree.tree_leaves(next(node for node in program.graph.nodes if node.op == "output").args):
         if isinstance(result, torch.fx.Node) and isinstance(value := result.meta.get("val"), torch.Tensor) \
                 and value.is_complex():
-            raise ExportError(f"The module returns, or keeps, a tensor of {value.dtype}, which no graph can say.")
+            raise ExportError(f"The module returns, or keeps, a tensor of {value.dtype}, which a graph cannot hold.")
     kinds = {spec.arg.name: spec.kind.name for spec in program.graph_signature.input_specs}
     outer = {node: node for node in program.graph.nodes}
     graphs: list[tuple[torch.fx.Graph, dict[torch.fx.Node, Any], bool]] = [(program.graph, outer, False)]
@@ -69,12 +70,12 @@ def check(program: torch.export.ExportedProgram) -> None:
                 # TorchScript's exporter would differentiate the change; one batch does not always show that.
                 raise ExportError(text) from Untraceable(text)
             if kind == "CONSTANT_TENSOR":
-                text = f"The module changes {owner.name}, a tensor that is no buffer, in place ({node.target})."
+                text = f"The module changes {owner.name}, a tensor that is not a buffer, in place ({node.target})."
                 raise ExportError(text) from Untraceable(text)
             if hidden and kind != "BUFFER" and node.meta["val"].is_floating_point():
                 raise ExportError(
                     f"The module changes a tensor in place ({node.target}) behind autograd's back, through detach() or "
-                    ".data or inside torch.no_grad(), while its gradient still flows; a graph cannot say that."
+                    ".data or inside torch.no_grad(), while its gradient still flows; a graph cannot express that."
                 )
 
 

@@ -66,7 +66,8 @@ def parts(op: Any, own: Any) -> Table:
 
     def promoted(a, b):
         """Both as float32 where they have 16 bits, and as the wider of two dtypes."""
-        wide = {onnx.TensorProto.FLOAT16: onnx.TensorProto.FLOAT, onnx.TensorProto.BFLOAT16: onnx.TensorProto.FLOAT}
+        wide: dict[int, int] = {onnx.TensorProto.FLOAT16: onnx.TensorProto.FLOAT,
+                                onnx.TensorProto.BFLOAT16: onnx.TensorProto.FLOAT}
         kinds = [onnx_dtype_to_pytorch_dtype(wide.get(int(x.dtype), int(x.dtype))) for x in (a, b)]
         dtype = torch.promote_types(*kinds)
         if dtype in (torch.uint8, torch.int8, torch.int16):

@@ -1,4 +1,4 @@
-"""What a trace would drop, or freeze, without a word, and so is refused by name. Called by export.py before a trace.
+"""Raises errors for what a trace would drop or freeze silently. export.py calls it before a trace.
 
 Hooks that a forward itself registers, at its first call, are part of that forward: ORTModule notes them here.
 """
@@ -12,7 +12,7 @@ import enum
 import inspect
 import types
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -50,7 +50,7 @@ def noting_hooks(module: torch.nn.Module) -> Iterator[None]:
 
 
 def is_plain(leaf: Any) -> bool:
-    """Whether a graph may hold a value as a constant: numbers, names, and functions without a state of their own."""
+    """Whether a graph may hold a value as a constant: numbers, names, and functions without state."""
     if isinstance(leaf, types.FunctionType):
         return not leaf.__closure__
     if isinstance(leaf, types.BuiltinFunctionType):
@@ -104,11 +104,11 @@ def refuse_lost(module: torch.nn.Module, leaves: Sequence[Any], names: Sequence[
         if isinstance(leaf, Tensor):
             if type(leaf) not in PLAIN_TENSORS:
                 raise ArgumentError(f"ORTModule does not support input type {type(leaf)} for input {name}: a subclass "
-                                    "of Tensor has results of its own kind.")
+                                    "of Tensor returns results of its own class.")
         elif isinstance(leaf, (types.FunctionType, types.BuiltinFunctionType, types.MethodType)):
             if not is_plain(leaf):
                 raise ArgumentError(f"ORTModule does not support input type {type(leaf)} for input {name}: a function "
-                                    "with a state of its own would be called once, while the module is traced.")
+                                    "with its own state would be called once, while the module is traced.")
         elif not is_plain(leaf):
             raise ArgumentError(
                 f"ORTModule does not support input type {type(leaf)} for input {name}: its tensors would be frozen; "
@@ -133,7 +133,9 @@ def concrete(leaf: Any) -> Any:
     Raises:
         ArgumentError: it is nothing that a graph may give again at each step.
     """
-    for symbolic, plain in ((torch.SymBool, bool), (torch.SymInt, int), (torch.SymFloat, float)):
+    kinds: list[tuple[type, Callable[[Any], Any]]] = [
+        (torch.SymBool, bool), (torch.SymInt, int), (torch.SymFloat, float)]
+    for symbolic, plain in kinds:
         if isinstance(leaf, symbolic):
             return plain(leaf)
     if not is_plain(leaf):

@@ -46,7 +46,7 @@ class CumulativeMomentum(float):
         self.module = module
 
     def factor(self, like: Tensor) -> Tensor:
-        return self.module.num_batches_tracked.to(like.dtype).reciprocal()
+        return self.module.num_batches_tracked.to(like.dtype).reciprocal()  # type: ignore[operator]
 
 
 def _unbiased(var: Tensor, count: int) -> Tensor:
@@ -67,7 +67,7 @@ def batch_norm(
         momentum = momentum.factor(running_mean) if training and running_mean is not None else 0.0
     if not training:
         return _F.batch_norm(input, running_mean, running_var, weight, bias, False, 0.0, eps)
-    F._verify_batch_size(input.size())
+    F._verify_batch_size(input.size())  # type: ignore[attr-defined]
     y, mean, var = torch.ops.onnxtrain.batch_norm(input, weight, bias, eps)
     if running_mean is not None:
         _update(running_mean, mean, momentum)
@@ -84,7 +84,7 @@ def instance_norm(
     """F.instance_norm with the running statistics, the mean over the batch of each instance's, updated in the open."""
     if not use_input_stats:
         return _F.batch_norm(input, running_mean, running_var, weight, bias, False, 0.0, eps)
-    F._verify_spatial_size(input.size())
+    F._verify_spatial_size(input.size())  # type: ignore[attr-defined]
     axes = list(range(2, input.dim()))
     if running_mean is not None and running_var is not None:
         _update(running_mean, input.mean(axes).mean(0), momentum)
@@ -136,7 +136,7 @@ def cross_entropy(
 ) -> Tensor:
     """F.cross_entropy; ONNX's operator knows neither label smoothing nor class probabilities nor a single sample."""
     if size_average is not None or reduce is not None:
-        reduction = F._Reduction.legacy_get_string(size_average, reduce)
+        reduction = F._Reduction.legacy_get_string(size_average, reduce)  # type: ignore[attr-defined]
     if input.dim() == 1:
         loss = cross_entropy(
             input.unsqueeze(0), target.unsqueeze(0), weight, None, ignore_index, None, reduction, label_smoothing
@@ -203,7 +203,7 @@ def nll_loss(
 ) -> Tensor:
     """F.nll_loss; positions are folded into the batch, since the exporters know two dimensions only."""
     if size_average is not None or reduce is not None:
-        reduction = F._Reduction.legacy_get_string(size_average, reduce)
+        reduction = F._Reduction.legacy_get_string(size_average, reduce)  # type: ignore[attr-defined]
     if input.dim() > 2:
         flat = input.movedim(1, -1).flatten(0, -2)
         loss = _F.nll_loss(flat, _labels(target.reshape(-1)), weight, ignore_index=ignore_index, reduction=reduction)
@@ -222,7 +222,7 @@ def binary_cross_entropy_with_logits(
 ) -> Tensor:
     """F.binary_cross_entropy_with_logits, which the exporters write with logarithms of a sigmoid that may be 0."""
     if size_average is not None or reduce is not None:
-        reduction = F._Reduction.legacy_get_string(size_average, reduce)
+        reduction = F._Reduction.legacy_get_string(size_average, reduce)  # type: ignore[attr-defined]
     log_likelihood = logsigmoid(input)
     if pos_weight is not None:
         log_likelihood = log_likelihood * (1 + (pos_weight - 1) * target)
@@ -245,8 +245,8 @@ def embedding(
     rows = _F.embedding(input, weight)
     if padding_idx is None:  # a frozen weight may be thawed later, with this graph
         return rows
-    padding = (input == padding_idx % weight.size(0)).unsqueeze(-1)
-    return torch.where(padding, rows.detach(), rows)
+    padded = (input == padding_idx % weight.size(0)).unsqueeze(-1)
+    return torch.where(padded, rows.detach(), rows)
 
 
 def _in_the_weights_dtype(norm: Callable[..., Tensor], input: Tensor, size: Any, weight: Tensor | None,

@@ -1,10 +1,9 @@
-"""Spares torch.onnx from tracing a program a second and a third time where that would change nothing.
+"""Skips two passes of torch.onnx that would trace a program again without changing it.
 
-Between the traced program and its translation torch.onnx runs two passes, each of which executes every node again with
-fake tensors and symbolic sizes: decompositions, which take most of its time, and the promotion of types. A program
-whose operators all have a translation and change none of their arguments comes out of the first as it went in; one
-whose numbers are all of one type, or are cast already, comes out of the second so. Whatever is not plainly of that kind
-goes the long way.
+Between the traced program and its translation torch.onnx runs two passes. Each executes every node again with fake
+tensors and symbolic sizes: decompositions, which take most of its time, and type promotion. The first changes nothing
+if all operators have a translation and change none of their arguments. The second changes nothing if all numbers have
+one type or are already cast. Programs that clearly meet these conditions skip the passes.
 """
 
 from __future__ import annotations
@@ -107,7 +106,8 @@ def _keep_names_of_outputs(module: torch.fx.GraphModule, outputs: tuple[Any, ...
     Its promotion of types casts a result that was computed in float32 back, and lets every reader have the cast; but
     the program's signature says the name of what was cast.
     """
-    pairs = zip(outputs, module.graph.output_node().args[0], strict=True)
+    made: Any = module.graph.output_node().args[0]
+    pairs = zip(outputs, made, strict=True)
     for old, new in dict.fromkeys(pairs):  # one that is returned twice has one name
         if old is not new:
             old.name, new.name = new.name, old.name

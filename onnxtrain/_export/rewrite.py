@@ -55,10 +55,10 @@ _REPLACED: dict[Any, Callable[..., Any]] = {
 _REWRITES: dict[Any, Callable[..., Any]] = {
     **{theirs: agreeing(theirs, ours) for theirs, ours in _REPLACED.items()},
     **INDEXED,
-    torch.Tensor.data.__get__: lambda x: x.detach(),  # .data is invisible to a trace
+    torch.Tensor.data.__get__: lambda x: x.detach(),  # type: ignore[attr-defined]  # .data is invisible to a trace
     torch.Tensor.register_hook: _refuse("Tensor.register_hook()"),
     torch.Tensor.retain_grad: _refuse("Tensor.retain_grad()"),
-    torch.Tensor.grad.__get__: _refuse("the getter of Tensor.grad"),
+    torch.Tensor.grad.__get__: _refuse("the getter of Tensor.grad"),  # type: ignore[union-attr]
     torch.Tensor.backward: _refuse("Tensor.backward()"),
     torch.autograd.grad: _refuse("torch.autograd.grad()"),
     torch.native_batch_norm: _refuse("torch.native_batch_norm()"),  # its statistics
@@ -104,7 +104,7 @@ class Rewrite(TorchFunctionMode):
             barrier = torch.ops.onnxtrain.stop_gradient if self._barriers else torch.detach
             args, kwargs = self._flags.stopped((args, kwargs), barrier)
         if any([type(value) is torch.Generator for value in (*args, *(kwargs or {}).values())]):
-            raise Untraceable(f"The module draws from a torch.Generator of its own, in {func.__name__}; a graph draws "
+            raise Untraceable(f"The module draws from its own torch.Generator, in {func.__name__}; a graph draws "
                               "from torch's.")
         rewrite = _REWRITES.get(func)
         if func is Tensor.__bool__ and self._checked is not None and args[0].numel() == 1:
@@ -152,17 +152,18 @@ class _FrozenValues:
     """Stops a TorchScript trace where Python reads the contents of a tensor, which would be frozen into the graph.
 
     Sizes are tensors in such a trace; those, and what forward makes of them and of constants alone, may be read. Not
-    those that hang on contents, as of `x[mask]`: neither they, nor the number of parts that such a tensor falls into.
+    data-dependent sizes, as of `x[mask]`: neither they, nor the number of parts of such a tensor.
     """
 
-    _SIZES = frozenset((Tensor.shape.__get__, Tensor.size, Tensor.dim, Tensor.numel, Tensor.ndim.__get__,
+    _SIZES = frozenset((Tensor.shape.__get__,  # type: ignore[attr-defined]
+                        Tensor.size, Tensor.dim, Tensor.numel, Tensor.ndim.__get__,  # type: ignore[attr-defined]
                         Tensor.__len__, torch.numel))
-    _RANKS = frozenset((Tensor.dim, Tensor.ndim.__get__))
+    _RANKS = frozenset((Tensor.dim, Tensor.ndim.__get__))  # type: ignore[attr-defined]
     _RANDOM = ("rand", "bernoulli", "normal", "uniform", "multinomial", "exponential", "geometric", "poisson", "cauchy",
                "dropout")
 
     _COUNTED = ("nonzero", "argwhere", "unique", "_unique2", "unique_consecutive", "unique_dim", "masked_select",
-                "bincount", "repeat_interleave", "nms")  # how many there are hangs on contents
+                "bincount", "repeat_interleave", "nms")  # their sizes are data-dependent
     _PARTS = frozenset(getattr(owner, name) for owner in (torch, Tensor) for name in
                        ("unbind", "split", "chunk", "tensor_split", "split_with_sizes")
                        if hasattr(owner, name)) | {Tensor.__iter__, Tensor.__reversed__}
@@ -179,7 +180,7 @@ class _FrozenValues:
         self._free = WeakIdKeyDictionary()
         # Sizes, and what arithmetic makes of them: Python's integers outside of a trace.
         self._numbers = WeakIdKeyDictionary()
-        # Tensors that have a size which hangs on contents: the dims that may be it, None where every one may.
+        # Tensors with a data-dependent size: the dims that may have it; None: any dim may.
         self._loose = WeakIdKeyDictionary()
 
     def is_number(self, leaf: Any) -> bool:
@@ -195,7 +196,7 @@ class _FrozenValues:
             raise Untraceable("Python code branches on, or reads, the value of a tensor; TorchScript would freeze it.")
 
     def _falls_apart(self, func: Any, x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether the number of parts, or what len() says, hangs on contents."""
+        """Whether the number of parts, or len(), is data-dependent."""
         if x not in self._loose or func is not Tensor.__len__ and func not in self._PARTS:
             return False
         place = 1 if "unbind" in func.__name__ else 2
@@ -204,7 +205,7 @@ class _FrozenValues:
         return dims is None or not isinstance(dim, int) or dim % max(x.dim(), 1) in dims
 
     def _loosens(self, func: Any, name: str, args: tuple[Any, ...], given: list[Tensor], result: Any) -> Any:
-        """The dims of the result whose size hangs on contents; () where none does, None where any may."""
+        """The dims of the result with a data-dependent size; () for none, None if any dim may have one."""
         numbers = [t for t in given if t in self._numbers and t not in self._free]
         if numbers and not isinstance(result, torch.Size) and any(t.dim() for t in tree_leaves(result)
                                                                  if isinstance(t, Tensor)):
@@ -257,14 +258,14 @@ class _FrozenValues:
 def _any_empty(tensors: list[Tensor]) -> bool:
     """Whether one has no elements, unseen by the trace. The exporter's inference of shapes would divide by zero."""
     state = torch._C._get_tracing_state()
-    torch._C._set_tracing_state(None)
+    torch._C._set_tracing_state(None)  # type: ignore[attr-defined]
     try:
         return any([tensor.numel() == 0 for tensor in tensors])
     finally:
-        torch._C._set_tracing_state(state)
+        torch._C._set_tracing_state(state)  # type: ignore[attr-defined]
 
 
-_DETACHING = {torch.Tensor.detach, torch.detach, torch.Tensor.data.__get__}
+_DETACHING = {torch.Tensor.detach, torch.detach, torch.Tensor.data.__get__}  # type: ignore[attr-defined]
 
 
 def _barrier(result: Tensor, args: tuple[Any, ...]) -> Tensor:

@@ -124,7 +124,7 @@ class _Cutter:
             node = self.producer.get(name)
             inside = (node is not None and not is_python_op(node)
                       and (self.level[name] == level or self.repeatable(name)))
-            if not inside:
+            if node is None or not inside:
                 inputs.add(name)
                 continue
             chosen.add(id(node))

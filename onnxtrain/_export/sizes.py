@@ -32,7 +32,7 @@ def enlarged(tensors: Sequence[Tensor]) -> Iterator[tuple[tuple[Tensor, ...], li
 
 
 def symbols_at(program: torch.export.ExportedProgram, places: Sequence[tuple[int, int]]) -> set[sympy.Symbol]:
-    """The symbols of these dimensions of the inputs, where they have one of their own."""
+    """The symbols of these dimensions of the inputs, if they have one each."""
     shapes = _input_shapes(program)
     found = (_expression(shapes[i][axis]) for i, axis in places)
     return {expression for expression in found if isinstance(expression, sympy.Symbol)}

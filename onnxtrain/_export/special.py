@@ -175,7 +175,7 @@ def multilabel_margin_loss(
 ) -> Tensor:
     """torch's own decomposition counts what stands after the first -1 of a row as label 0."""
     if size_average is not None or reduce is not None:
-        reduction = F._Reduction.legacy_get_string(size_average, reduce)
+        reduction = F._Reduction.legacy_get_string(size_average, reduce)  # type: ignore[attr-defined]
     x, labels = torch.atleast_2d(input), torch.atleast_2d(target)  # (N, C) both
     classes = x.shape[1]
     given = (labels < 0).cumsum(1) == 0
@@ -195,7 +195,7 @@ def multi_margin_loss(
 ) -> Tensor:
     """torch's own decomposition has a slope where a margin is met exactly."""
     if size_average is not None or reduce is not None:
-        reduction = F._Reduction.legacy_get_string(size_average, reduce)
+        reduction = F._Reduction.legacy_get_string(size_average, reduce)  # type: ignore[attr-defined]
     x, label = torch.atleast_2d(input), torch.atleast_1d(target).unsqueeze(1)  # (N, C), (N, 1)
     margins = margin - x.gather(1, label) + x
     margins = torch.where((margins > 0) & (label != torch.arange(x.shape[1])), margins, 0.0)
@@ -229,8 +229,9 @@ def interpolate(
     sizes = None if size is None else [int(s) for s in ([size] * rank if isinstance(size, (int, SymInt)) else size)]
     for d in range(rank):
         if sizes[d] != int(input.shape[d + 2]) if sizes else scales[d] != 1.0:
-            rows = _resizing(int(input.shape[d + 2]), d, rank, sizes and sizes[d], scales and float(scales[d]), mode,
-                             align_corners, recompute_scale_factor, antialias)
+            rows = _resizing(int(input.shape[d + 2]), d, rank, sizes[d] if sizes else None,
+                             float(scales[d]) if scales else None, mode, align_corners,
+                             recompute_scale_factor, antialias)
             if mode.startswith("nearest"):
                 at = torch.tensor([row.index(1.0) for row in rows])
                 input = input.index_select(d + 2, at)
@@ -249,7 +250,7 @@ def _resizing(
         shape = [1, n, *(n if k == d else 1 for k in range(rank))]
         sizes = None if size is None else tuple(size if k == d else 2 for k in range(rank))
         scales = None if scale is None else tuple(scale if k == d else 1.0 for k in range(rank))
-        # Two of each other dim: with one, torch 2.13 takes the unit vectors for channels-last and mixes them up.
+        # Two of each other dim: with one, torch 2.13 treats the unit vectors as channels-last and mixes them up.
         unit = torch.eye(n, dtype=torch.float64).view(shape).expand(1, n,
                                                                     *(n if k == d else 2 for k
                                                                       in range(rank))).contiguous()

@@ -41,7 +41,7 @@ def unchanged(module: torch.nn.Module) -> Iterator[None]:
 def random_unchanged() -> Iterator[None]:
     """Restores Python's, NumPy's, torch's CPU and, where it is in use, CUDA's random state."""
     python_state = random.getstate()
-    numpy = sys.modules.get("numpy")
+    numpy: Any = sys.modules.get("numpy")
     numpy_state = numpy.random.get_state() if numpy is not None else None
     torch_state = torch.get_rng_state()
     cuda_states = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None

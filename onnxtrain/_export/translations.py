@@ -110,7 +110,7 @@ def _own(op: Any, own: Any) -> Table:
 
 
 def _groups(op: Any, own: Any) -> Table:
-    """Mixtures of experts; transformers brings an operator of its own for what torch.compile cannot take."""
+    """Mixtures of experts; transformers has its own operator for code that torch.compile cannot trace."""
 
     def grouped_mm(self, mat2, offs=None, bias=None, out_dtype=None):
         if offs is None or bias is not None or len(self.shape) != 2 or len(mat2.shape) != 3:
@@ -158,7 +158,7 @@ def _bounds(op: Any, own: Any) -> Table:
         return maker is not None and maker.op_type == "Constant" and value.const_value is not None and not value.shape
 
     def clamp_tensor(self, min=None, max=None):
-        """Of NaN on either side nobody has a gradient. Type promotion makes constants of numbers."""
+        """If either side is NaN, neither has a gradient. Type promotion makes constants of numbers."""
         if all(value is None or is_number(value) for value in (min, max)):
             return clamp(self, *(value and value.const_value.numpy().item() for value in (min, max)))
         if not self.dtype.is_floating_point():
@@ -285,7 +285,7 @@ def _functions(op: Any, own: Any) -> Table:
 
     def bent(unit):
         """Half of the square up to `bend`, a line beyond: near * (apart - near / 2), where `near` is the distance up to
-        `bend`. It is the slope as well, and passes on no gradient of its own.
+        `bend`. It is the slope too, and has no gradient itself.
         """
         def translate(self, target, reduction=1, bend=1.0):
             pair = promoted(op, self, target)
@@ -568,7 +568,7 @@ def _resized(op: Any) -> Table:
             if any(scale is not None and not (isinstance(old, int) and math.isclose(old * scale, new))
                    for old, new, scale in zip(self.shape[2:], output_size, scales)):
                 raise Untraceable(f"The module calls {name} with a size and with scales that are not the quotients of "
-                                  "sizes, which ONNX cannot say.")
+                                  "sizes, which ONNX cannot express.")
             return getattr(nn, f"aten_{name}")(self, output_size, *more)
 
         return getattr(aten, name).default, translate
@@ -635,7 +635,7 @@ def registry_reused() -> Iterator[None]:
         from torch._export import utils
         from torch.onnx._internal.exporter import _registration
 
-        original = _registration.ONNXRegistry.from_torchlib.__func__
+        original = _registration.ONNXRegistry.from_torchlib.__func__  # type: ignore[attr-defined]
         materialize = functools.cache(utils._materialize_cpp_cia_ops)
         _ = _registration.onnxscript_apis.get_torchlib_ops, registration.default_registry
     except (ImportError, AttributeError):  # another torch: slower, not wrong

@@ -86,7 +86,7 @@ def _register_object(kind: type) -> None:
         return [getattr(value, name) for name in held], held
 
     def build(values: Any, held: tuple[str, ...]) -> Any:
-        made = object.__new__(kind)
+        made: Any = object.__new__(kind)
         for name, value in zip(held, values):
             object.__setattr__(made, name, value)
         return made
@@ -107,7 +107,7 @@ def _register_mapping(kind: type) -> None:
         return list(value.values()), tuple(value)
 
     def build(values: Any, keys: tuple[Any, ...]) -> Any:
-        made = base.__new__(kind)
+        made: Any = base.__new__(kind)
         for key, value in zip(keys, values):
             base.__setitem__(made, key, value)
         return made
@@ -127,7 +127,7 @@ _BY_NAME = {"tuple": tuple, "list": list, "dict": dict, "OrderedDict": collectio
 
 
 def _registered(name: str) -> type | None:
-    """A class of that name which pytree takes apart in this process. Nothing is imported for it."""
+    """The class of this name that is registered with pytree in this process. Nothing is imported."""
     return next((kind for kind in pytree.SUPPORTED_NODES
                  if isinstance(kind, type) and f"{kind.__module__}.{kind.__qualname__}" == name), None)
 
@@ -178,7 +178,7 @@ def read(data: Any) -> pytree.TreeSpec:
     name, context, children = data
     kind = _BY_NAME.get(name) or _registered(name) or _loaded(name)
     if kind is None or kind.__module__ == "collections" and name not in _BY_NAME:
-        raise ValueError(f"{name!r} is no container that is registered here")
+        raise ValueError(f"{name!r} is not a registered container")
     return pytree.TreeSpec(kind, _context_in(context), [read(child) for child in children])
 
 

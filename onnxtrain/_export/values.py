@@ -272,7 +272,7 @@ class Writer:
         if type(value) not in (Tensor, torch.nn.Parameter, torch.nn.Buffer) or value.layout is not torch.strided:
             raise NotKept(f"{path} is a {_name(type(value))}")
         plain = value.detach().contiguous().cpu()
-        content = hashlib.sha256(plain.view(-1).view(torch.uint8).numpy()).hexdigest()
+        content = hashlib.sha256(plain.view(-1).view(torch.uint8).numpy()).hexdigest()  # type: ignore[arg-type]
         return f"tensor {plain.dtype} {tuple(plain.shape)} {content}"
 
     def _function(self, value: types.FunctionType, path: str, depth: int) -> str:
@@ -404,10 +404,9 @@ def written(entered: Entered, module: torch.nn.Module) -> dict[str, Any]:
             unplaced.append((code, where))
             if "<" not in code.co_qualname:
                 roots.add((where, code.co_qualname))
-    attributes = None if any(_is_open(code) for code, _ in ran if _is_own(code)) else attributes
-    names = None if attributes is None else sorted(attributes)
+    known = None if any(_is_open(code) for code, _ in ran if _is_own(code)) else sorted(attributes)
     files = {where for _, where in unplaced} | {where for where, _ in roots if not by_version(where)}
-    writer = Writer(names)
+    writer = Writer(known)
     result = {
         "names": names, "files": {where: _file(where) for where in sorted(files)},
         "environment": {key: _digest(repr(os.environ.get(key))) for key in sorted(entered.environment)},

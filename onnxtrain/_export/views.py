@@ -2,7 +2,7 @@
 step.
 
 In eager PyTorch `x.view(-1)` that forward returns is a view: a change in place reaches x, and autograd knows. A graph's
-output is a tensor of its own, so such results are no outputs of the graph. What torch called to make them is kept as
+output is a separate tensor, so such results are not outputs of the graph. What torch called to make them is kept as
 steps instead, and called again on the tensors themselves. export.py calls find() between torch.export and torch.onnx,
 _program.py replays, cache.py writes the steps down as the JSON that they are.
 """
@@ -71,14 +71,14 @@ class _Scope:
     def __init__(self, outside: _Scope | None = None, inputs: Mapping[fx.Node, Any] | None = None,
                  grad: bool | None = None) -> None:
         self.outside, self.inputs = outside, inputs or {}
-        self.grad = grad if grad is not None or outside is None else outside.grad
+        self.grad: bool | None = grad if grad is not None or outside is None else outside.grad
 
 
 class _Path:
     """From a result back to the tensor whose memory it is in: steps to take, first to last."""
 
-    def __init__(self, node: fx.Node, owner: torch.nn.Module) -> None:
-        self.steps: list[tuple[fx.Node, _Scope]] = []
+    def __init__(self, node: Any, owner: torch.nn.Module) -> None:
+        self.steps: list[tuple[Any, _Scope]] = []
         scope = _Scope()
         while True:
             if node in scope.inputs and scope.outside is not None:
@@ -108,18 +108,19 @@ def _region(node: Any, owner: torch.nn.Module) -> tuple[Any, dict[fx.Node, Any],
     name = getattr(getattr(node, "target", None), "__name__", "")
     if not isinstance(node, fx.Node) or node.op != "call_function" or name not in _REGIONS:
         return None
-    place = _REGIONS[name]
-    body = owner.get_submodule(node.args[place].target)
+    place, args = _REGIONS[name], list[Any](node.args)
+    body: Any = owner.get_submodule(args[place].target)
     inputs = [inner for inner in body.graph.nodes if inner.op == "placeholder"]
     results = body.graph.output_node().args[0]
-    return results, dict(zip(inputs, node.args[place + 1:])), node.args[0] if place == 1 else None, body
+    return results, dict(zip(inputs, args[place + 1:])), args[0] if place == 1 else None, body
 
 
 class _Writer:
     """Paths as a list of calls: values are numbered, sources first seen first."""
 
     def __init__(self, sources: Callable[[fx.Node], tuple[str, Any] | None]) -> None:
-        self._sources, self._numbers = sources, {}
+        self._sources = sources
+        self._numbers: dict[Any, int] = {}
         self.values: list[list[Any]] = []
 
     def source(self, kind: str, target: Any) -> int:
@@ -137,7 +138,7 @@ class _Writer:
             at = self._call(_name(node.target), [{"v": at}, *rest], keywords, scope.grad)
         return at
 
-    def _call(self, name: str, args: list[Any], kwargs: dict[str, Any], grad: bool | None = None) -> int:
+    def _call(self, name: str | None, args: list[Any], kwargs: dict[str, Any], grad: bool | None = None) -> int:
         entry = ["call", name, args, kwargs, grad]
         if entry in self.values:
             return self.values.index(entry)
@@ -292,7 +293,7 @@ def _function(name: str) -> Callable[..., Any]:
     if family == "operator" and rest in _ARITHMETIC:
         return getattr(operator, rest)
     packet, _, overload = rest.partition(".")
-    found = getattr(getattr(torch.ops.aten, packet, None), overload, None) if family == "aten" else None
+    found: Any = getattr(getattr(torch.ops.aten, packet, None), overload, None) if family == "aten" else None
     if found is not torch.ops.aten.sym_size.int and not _makes_views(found):
-        raise ValueError(f"{name} is no step of a view")
+        raise ValueError(f"{name} is not an operation of a view")
     return found

@@ -51,5 +51,5 @@ def set_cuda_mem_limit(limit: int) -> None:
 
 
 def set_arena_extend_strategy(strategy: Any) -> None:
-    """No effect, which is said: memory is planned, or torch's."""
+    """Warns that it has no effect: memory is planned, or is torch's."""
     _log.warning("set_arena_extend_strategy has no effect in onnxtrain: memory is planned")

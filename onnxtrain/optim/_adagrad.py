@@ -35,10 +35,10 @@ class Adagrad(FusedOptimizer):
     _rule = "adagrad"
     _scalings = {"sum": torch.uint8}
 
-    def __init__(self, params: Iterable, lr: float | Tensor = 1e-2, lr_decay: float = 0.0, weight_decay: float = 0.0,
-                 initial_accumulator_value: float = 0.0, eps: float = 1e-10, *, maximize: bool = False,
-                 max_grad_norm: float | None = None, set_grad_none: bool = True, master_weights: bool = False,
-                 stochastic_rounding: bool = False, state_dtype: Any = None) -> None:
+    def __init__(self, params: Iterable[Any], lr: float | Tensor = 1e-2, lr_decay: float = 0.0,
+                 weight_decay: float = 0.0, initial_accumulator_value: float = 0.0, eps: float = 1e-10, *,
+                 maximize: bool = False, max_grad_norm: float | None = None, set_grad_none: bool = True,
+                 master_weights: bool = False, stochastic_rounding: bool = False, state_dtype: Any = None) -> None:
         numbers = {"lr": lr, "lr_decay": lr_decay, "eps": eps, "weight_decay": weight_decay,
                    "initial_accumulator_value": initial_accumulator_value}
         defaults = make_defaults(numbers, state_dtype=state_dtype, maximize=maximize, master_weights=master_weights,

@@ -67,7 +67,7 @@ class FusedAdam(FusedOptimizer):
     _rule = "adam"
     _scalings = {"exp_avg": torch.int8, "exp_avg_sq": torch.uint8}
 
-    def __init__(self, params: Iterable, lr: float | Tensor = 1e-3, bias_correction: bool = True,
+    def __init__(self, params: Iterable[Any], lr: float | Tensor = 1e-3, bias_correction: bool = True,
                  betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-6,
                  adam_w_mode: AdamWMode = AdamWMode.ADAMW_TRANSFORMERS, weight_decay: float = 0.0,
                  set_grad_none: bool = True, *, max_grad_norm: float | None = None, amsgrad: bool = False,

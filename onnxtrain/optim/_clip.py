@@ -32,7 +32,7 @@ def there(tensors: Sequence[Any]) -> str:
     """The device's name where all tensors are on one of CUDA, and its kernels take them: plain floats without gaps;
     else "".
 
-    A 0-dim number is taken; a view with holes, a class of its own, a mix of devices is not.
+    0-dim tensors are supported; views with gaps, tensor subclasses and mixed devices are not.
     """
     place = _engine.device_of(tensors[0]) if tensors and isinstance(tensors[0], Tensor) else ""
     fits = place and all(type(t) in (Tensor, torch.nn.Parameter) and t.layout == torch.strided and t.dtype in FLOATS

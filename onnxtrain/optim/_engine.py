@@ -46,7 +46,7 @@ class FusedOptimizer(torch.optim.Optimizer):
     Options that all share, as keyword arguments and keys of a group:
 
     - ``master_weights``: bfloat16 and float16 parameters keep a float32 copy (state ``master_param``), which is
-      updated; the parameter is its rounding. A parameter that somebody has written since counts instead of its copy.
+      updated; the parameter is its rounding. If other code has written the parameter, its value replaces the copy.
     - ``stochastic_rounding``: without master weights, 16-bit parameters are rounded up or down at random, so that small
       steps are not lost: the expected value is exact. Streams are keyed by ``torch.initial_seed()`` and the step.
     - ``maximize``: steps along the gradient instead of against it.
@@ -56,7 +56,7 @@ class FusedOptimizer(torch.optim.Optimizer):
     _scalings: dict[str, torch.dtype] = {}  # state: torch.int8 or uint8, where state_dtype="int8" may hold it
     _step_supports_amp_scaling = True
 
-    def __init__(self, params: Iterable, defaults: dict[str, Any], max_grad_norm: float | None = None,
+    def __init__(self, params: Iterable[Any], defaults: dict[str, Any], max_grad_norm: float | None = None,
                  set_grad_none: bool = True) -> None:
         if max_grad_norm is not None:
             check("max_grad_norm", max_grad_norm)
@@ -159,7 +159,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             param: a parameter there.
             found_inf, scale: GradScaler's, or None.
         """
-        def number_there(value: float | Tensor) -> Tensor:
+        def number_there(value: Any) -> Tensor:
             return torch.as_tensor(value, dtype=torch.float32, device=param.device)
 
         if found_inf is not None and any(group.get("dampening") for group in self.param_groups) and float(found_inf):
@@ -167,7 +167,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         unscale, self.next_unscale = self.next_unscale, 1.0
         inverse = number_there(unscale) if isinstance(unscale, Tensor) or unscale != 1.0 or scale is not None else None
         if scale is not None:
-            inverse = inverse / number_there(scale)
+            inverse = number_there(unscale) / number_there(scale)
         limit = -1.0 if self.max_grad_norm is None else float(self.max_grad_norm)
         norm = torch.zeros((), dtype=torch.float32, device=param.device) if limit >= 0 else None
         rates = [lr.float() if isinstance(lr, Tensor) and lr.device == param.device else None

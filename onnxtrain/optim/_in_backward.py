@@ -208,7 +208,7 @@ class StepInBackward:
             raise RuntimeError(f"{where}: hyperparameters have changed since another module's backward of this step")
         for i, position, param in targets:
             if param._backward_hooks or getattr(param, "_post_accumulate_grad_hooks", None):
-                raise RuntimeError(f"{where}: {self.name(param, position)} has a hook that wants to see its gradient")
+                raise RuntimeError(f"{where}: {self.name(param, position)} has a hook that needs its gradient")
             if getattr(param, "grad_dtype", None) not in (None, param.dtype):
                 raise RuntimeError(f"{where}: {self.name(param, position)} wants gradients of another dtype than "
                                    "its own")
@@ -275,7 +275,7 @@ def step_in_backward(optimizer: FusedOptimizer, model: Any) -> StepInBackward:
         The bond, whose ``remove()`` takes it back.
 
     Raises:
-        TypeError: the optimizer is another one, or has a step() of its own; the model is no ORTModule (pass it itself,
+        TypeError: the optimizer is of another class, or has its own step(); the model is no ORTModule (pass it itself,
             not what is wrapped around it).
         ValueError: ``max_grad_norm`` is set; no parameter is shared; a parameter is on a device; the model has an
             optimizer already.
@@ -295,7 +295,7 @@ def step_in_backward(optimizer: FusedOptimizer, model: Any) -> StepInBackward:
     if not isinstance(optimizer, FusedOptimizer):
         raise TypeError(f"step_in_backward() takes an optimizer of onnxtrain.optim, not {type(optimizer).__name__}")
     if any("step" in kind.__dict__ for kind in own_classes(optimizer)):
-        raise TypeError(f"{type(optimizer).__name__} has a step() of its own, which step_in_backward() would pass by")
+        raise TypeError(f"{type(optimizer).__name__} has its own step(), which step_in_backward() would not call")
     if not isinstance(model, ORTModule):
         raise TypeError(f"step_in_backward() takes an ORTModule, not {type(model).__name__}")
     if optimizer.max_grad_norm is not None:

@@ -39,7 +39,7 @@ class Lamb(FusedOptimizer):
     _rule = "lamb"
     _scalings = {"exp_avg": torch.int8, "exp_avg_sq": torch.uint8}
 
-    def __init__(self, params: Iterable, lr: float | Tensor = 1e-3, bias_correction: bool = True,
+    def __init__(self, params: Iterable[Any], lr: float | Tensor = 1e-3, bias_correction: bool = True,
                  betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-6, weight_decay: float = 0.0,
                  ratio_min: float = 0.0, ratio_max: float = float("inf"), *, maximize: bool = False,
                  max_grad_norm: float | None = None, set_grad_none: bool = True, master_weights: bool = False,

@@ -32,7 +32,7 @@ class Lion(FusedOptimizer):
     _rule = "lion"
     _scalings = {"exp_avg": torch.int8}
 
-    def __init__(self, params: Iterable, lr: float | Tensor = 1e-4, betas: tuple[float, float] = (0.9, 0.99),
+    def __init__(self, params: Iterable[Any], lr: float | Tensor = 1e-4, betas: tuple[float, float] = (0.9, 0.99),
                  weight_decay: float = 0.0, *, maximize: bool = False, max_grad_norm: float | None = None,
                  set_grad_none: bool = True, master_weights: bool = False, stochastic_rounding: bool = False,
                  state_dtype: Any = None) -> None:

@@ -36,7 +36,7 @@ class SGD(FusedOptimizer):
     _rule = "sgd"
     _scalings = {"momentum_buffer": torch.int8}
 
-    def __init__(self, params: Iterable, lr: float | Tensor = 1e-3, momentum: float = 0.0, dampening: float = 0.0,
+    def __init__(self, params: Iterable[Any], lr: float | Tensor = 1e-3, momentum: float = 0.0, dampening: float = 0.0,
                  weight_decay: float = 0.0, nesterov: bool = False, *, maximize: bool = False,
                  max_grad_norm: float | None = None, set_grad_none: bool = True, master_weights: bool = False,
                  stochastic_rounding: bool = False, state_dtype: Any = None) -> None:

@@ -76,7 +76,7 @@ def _named(value: Any, *names: str) -> bool:
     return f"{type(value).__module__}.{type(value).__qualname__}" in names
 
 
-def digest(function: Callable) -> str:
+def digest(function: Any) -> str:
     """Of a function's code, without comments, blank lines and indentation; empty where there is no source."""
     try:
         lines = inspect.getsource(function).splitlines()
@@ -202,7 +202,7 @@ def _patch_zero(optimizer: Any) -> str | None:
 def _patch_apex(optimizer: Any) -> str | None:
     """O2 only: float32 master copies of float16 parameters, listed in ``_amp_stash``."""
     lists = _Lists()
-    post_backward = getattr(optimizer, "_post_amp_backward", None)
+    post_backward: Any = getattr(optimizer, "_post_amp_backward", None)
     function = getattr(post_backward, "__func__", post_backward)
     name = getattr(function, "__name__", "")
     if name != "post_backward_with_master_weights" or not hasattr(optimizer, "_amp_lazy_init"):
@@ -218,7 +218,8 @@ def _patch_apex(optimizer: Any) -> str | None:
         place = lists.place(tensors)
         if scaler._has_overflow or not place:
             return post_backward(scaler)
-        written, added = ([], []), ([], [])  # sources and targets
+        written: tuple[list[Any], list[Any]] = ([], [])  # sources and targets
+        added: tuple[list[Any], list[Any]] = ([], [])
         for p, master in halves:
             first = master.grad is None
             if first:

@@ -1,4 +1,4 @@
-"""What ORTModule says once per mode, at WARNING, on rank 0: which features are on, and what starting up cost."""
+"""The start table: ORTModule logs once per mode, at WARNING, on rank 0, which features are on and the start-up time."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ def _rank() -> int:
 
 
 def _share(totals: dict[str, Any], kind: str, before: str, behind: str) -> str:
-    """How many rows of how many a program computes; "" where it computes all."""
+    """How many of all rows a program computes; "" if it computes all."""
     rows, all_rows = totals.get(f"{kind}_rows", 0), totals.get(f"{kind}_rows_of", 0)
     return f"{before}{rows} of {all_rows}{behind}" if all_rows else ""
 
 
 def features(program: Any, debug: Any, fallback: Any) -> list[tuple[str, bool, str]]:
-    """(feature, on, remark) of one program; what this build does not have is OFF, with what happens instead."""
+    """(feature, on, remark) of one program; for a missing feature, OFF and its substitute."""
     totals = program.totals()
     recomputed = totals.get("recomputed_nodes", 0)
     return [
@@ -49,7 +49,7 @@ def features(program: Any, debug: Any, fallback: Any) -> list[tuple[str, bool, s
 
 
 def ready(name: str, training: bool, program: Any, debug: Any, fallback: Any) -> None:
-    """One table and one line; nothing on ranks other than 0."""
+    """Logs the table and the start-up time; only on rank 0."""
     if _rank() != 0:
         return
     exported, session = program.exported, program.totals()
@@ -64,8 +64,8 @@ def ready(name: str, training: bool, program: Any, debug: Any, fallback: Any) ->
 
 
 def memory(model: Any, program: Any) -> None:
-    """ORTMODULE_PRINT_MEMORY_STATS: planned and held bytes, on the first ten steps and then at powers of two,
-    on rank 0.
+    """ORTMODULE_PRINT_MEMORY_STATS: prints planned and held bytes, on rank 0, in the first ten steps and then in steps
+    that are powers of two.
     """
     step = program.steps
     if _rank() != 0 or step > 10 and step & (step - 1):
@@ -82,7 +82,7 @@ def memory(model: Any, program: Any) -> None:
 
 
 def density(model: Any, program: Any) -> None:
-    """ORTMODULE_PRINT_INPUT_DENSITY: the rows that this step computed, of all; rounded up to one of 64 sizes."""
+    """ORTMODULE_PRINT_INPUT_DENSITY: prints how many of all rows this step computed, rounded up to one of 64 sizes."""
     if _rank() != 0:
         return
     totals = program.totals()

@@ -1,7 +1,7 @@
 """ORTModule on Dynamo: what the user's Python does is recorded and guarded by PyTorch, its graphs run in the engine.
 
 Dynamo reads the bytecode of forward, guards every value that it read, replays what forward changes, and cuts the graph
-where it cannot follow. Each graph that arrives is run by an ORTModule of its own over a Graph, which is those tensor
+where it cannot follow. A separate ORTModule runs each graph that arrives, over a Graph, which is those tensor
 operations as a module that has the user's parameters and buffers. Used by _module.py.
 """
 
@@ -46,7 +46,7 @@ TRY_AGAIN = 16  # calls in PyTorch, before Dynamo sees such a call again; then a
 MAX_WRONG = 64  # kinds of arguments, of these sizes, that forward refuses
 MAX_CAPTURES = 64  # of one mode; Dynamo runs the module in PyTorch after them
 # While it captures, Dynamo guards hooks, goes into LSTMs, and leaves to Python what it fails on, and NumPy's random
-# numbers, which it would draw from torch's generator; and it keeps numbers and sizes that hang on contents in the
+# numbers, which it would draw from torch's generator; and it keeps data-dependent numbers and sizes in the
 # graph, until it captures nothing of a module so.
 _SETTINGS = {"skip_nnmodule_hook_guards": False, "allow_rnn": True, "suppress_errors": True,
              "use_numpy_random_stream": True,
@@ -59,10 +59,10 @@ _TALKING = ("torch._dynamo.convert_frame", "torch._subclasses.fake_tensor")  # o
 
 @functools.cache
 def _asks_for_none() -> Callable[..., Any]:
-    """FunctionCtx.set_materialize_grads, for which Dynamo cuts the graph: in a function that it follows, gradients that
-    nobody gave are zeros in any case.
+    """FunctionCtx.set_materialize_grads in a form that makes Dynamo cut the graph: in a function that Dynamo follows,
+    missing gradients are always zeros.
     """
-    return torch.compiler.disable(FunctionCtx.set_materialize_grads)  # type: ignore[no-any-return]
+    return torch.compiler.disable(FunctionCtx.set_materialize_grads)
 
 
 @dataclasses.dataclass
@@ -102,7 +102,8 @@ class _Call:
             self.before.enter_context(replaced(child, "_is_fsdp_managed_module", False))
         if hasattr(torch.compiler.config, "dynamic_sources"):
             sources = [torch.compiler.config.dynamic_sources, *_dynamic_sizes(self.args, self.kwargs)]
-            self.before.enter_context(torch.compiler.config.patch(dynamic_sources=",".join(filter(None, sources))))
+            named = ",".join(filter(None, sources))
+            self.before.enter_context(torch.compiler.config.patch(dynamic_sources=named))  # type: ignore[attr-defined]
         if not os.environ.get("TORCH_LOGS"):
             for name in _TALKING:
                 logger = logging.getLogger(name)
@@ -184,7 +185,7 @@ def _hear_of_captures() -> None:
 
 
 def _entry(module: torch.nn.Module) -> Callable[..., Any]:
-    """A function that calls the module: with code of its own, by which Dynamo keeps what it compiled, and a name of its
+    """A function that calls the module: with its own code, under which Dynamo keeps what it compiled, and its own
     own, by which it keeps what it saw change: another module's number is no change of this one's.
     """
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -251,6 +252,7 @@ def _cuts() -> dict[str, int]:
 def _kind(args: tuple[Any, ...], kwargs: dict[str, Any], sizes: bool = False) -> tuple[Any, ...]:
     """What tells calls apart that Dynamo may or may not follow, or, with sizes, that forward may refuse."""
     leaves, spec = pytree.tree_flatten((args, kwargs))
+    kind: tuple[Any, Any]
     kind = tuple([describe(leaf) if isinstance(leaf, torch.Tensor) else type(leaf) for leaf in leaves]), spec
     if sizes:
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
@@ -309,8 +311,8 @@ class Parts:
 
     def __init__(self, model: Any) -> None:
         self._module: torch.nn.Module = model._module
-        self._model = weakref.ref(model)
-        self._here = weakref.ref(self)  # for what Dynamo keeps, which must not keep this
+        self._model: Callable[[], Any] = weakref.ref(model)
+        self._here: Callable[[], Any] = weakref.ref(self)  # for what Dynamo keeps, which must not keep this
         self._graphs: dict[tuple[Any, ...], Any] = {}  # the ORTModule of each, by what it computes
         self._numbered: dict[bool, list[Any]] = {}
         self.twins = Twins()
@@ -349,6 +351,7 @@ class Parts:
         here = self._here
 
         known = inspect.signature(torch.compile).parameters
+        limit: dict[str, Any]
         limit = {"recompile_limit": MAX_CAPTURES, "isolate_recompiles": True} if "recompile_limit" in known else {}
         entry = _entry(self._module)
         weakref.finalize(entry, _forget, entry.__code__).atexit = False
@@ -449,7 +452,7 @@ class Parts:
             self._wrong.pop(wrong, None)
             return result
         if _has_any_global_hook():
-            return whole._by_torch("all modules have a hook, which a graph would not run", args, kwargs)
+            return whole._by_torch("a global module hook is registered, which a graph would not run", args, kwargs)
         call = self._calls.get(mode)
         if call is None:
             whole._say_constants(pytree.tree_leaves((args, kwargs)))

@@ -1,7 +1,7 @@
 """A graph with calls of torch.autograd.Function in it: segments in the engine, the calls between them by autograd
 itself.
 
-Each segment is an autograd node of its own, so saved tensors, contexts, hooks and needs_input_grad of the user's
+Each segment is one autograd node, so saved tensors, contexts, hooks and needs_input_grad of the user's
 functions are torch's business, and backward runs through segments and functions in autograd's order.
 """
 

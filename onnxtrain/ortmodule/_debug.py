@@ -96,7 +96,7 @@ class DebugOptions:
         """A line of the logger "onnxtrain", unless it is below log_level; that decides, not the level of a logger
         above.
 
-        Where nobody has set up logging it goes to stderr.
+        Without any logging configuration it goes to stderr.
         """
         if level < self.logging_level or _log.level > level:
             return

@@ -1,7 +1,7 @@
 """ORTModule.forward: a method that has the signature of the wrapped module's, and is found again in what others wrap
 around it.
 
-And what a library sets in its place: that reaches the engine, or becomes the module's own forward, said once.
+Also the forward that a library sets instead: it calls the engine, or becomes the module's forward, with one warning.
 
 Used by _module.py; knows of the model that _call() runs it.
 """
@@ -14,6 +14,7 @@ import inspect
 import logging
 import threading
 import types
+from collections.abc import Callable
 from typing import Any
 
 from onnxtrain import _report
@@ -21,7 +22,7 @@ from onnxtrain._export import exclusive
 
 
 class Forward:
-    """ORTModule.forward, with the signature of the wrapped module's where somebody asks for it."""
+    """ORTModule.forward; its signature, on request, is that of the wrapped module's forward."""
 
     class Bound:
         __slots__ = ("__self__",)  # without a __dict__, of which functools.wraps would copy
@@ -43,7 +44,7 @@ class Forward:
             return inspect.signature(self.__self__._module.forward)
 
         @property
-        def __func__(self) -> types.FunctionType:
+        def __func__(self) -> Callable[..., Any]:
             """As a method has one: libraries wrap it and bind the result to the model again."""
 
             def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -144,7 +145,7 @@ class Adopted:
 
 
 def watched(model: Any) -> Any:
-    """What calls a model on which somebody has set a forward: torch's own way, and a look at whether it came to the
+    """Calls a model on which other code has set a forward: torch's call, and a look at whether it came to the
     engine, or to the fallback.
     """
 

@@ -1,7 +1,7 @@
 """Parameters that autograd does not see: one node takes the engine's gradients and puts them into `.grad` itself.
 
 Autograd's own way costs 3 to 4 microseconds for each parameter of a step, a node for each. With
-ORTMODULE_ENABLE_MEM_EFFICIENT_GRAD_MGMT=1 the parameters hang on one node by an anchor, a tensor of no elements,
+ORTMODULE_ENABLE_MEM_EFFICIENT_GRAD_MGMT=1 the parameters belong to one node with an anchor, a tensor of no elements,
 whatever their number. The price: they are not in the graph, so torch.autograd.grad(loss, parameters) finds nothing, and
 backward(inputs=...) gives them nothing. Called by _program.py.
 """

@@ -54,20 +54,19 @@ class ORTModule(torch.nn.Module):
     """Runs a module's forward and backward in onnxtrain's engine; otherwise it is the module.
 
     Args:
-        module: any torch.nn.Module on the CPU. Its signature, parameters, buffers, state_dict and attributes are this
-            object's. Wrap before DistributedDataParallel.
+        module: any torch.nn.Module on the CPU. This object has its signature, parameters, buffers, state_dict and
+            attributes. Wrap it before DistributedDataParallel.
         debug_options: see DebugOptions.
 
-    Dynamo captures the module at the first call, and again when a Python value that forward reads has changed; each
-    graph is exported once; new sizes are specialised in milliseconds. What torch's default exporter cannot export is
-    tried with the TorchScript one, and used if a step's outputs and gradients equal eager's. What the engine does not
-    have runs in PyTorch, said once, as ORTMODULE_FALLBACK_POLICY allows.
+    Dynamo captures the module at the first call, and again when a Python value that forward reads has changed. Each
+    graph is exported once; new sizes are specialised in milliseconds. If torch's default exporter fails, the
+    TorchScript exporter is tried, and used if a step's outputs and gradients equal eager's. PyTorch runs what the
+    engine does not support, with one warning, if ORTMODULE_FALLBACK_POLICY allows it.
 
     Raises:
-        TypeError: module is no torch.nn.Module.
-        ORTModuleTorchModelException: module is an ORTModule; or a DataParallel, and the policy does not allow that it
-        runs
-            in PyTorch.
+        TypeError: module is not a torch.nn.Module.
+        ORTModuleTorchModelException: module is an ORTModule; or it is a DataParallel, and the policy does not allow
+            PyTorch to run it.
     """
 
     def __init__(self, module: torch.nn.Module, debug_options: DebugOptions | None = None) -> None:
@@ -80,11 +79,11 @@ class ORTModule(torch.nn.Module):
         self._debug = debug_options if debug_options is not None else DebugOptions()
         self._fallback = Fallback()
         self._runtime = RuntimeOptions()
-        options.say_what_is_ignored()
+        options.warn_of_ignored()
         self._counters = _report.Counters()
         self._module = module
         self._programs: dict[Key, list[Program]] = {}
-        self._known: dict[tuple[bytes, tuple[Any, ...]], tuple[Key, list[Program]]] = {}  # by what C says of tensors
+        self._known: dict[tuple[bytes, tuple[Any, ...]], tuple[Key, list[Program]]] = {}  # by signature
         self._fallen: dict[Key | str, Fallen] = {}
         self._refused: set[tuple[Key, tuple[torch.Size, ...]]] = set()
         self._announced: set[bool] = set()
@@ -121,16 +120,16 @@ class ORTModule(torch.nn.Module):
         if torch._C._are_functorch_transforms_active():
             if _TRANSFORMED not in self._fallen:
                 self._fall_back(_TRANSFORMED, FallbackPolicy.FALLBACK_UNSUPPORTED_TORCH_MODEL,
-                                "torch.func differentiates and batches by interpreters of its own, which see no node "
-                                "of the engine's", None, None)
+                                "torch.func differentiates and batches with its own interpreters, which cannot see "
+                                "the engine's nodes", None, None)
             return self._in_torch(args, kwargs)
         if (torch._C._len_torch_dispatch_stack() or torch._C._get_tracing_state() is not None
             or forward_ad._current_level >= 0):
-            self._note("a trace, a mode of torch's dispatcher or forward-mode differentiation wants to see every "
+            self._note("a trace, a mode of torch's dispatcher or forward-mode differentiation must see every "
                        "operator")
             return self._in_torch(args, kwargs)
         if torch._C._len_torch_function_stack() and (active := function_mode()) is not None:
-            return self._by_torch(f"the mode {active} wants to see every function of torch", args, kwargs)
+            return self._by_torch(f"the mode {active} must see every function of torch", args, kwargs)
         if self._lazy and self._still_lazy():
             return self._in_torch(args, kwargs)
         if self._parts is not None:
@@ -145,7 +144,7 @@ class ORTModule(torch.nn.Module):
         else:
             key, leaves = self._key(args, kwargs, mode)
             try:
-                programs = self._programs.get(key, ())
+                programs = self._programs.get(key, [])
             except TypeError:  # an argument that has no hash is no constant of a graph
                 return self._unhashable(leaves, args, kwargs)
             if signature is not None and programs:
@@ -191,7 +190,7 @@ class ORTModule(torch.nn.Module):
         return Key(tuple([describe(leaf) for leaf in leaves]), spec, *mode), leaves
 
     def _unhashable(self, leaves: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A call with an argument that is neither tensor nor constant, unless it is a container that comes apart."""
+        """Runs a call with an argument that is neither a tensor nor a constant, unless it is a known container."""
         if any([trees.register(leaf) for leaf in leaves if not isinstance(leaf, torch.Tensor)]):
             return self._call(args, kwargs)
         kinds = ", ".join(sorted({type(leaf).__name__ for leaf in leaves if getattr(leaf, "__hash__", None) is None}))
@@ -201,7 +200,7 @@ class ORTModule(torch.nn.Module):
         return self._in_torch(args, kwargs)
 
     def _run(self, program: Program, leaves: list[Any], grad_enabled: bool) -> Any:
-        """One step in the engine, traced, and its memory or density printed, where that was asked for."""
+        """Runs one step in the engine; records a trace and prints memory or density if the options ask for it."""
         result = self._traced(program, leaves, grad_enabled)
         if self._runtime.print_memory_stats:
             _announce.memory(self, program)
@@ -223,9 +222,7 @@ class ORTModule(torch.nn.Module):
         return result
 
     def _still_lazy(self) -> bool:
-        """Whether parameters have no shape yet: the first call gives them theirs, in PyTorch,
-        since there is no graph of it.
-        """
+        """Whether parameters have no shape yet. PyTorch runs the first call, which sets the shapes."""
         self._lazy = any([is_lazy(tensor) for tensor in (*self._module.parameters(), *self._module.buffers())])
         if self._lazy:
             self._debug.log(logging.INFO,
@@ -234,7 +231,7 @@ class ORTModule(torch.nn.Module):
         return self._lazy
 
     def _by_torch(self, reason: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A call that a graph cannot stand for; the reason is said once, and in stats() and explain()."""
+        """Runs a call in PyTorch that no graph can represent; warns once and notes the reason."""
         if reason not in self._counters.reasons:
             self._debug.log(logging.WARNING, "ORTModule: PyTorch runs this call of %s, since %s",
                             type(self._module).__name__, reason)
@@ -247,22 +244,22 @@ class ORTModule(torch.nn.Module):
             return self._module(*args, **kwargs)
 
     def _checked_by_torch(self, error: CheckError, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """One call for which forward may have to raise; it does so itself."""
+        """Runs a call in PyTorch for which forward may raise; forward then raises its own error."""
         self._debug.log(logging.WARNING, "ORTModule: this call runs in PyTorch, since %s", error)
-        self._note(f"for some calls, {error}; PyTorch raises then what forward would raise")
+        self._note(f"for some calls, {error}; PyTorch runs such a call and raises its error")
         result = self._in_torch(args, kwargs)
         self._fallback.check(FallbackPolicy.FALLBACK_UNSUPPORTED_TORCH_MODEL, f"{error}, and PyTorch did not raise.",
                              error)
         return result
 
     def _note(self, reason: str) -> None:
-        """A reason for stats() and explain(), once."""
+        """Notes a reason for stats() and explain(), once."""
         if reason not in self._counters.reasons:
             self._counters.reasons.append(reason)
 
     def _export_and_run(self, key: Key, leaves: list[Any], tensors: list[torch.Tensor], grad_enabled: bool,
                         args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A schema, mode, size or state of the module for which there is no program yet."""
+        """Exports and runs a call whose schema, mode, size or state of the module has no program yet."""
         if any([trees.register(leaf) for leaf in leaves if not isinstance(leaf, torch.Tensor)]):
             return self._call(args, kwargs)  # with the containers among the leaves taken apart
         if any([tensor.is_nested for tensor in tensors]):
@@ -303,7 +300,7 @@ class ORTModule(torch.nn.Module):
         if self._runtime.cache_dir:
             products.recall(self._runtime.cache_dir)
         choice = options.read("ONNXTRAIN_EXPORTER")
-        failures: list[tuple[str, Exception]] = []
+        failures: list[tuple[str, Any]] = []
         exporters = list(order(self._runtime.onnx_opset_version)) if choice == "auto" else [choice]
         by_torch: list[str] = []
         while exporters:
@@ -379,7 +376,7 @@ class ORTModule(torch.nn.Module):
         except (TypeError, ValueError) as error:
             raise ExportError(f"The exported graph does not run: {error}.") from error
 
-    def _sets_up(self, sizes: tuple[Key, Any], failures: list[tuple[str, Exception]]) -> bool:
+    def _sets_up(self, sizes: tuple[Key, Any], failures: list[tuple[str, Any]]) -> bool:
         """Whether this call may be one in which the module sets itself up, by hooks or a cache, in PyTorch."""
         change = self._set_ups.admit(sizes, failures)
         if change is not None:
@@ -429,7 +426,7 @@ class ORTModule(torch.nn.Module):
         runtime = self._runtime
         text = self._module._captured.text if isinstance(self._module, Graph) else ""
         if text is None:
-            return None  # it holds tensors of its own
+            return None  # it holds constant tensors
         settings = (text, runtime.onnx_opset_version, runtime.enable_custom_autograd_function,
                     runtime.skipped_autograd_functions, options.read("ONNXTRAIN_EXPORTER"))
         try:
@@ -459,7 +456,7 @@ class ORTModule(torch.nn.Module):
         return program
 
     def _program(self, key: Key, exporter: Any, args: tuple[Any, ...], kwargs: dict[str, Any],
-                 failures: list[tuple[str, Exception]], by_torch: tuple[str, ...], device: str) -> Program:
+                 failures: list[tuple[str, Any]], by_torch: tuple[str, ...], device: str) -> Program:
         """Exports, loads, and compares with eager where that is needed or asked for."""
         runtime = self._runtime
         custom = CustomFunctions(runtime.enable_custom_autograd_function, runtime.skipped_autograd_functions)
@@ -518,7 +515,7 @@ class ORTModule(torch.nn.Module):
             for stage in STAGES[1:]:
                 self._debug.write_model(session.save(stage), stage + suffix, training)
 
-    def _announce(self, key: Key, program: Program, failures: list[tuple[str, Exception]]) -> None:
+    def _announce(self, key: Key, program: Program, failures: list[tuple[str, Any]]) -> None:
         if failures:
             self._debug.log(logging.WARNING, "ORTModule: %s: exported with the %s exporter, because: %s",
                             type(self._module).__name__, program.exported.exporter, failures[0][1])
@@ -535,7 +532,7 @@ class ORTModule(torch.nn.Module):
             self._announced.add(key.training)
             _announce.ready(type(self._module).__name__, key.training, program, self._debug, self._fallback)
 
-    def _give_up(self, key: Key, failures: list[tuple[str, Exception]]) -> None:
+    def _give_up(self, key: Key, failures: list[tuple[str, Any]]) -> None:
         failures = sorted(failures, key=lambda failure: failure[0] != "dynamo")  # which knows the module better
         error = failures[0][1]
         reason = FallbackPolicy.FALLBACK_UNSUPPORTED_TORCH_MODEL
@@ -656,9 +653,7 @@ class ORTModule(torch.nn.Module):
 
 
 def _leave_alone(function: Any) -> None:
-    """torch.compile around a model with an ORTModule in it compiles the rest:
-    neither this function nor what it calls.
-    """
+    """Makes torch.compile skip this function and its callees: around an ORTModule it compiles the rest of a model."""
     function._torchdynamo_disable = True
     # Torch's own switch of a frame, without importing its compiler.
     with contextlib.suppress(ImportError, AttributeError):
@@ -669,7 +664,7 @@ def _leave_alone(function: Any) -> None:
 
 
 def _warn_of_collisions(module: torch.nn.Module, debug: DebugOptions) -> None:
-    """Names of the user's that ORTModule has as well: from outside, its own are found first."""
+    """Warns about attributes of the user's module whose names ORTModule uses too: ORTModule's are found first."""
     ours = {name for name in (*vars(ORTModule), *_OWN) if not name.startswith("__")}
     ours -= {"forward", "extra_repr", "train", "eval"}  # ORTModule's call the module's
     methods = [name for base in type(module).__mro__ if base.__module__.split(".")[0] != "torch" for name in vars(base)]
@@ -681,7 +676,7 @@ def _warn_of_collisions(module: torch.nn.Module, debug: DebugOptions) -> None:
 
 
 def _delegate(name: str) -> None:
-    """Defines ORTModule.<name> as the wrapped module's: torch looks such methods up on the class."""
+    """Defines ORTModule.<name> as the wrapped module's method: torch looks such methods up on the class."""
     original = getattr(torch.nn.Module, name)
 
     def method(self: ORTModule, *args: Any, **kwargs: Any) -> Any:
@@ -708,6 +703,6 @@ def _requires_grad_(self: ORTModule, requires_grad: bool = True) -> ORTModule:
     return self
 
 
-ORTModule.requires_grad_ = _requires_grad_  # type: ignore[method-assign]
+ORTModule.requires_grad_ = _requires_grad_  # type: ignore[assignment, method-assign]
 _leave_alone(ORTModule._call)
 _OF_ORTMODULE = frozenset(name for name in vars(ORTModule) if not hasattr(torch.nn.Module, name))

@@ -5,7 +5,7 @@ longer than the rest of a small model's. So two entries of torch's dispatcher ar
 engine first hands out large scores with a gradient: they look at where scores come from, and hand everything else to
 the kernels that stood there before. Called by _program.py. ONNXTRAIN_DISABLE=outside_loss leaves it out.
 
-Scores that nobody refers to any more when backward comes, as in `cross_entropy(model(x), target)`, hold their gradient
+Scores without any reference when backward runs, as in `cross_entropy(model(x), target)`, hold their gradient
 afterwards: one tensor of the vocabulary's size in place of two.
 """
 
@@ -44,8 +44,8 @@ def _references(scores: Tensor) -> tuple[int, ...]:
     other processes may."""
     source = _source(scores)
     memory = source.untyped_storage()
-    return (scores._use_count(), sys.getrefcount(scores), weakref.getweakrefcount(scores),
-            source._use_count(), sys.getrefcount(source), weakref.getweakrefcount(source),
+    return (scores._use_count(), sys.getrefcount(scores), weakref.getweakrefcount(scores),  # type: ignore[attr-defined]
+            source._use_count(), sys.getrefcount(source), weakref.getweakrefcount(source),  # type: ignore[attr-defined]
             torch._C._storage_Use_Count(memory._cdata), sys.getrefcount(memory), weakref.getweakrefcount(memory),
             memory.is_shared())
 
@@ -121,7 +121,7 @@ _HOLDERS = {  # who may still read scores, each of which must show in their refe
 @functools.lru_cache(maxsize=2)
 def _references_alone(view: bool) -> tuple[int, ...] | None:
     """What _references() gives in backward where only the saved tensor refers to scores; None where that cannot be
-    told, with this torch, from scores that somebody else holds."""
+    told, with this torch, from scores that other code holds."""
     found: list[tuple[int, ...]] = []
 
     def probe() -> None:
@@ -133,7 +133,7 @@ def _references_alone(view: bool) -> tuple[int, ...] | None:
         if unseen:
             _log.debug("gradients of scores lie apart from them: %s", ", ".join(unseen))
         else:
-            found.append(alone)
+            found.extend(() if alone is None else (alone,))
 
     thread = threading.Thread(target=probe)  # where no mode or hook of the caller's is in force
     thread.start()

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._functorch import is_dead_tensor_wrapper, unwrap_if_dead
+from torch._C._functorch import is_dead_tensor_wrapper, unwrap_if_dead  # type: ignore[attr-defined]
 from torch.utils import _pytree as pytree
 
 from onnxtrain import _C, UnsupportedError, options
@@ -140,7 +140,7 @@ class Agent:
 
     def __init__(self, program: Program) -> None:
         self._inference_session = program.session
-        self._provider_options = {"CPUExecutionProvider": {}}
+        self._provider_options: dict[str, dict[str, Any]] = {"CPUExecutionProvider": {}}
 
 
 class Program:
@@ -157,17 +157,18 @@ class Program:
         if any(note.startswith(CHECKPOINT) for note in exported.notes) and not memory_budget:
             memory_level = max(memory_level, 1)  # the user asks to compute again instead of keeping
         parameters = {i.name for i in exported.inputs if i.kind == "parameter"}
+        self.chain: Chain | None = None
         if calls:
             self.chain = Chain(model, calls, [i.name for i in exported.inputs], [o.name for o in exported.outputs],
                                parameters, _ORTModuleFunction.apply, device, memory_level, memory_budget)
             self.sessions = self.chain.sessions
         else:
-            self.chain, self.sessions = None, [
+            self.sessions = [
                 _C.Session(model, device=device, torch_random=_random.as_torch(device), recompute=memory_level,
                            budget=memory_budget,
                            parameters=bytes([i.name in parameters for i in exported.inputs]),
                            programs=PROGRAMS, rows=_packed_rows())]
-        self.session = self.sessions[0] if self.sessions else None
+        self.session: Any = self.sessions[0] if self.sessions else None
         self.first_call: tuple[list[tuple[int, ...]], bytes] | None = None  # shapes of the graph's inputs, and the mask
         self.random = self.session is not None and self.session.random
         self.build_seconds = time.perf_counter() - start
@@ -333,6 +334,7 @@ class Program:
             _C.set_deterministic(asked[1])
             _modes = asked
         random = _random.state(self.device) if self._checks else None
+        outputs: Any
         try:
             if self.chain is not None:
                 outputs = self.chain(tensors, grad_enabled)
@@ -368,7 +370,7 @@ class Program:
             _random.restore(self.device, random)
             raise CheckError("a check in forward does not hold")
         if wanted and not self._watched and not self.steps % LOOK_EVERY:
-            self._watched = _outside_loss.watch(_NODES, outputs)
+            self._watched = _outside_loss.watch(_NODES, tuple(outputs))
         for index, leaf in self._written:
             leaves[leaf].copy_(outputs[index])  # under autograd, as forward's own change was
         if self._buffers or self._assignments:
@@ -404,11 +406,11 @@ class Program:
                     owner[name] = value  # forward put a new one in its place
                 else:
                     buffer.copy_(value)
-        for owner, assignment, where in self._assignments:
+        for module, assignment, where in self._assignments:
             leaves = [assignment.constants.get(i) for i in range(assignment.spec.num_leaves)]
             for leaf, index in where.items():
                 leaves[leaf] = outputs[index]
-            setattr(owner, assignment.name, pytree.tree_unflatten(leaves, assignment.spec))
+            setattr(module, assignment.name, pytree.tree_unflatten(leaves, assignment.spec))
 
     def _weight(self, kind: str, name: str) -> Tensor:
         return self._module.get_parameter(name) if kind == "parameter" else self._module.get_buffer(name)

@@ -71,7 +71,7 @@ class _StandIn(metaclass=_Looking):
     def __init__(self, model: Any) -> None:
         object.__setattr__(self, "_ort_model", model)
 
-    @property
+    @property  # type: ignore[misc]
     def __class__(self) -> type:  # what super() and isinstance() ask
         return type(self._ort_model._module)
 
@@ -133,7 +133,7 @@ def _calls_super(function: Any) -> bool:
     return False
 
 
-def blank(kind: type) -> Any:
+def blank(kind: Any) -> Any:
     """An object of a class without its state, for unpickling: __setstate__ gives it its own."""
     return kind.__new__(kind)
 

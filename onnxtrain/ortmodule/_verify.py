@@ -59,7 +59,7 @@ def without_dropout(model: bytes) -> bytes:
 
 @contextlib.contextmanager
 def _eager_without_dropout(module: torch.nn.Module) -> Iterator[None]:
-    """Enter it inside unchanged(): modules keep a ratio of their own."""
+    """Enter it inside unchanged(): it changes the dropout ratios of modules."""
 
     def identity(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
         def call(input: Tensor, *_args: Any, **_kwargs: Any) -> Tensor:
@@ -81,7 +81,7 @@ def _eager_without_dropout(module: torch.nn.Module) -> Iterator[None]:
             if isinstance(child, torch.nn.modules.dropout._DropoutNd):
                 child.p = 0.0
             elif isinstance(getattr(child, "dropout", None), float):
-                child.dropout = 0.0
+                child.dropout = 0.0  # type: ignore[assignment]
         yield
 
 
@@ -113,7 +113,7 @@ def _run(module: torch.nn.Module, call: Callable[..., Any], args: tuple[Any, ...
     trained = [p for p in module.parameters() if p.requires_grad]
     held = set(module.__dict__)
     flat, out_spec = pytree.tree_flatten(call(leaves, spec))
-    weights = {f"grad {name}": p for name, p in module.named_parameters() if p.requires_grad}
+    weights: dict[str, Tensor] = {f"grad {name}": p for name, p in module.named_parameters() if p.requires_grad}
     weights |= {f"grad of input {i}": x for i, x in enumerate(leaves) if isinstance(x, Tensor) and x.requires_grad}
     result.others = [out_spec] + [leaf for leaf in flat if not isinstance(leaf, Tensor)]
     outputs = [leaf for leaf in flat if isinstance(leaf, Tensor)]
@@ -166,7 +166,7 @@ def compare(module: torch.nn.Module, exported: Exported, args: tuple[Any, ...], 
              lambda leaves, spec: program(trees.Leaves(leaves, pytree.tree_unflatten(leaves, spec)),
                                           torch.is_grad_enabled()))
     every = exported.modes is None  # else forward looks, and the graph is true for what it saw
-    grad, inference = (True, False) if every else exported.modes[:2]
+    grad, inference = (True, False) if exported.modes is None else exported.modes[:2]
     with exclusive(), torch.inference_mode(inference), torch.set_grad_enabled(grad), \
             _every_weight(module) if thaw and every else contextlib.nullcontext():
         try:

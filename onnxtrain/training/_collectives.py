@@ -10,7 +10,7 @@ import os
 import threading
 import time
 import weakref
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch.distributed as dist
 from torch import Tensor
@@ -198,7 +198,7 @@ class Pulse:
         weakref.finalize(self, stop)
 
     @staticmethod
-    def _beat(store: dist.Store, key: str, stopped: threading.Event) -> None:
+    def _beat(store: Any, key: str, stopped: threading.Event) -> None:
         try:
             count = 0
             while True:

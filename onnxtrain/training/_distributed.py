@@ -39,7 +39,7 @@ class Processes:
     adasum: bool = False
 
     def local_rank(self) -> int | None:
-        """Which of this machine's GPUs is this process's; None where there is one process, or nobody has said."""
+        """The index of this process's GPU; None for one process, and if the environment does not set it."""
         told = _collectives.by_mpirun() or self.world_size > 1 and "LOCAL_RANK" in os.environ
         return _collectives.local_rank() if told else None
 
@@ -301,7 +301,7 @@ def divided(sizes: Mapping[str, int], ranks: int, whole: bool) -> tuple[list[lis
 
 
 class Shards:
-    """ZeRO stage 1: every process keeps the optimizer's state of its own part of the weights and updates that.
+    """ZeRO stage 1: every process keeps and updates the optimizer state of its part of the weights.
 
     LAMB's ratio is of a whole weight's norms, so that for LAMB no weight is cut.
 
@@ -368,7 +368,7 @@ class Shards:
             self._peers.sum_scattered(own[first:last], rows.view(-1))
         for name, piece in self.own.items():
             parameter = self.pieces[name]
-            parameter.data = self._view(piece)  # somebody may have given the weight other memory
+            parameter.data = self._view(piece)  # other code may have given the weight other memory
             parameter.grad = (None if weights[name].grad is None else
                               own[piece.at:piece.at + piece.stop - piece.start])
 

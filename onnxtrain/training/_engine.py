@@ -75,8 +75,8 @@ class Engine:
                               sum(value.numel() for value in values)], self.device)
         if self.peers is None or not processes.zero_stage:
             shared = self.peers is not None and self._adasum and mixed_precision
-            self.update = Update(optimizer, self._trained, hyperparameters, clip,
-                                 self.peers.norm_if_finite if shared else None)
+            norm_if_finite = self.peers.norm_if_finite if self.peers is not None and shared else None
+            self.update = Update(optimizer, self._trained, hyperparameters, clip, norm_if_finite)
         else:
             self.shards = Shards(self._trained, self.peers, optimizer == "LambOptimizer")
             self.update = Update(optimizer, self.shards.pieces, hyperparameters, clip, self.shards.squares)

@@ -61,8 +61,8 @@ class OnnxModel:
         if set(users) - set(described):
             raise ValueError(f"the model has inputs {users}, and the description names {described}")
         known = [output.name for output in graph.output]
-        self._outputs = [item[0] if item[0] in known else known[place] if place < len(known) else None
-                         for place, item in enumerate(outputs)]
+        self._outputs: list[Any] = [item[0] if item[0] in known else known[place] if place < len(known) else None
+                                    for place, item in enumerate(outputs)]
         if None in self._outputs:
             raise ValueError(f"the model has outputs {known}, and the description names {[o[0] for o in outputs]}")
         self._users = [(name, described.index(name)) for name in users]

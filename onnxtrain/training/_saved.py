@@ -147,7 +147,7 @@ def _describe(graph: onnx.GraphProto, inputs: Sequence[Any]) -> None:
     graph.input.extend(given)
     sizes: dict[str, int | str] = {}
     for value in graph.input:
-        shape = next((described[1] for described in inputs if described[0] == value.name), [])
+        shape: Any = next((described[1] for described in inputs if described[0] == value.name), [])
         for dim, size in zip(value.type.tensor_type.shape.dim, shape):
             if dim.dim_param:
                 sizes.setdefault(dim.dim_param, size)

@@ -128,8 +128,8 @@ def check_gradients(engine: Engine, rank: int, size: int) -> None:
     own = processes_of(engine)
     if (rank, size) != (own["rank"], own["size"]):
         raise RuntimeError(f"the checkpoint was saved within the steps of one update, by process {rank} of {size}, and "
-                           f"this is process {own['rank']} of {own['size']}, with gradients of its own: save after an "
-                           "update, or have every process save and load its own")
+                           f"this is process {own['rank']} of {own['size']}, whose gradients differ from the "
+                           "others': save after an update, or have every process save and load its own")
 
 
 def joined(parts: list[tuple[Mapping[str, Any], Mapping[str, Any]]], run: str) -> dict[str, Any]:
@@ -184,7 +184,7 @@ def load_run(engine: Engine, state: Mapping[str, Any], strict: bool, run: Mappin
 
 
 def scaler_state(scaler: Any) -> dict[str, float]:
-    """What a loss scaler of either class keeps; nothing of one that is None, or somebody's own."""
+    """The state of a loss scaler of either class; empty for None and for the user's own scaler."""
     names = [name for name in ("_loss_scale", "_stable_steps_count", "loss_scale_", "stable_steps_")
              if name in vars(scaler)] if scaler is not None else []
     return {name: getattr(scaler, name) for name in names}
@@ -206,7 +206,7 @@ def written_whole(path: str | os.PathLike[str], write: Callable[[IO[bytes]], Any
     """
     target = Path(path)
     if not target.parent.is_dir():
-        raise FileNotFoundError(f"there is no folder for {target}")
+        raise FileNotFoundError(f"the folder of {target} does not exist")
     mask = os.umask(0)
     os.umask(mask)
     with files.replacing(target) as file:

@@ -26,7 +26,7 @@ def import_module_from_file(file_path: str, module_name: str | None = None) -> t
     name = module_name or os.path.splitext(os.path.basename(file_path))[0]
     spec = importlib.util.spec_from_file_location(name, file_path)
     if spec is None or spec.loader is None:
-        raise ImportError(f"{file_path} is no Python file")
+        raise ImportError(f"{file_path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     spec.loader.exec_module(module)

@@ -70,7 +70,7 @@ def experimental_save_checkpoint(ort_trainer: ORTTrainer, checkpoint_dir: str, c
                                  include_optimizer_state: bool = True) -> None:
     """Writes ``{checkpoint_dir}/{checkpoint_prefix}.ort.pt``: the state under "model", how far the run is, and what the
     caller adds. An older file is replaced, with a warning, and only once the new one is complete. With ZeRO every
-    process writes a file of its own, ``{checkpoint_prefix}.ZeRO.{rank}.{world_size - 1}.ort.pt``.
+    process writes its own file, ``{checkpoint_prefix}.ZeRO.{rank}.{world_size - 1}.ort.pt``.
 
     Args:
         ort_trainer: has run a step.

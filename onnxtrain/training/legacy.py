@@ -223,7 +223,7 @@ class ORTTrainer:
             if not isinstance(value, (int, float)):
                 raise ValueError("Optimizer attributes must be either float or int.")
             if name not in values:
-                raise ValueError(f"{name} is no attribute of {self._optimizer}, which has "
+                raise ValueError(f"{name} is not an attribute of {self._optimizer}, which has "
                                  f"{', '.join(values) or 'none'}")
         return {**values, **given}
 
@@ -242,6 +242,7 @@ class ORTTrainer:
                 model: Any = TorchModel(self.torch_model_, self.loss_fn_, self._names(),
                                         by_position=len(parameters_of(self.torch_model_)[0]) == count)
             else:
+                assert self._proto is not None
                 model = OnnxModel(self._proto, inputs, outputs, self.use_mixed_precision)
             self._engine = Engine(model, self._optimizer, self._hyperparameters, self._frozen, self._clip,
                                   self.gradient_accumulation_steps, self.use_mixed_precision, self._deterministic,
@@ -349,7 +350,7 @@ class ORTTrainer:
                                   self.loss_fn_ is not None)
         unknown = [name for name in fetches or () if name not in named]
         if unknown:
-            raise RuntimeError(f"there are no outputs {unknown} among {list(named)}")
+            raise RuntimeError(f"the outputs {unknown} are not among {list(named)}")
         return [named[name] for name in fetches or named]
 
     def _save_optimized(self) -> None:

@@ -24,6 +24,9 @@ class _InputDescriptionTyped(NamedTuple):
     dtype: torch.dtype
 
 
+_Typed = _InputDescriptionTyped  # the class below has an attribute of that name
+
+
 class _OutputDescription(NamedTuple):
     name: str
     shape: list[int | str]
@@ -55,7 +58,7 @@ class _ORTTrainerModelDesc:
     """
 
     _InputDescription = _InputDescription
-    _InputDescriptionTyped = _InputDescriptionTyped
+    _InputDescriptionTyped = _Typed
     _OutputDescription = _OutputDescription
     _OutputDescriptionTyped = _OutputDescriptionTyped
 
@@ -65,15 +68,15 @@ class _ORTTrainerModelDesc:
             raise ValueError(f"Invalid model_desc: {errors}")
         self._original = dict(model_desc)
         self.inputs: list[Any] = [_InputDescription(*given) for given in model_desc["inputs"]]
-        self.outputs: list[Any] = [_OutputDescription(*given) if len(given) == 3 else _OutputDescription(*given, False)
+        self.outputs: list[Any] = [_OutputDescription(given[0], given[1], bool(given[2:]) and given[2])
                                    for given in model_desc["outputs"]]
         self.learning_rate = _InputDescriptionTyped(LEARNING_RATE_IO_DESCRIPTION_NAME, [1], torch.float32)
-        self._all_finite: _InputDescriptionTyped | None = None
-        self._loss_scale_input: _InputDescriptionTyped | None = None
-        self._gradient_accumulation: _InputDescriptionTyped | None = None
+        self._all_finite: _Typed | None = None
+        self._loss_scale_input: _Typed | None = None
+        self._gradient_accumulation: _Typed | None = None
 
     @property
-    def all_finite(self) -> _InputDescriptionTyped | None:
+    def all_finite(self) -> _Typed | None:
         """Whether all gradients of a step were finite: [1], bool."""
         return self._all_finite
 
@@ -82,7 +85,7 @@ class _ORTTrainerModelDesc:
         self._all_finite = _InputDescriptionTyped(_named(name), [1], torch.bool)
 
     @property
-    def loss_scale_input(self) -> _InputDescriptionTyped | None:
+    def loss_scale_input(self) -> _Typed | None:
         """What the loss is multiplied by: a scalar, float32."""
         return self._loss_scale_input
 
@@ -91,7 +94,7 @@ class _ORTTrainerModelDesc:
         self._loss_scale_input = _InputDescriptionTyped(_named(name), [], torch.float32)
 
     @property
-    def gradient_accumulation(self) -> _InputDescriptionTyped | None:
+    def gradient_accumulation(self) -> _Typed | None:
         """Whether a step only accumulates: [1], bool."""
         return self._gradient_accumulation
 
@@ -102,13 +105,14 @@ class _ORTTrainerModelDesc:
     def add_type_to_input_description(self, index: int, dtype: torch.dtype) -> None:
         """Makes one input's description a typed one."""
         _check_dtype(dtype)
-        self.inputs[index] = _InputDescriptionTyped(*self.inputs[index][:2], dtype)
+        self.inputs[index] = _InputDescriptionTyped(self.inputs[index].name, self.inputs[index].shape, dtype)
 
     def add_type_to_output_description(self, index: int, dtype: torch.dtype,
                                        dtype_amp: torch.dtype | None = None) -> None:
         """Makes one output's description a typed one; dtype_amp is what it has in mixed precision."""
         _check_dtype(dtype)
-        self.outputs[index] = _OutputDescriptionTyped(*self.outputs[index][:3], dtype, dtype_amp)
+        name, shape, is_loss = self.outputs[index][:3]
+        self.outputs[index] = _OutputDescriptionTyped(name, shape, is_loss, dtype, dtype_amp)
 
     @property
     def loss(self) -> int:

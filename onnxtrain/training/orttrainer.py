@@ -29,7 +29,7 @@ from onnxtrain.training._update import as_tensor
 from onnxtrain.training.amp.loss_scaler import DynamicLossScaler, LossScaler
 from onnxtrain.training.model_desc_validation import _ORTTrainerModelDesc
 from onnxtrain.training.optim.config import _OptimizerConfig
-from onnxtrain.training.orttrainer_options import ORTTrainerOptions, refuse_unsupported, say_what_is_ignored
+from onnxtrain.training.orttrainer_options import ORTTrainerOptions, refuse_unsupported, warn_of_ignored
 
 __all__ = ["ORTTrainer", "ORTTrainerOptions", "TrainStepInfo"]
 
@@ -84,8 +84,8 @@ class ORTTrainer:
         self._engine: Engine | None = None
         self._training_session: Any = None
         self._proto: onnx.ModelProto | None = None
-        self._torch_model = model if torch_module else None
-        if not torch_module:
+        self._torch_model = model if isinstance(model, torch.nn.Module) else None
+        if not isinstance(model, torch.nn.Module):
             self._proto = onnx.ModelProto()
             self._proto.CopyFrom(self._postprocessed(model))
             self._init_session()
@@ -111,7 +111,7 @@ class ORTTrainer:
         if self._engine is None:
             options, desc = self.options, self.model_desc
             refuse_unsupported(options, self._torch_model is not None)
-            say_what_is_ignored(options)
+            warn_of_ignored(options)
             _ = desc.loss
             if options.mixed_precision.enabled and options.mixed_precision.loss_scaler is None:
                 options.mixed_precision.loss_scaler = DynamicLossScaler()
@@ -122,6 +122,7 @@ class ORTTrainer:
                     runtime = model.ort_module._runtime
                     runtime.memory_optimization_level = max(1, runtime.memory_optimization_level)
             else:
+                assert self._proto is not None
                 model = OnnxModel(self._proto, desc.inputs, desc.outputs, options.mixed_precision.enabled)
             weights = model.parameters()
             unknown = [name for group in self.optim_config.params for name in group["params"] if name not in weights]
@@ -153,10 +154,12 @@ class ORTTrainer:
         """Compares the engine with PyTorch, in evaluation, before anything is trained."""
         assert self._engine is not None
         given = self._engine.inputs(inputs)
-        ours, theirs = self._engine.model.evaluate(given), self._engine.model.eager(given)
+        model = self._engine.model
+        assert isinstance(model, TorchModel)
+        ours, theirs = model.evaluate(given), model.eager(given)
         for described, one, other in zip(self.model_desc.outputs, ours, theirs):
-            torch.testing.assert_close(one, other, rtol=1e-2, atol=1e-6, equal_nan=True,
-                                       msg=lambda text, name=described[0]: f"check_model_export: output {name}: {text}")
+            message = functools.partial("check_model_export: output {}: {}".format, described[0])
+            torch.testing.assert_close(one, other, rtol=1e-2, atol=1e-6, equal_nan=True, msg=message)
 
     @property
     def _onnx_model(self) -> onnx.ModelProto | None:
@@ -299,7 +302,7 @@ class ORTTrainer:
                           "executed at least once before calling 'save_as_onnx()'.", stacklevel=2)
             return
         if not os.path.isdir(os.path.dirname(path) or "."):
-            warnings.warn(f"save_as_onnx: there is no folder for {path}: nothing is written", stacklevel=2)
+            warnings.warn(f"save_as_onnx: the folder of {path} does not exist: nothing is written", stacklevel=2)
             return
         self._proto = self._engine.model.proto(self.model_desc.inputs, self.model_desc.outputs)
         data = self._proto.SerializeToString()
@@ -426,7 +429,7 @@ class ORTTrainer:
     def save_checkpoint(self, path: str, user_dict: Mapping[str, Any] = {},  # noqa: B006
                         include_optimizer_states: bool = True) -> None:
         """Writes state_dict() to a file of HDF5, which must not be there yet; whole or not at all. With ZeRO every
-        process writes one of its own.
+        process writes its own file.
 
         Args:
             path: of the file.

@@ -18,7 +18,7 @@ _DTYPES = {
     torch.bool: onnx.TensorProto.BOOL, torch.complex64: onnx.TensorProto.COMPLEX64,
     torch.complex128: onnx.TensorProto.COMPLEX128,
 }
-_BACK = {number: dtype for dtype, number in _DTYPES.items()}
+_BACK: dict[int, torch.dtype] = {number: dtype for dtype, number in _DTYPES.items()}
 
 
 @dataclasses.dataclass(eq=True)
@@ -76,7 +76,8 @@ def extract_data_and_schema(data: Any, constant_as_tensor: bool = False,
             return value
         if isinstance(value, Sequence):
             items = [walk(item, (*path, str(index))) for index, item in enumerate(value)]
-            return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+            kind: Any = type(value)
+            return kind(*items) if hasattr(value, "_fields") else kind(items)
         if isinstance(value, Mapping):
             made = copy.copy(value)
             for key, item in value.items():
@@ -100,7 +101,8 @@ def unflatten_data_using_schema(data: Sequence[torch.Tensor], schema: Any) -> An
         return schema
     if isinstance(schema, Sequence):
         items = [unflatten_data_using_schema(data, item) for item in schema]
-        return type(schema)(*items) if hasattr(schema, "_fields") else type(schema)(items)
+        kind: Any = type(schema)
+        return kind(*items) if hasattr(schema, "_fields") else kind(items)
     made = copy.copy(schema)
     for key, item in schema.items():
         made[key] = unflatten_data_using_schema(data, item)

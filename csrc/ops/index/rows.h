@@ -4,7 +4,7 @@
  * A row is an entry of the leading dims, which are flattened to n rows. A set of rows is a vector of n bools (marks),
  * or the pair (rows, inverse) of SelectRows: rows (r) are the numbers of the marked rows, ascending, and inverse (n) is
  * the place of each row among them, -1 where it is not marked. r is rounded up: the spare entries of `rows` repeat the
- * first one, and no entry of `inverse` refers to them. Nobody reads a spare row's results, so its gradient is zero.
+ * first one, and no entry of `inverse` refers to them. No node reads a spare row's results, so its gradient is zero.
  */
 #ifndef ONT_OPS_INDEX_ROWS_H
 #define ONT_OPS_INDEX_ROWS_H

@@ -124,7 +124,7 @@ class SubscriberManager:
             raise TypeError(f"a torch.nn.Module is subscribed to, not {type(module).__name__}")
         for subscriber in subscribers:
             if not isinstance(subscriber, SubscriberBase):
-                raise TypeError(f"{subscriber!r} is no SubscriberBase")
+                raise TypeError(f"{subscriber!r} is not a SubscriberBase")
         self.unsubscribe()
         subscription = self._subscription = _Subscription(tuple(subscribers))
         for number, child in enumerate(module.modules()):
