@@ -34,18 +34,18 @@ COLUMNS = {
 DIFFERS = "**differs**"
 HEAD = """# Models of transformers
 
-Made by `python tools/models.py`; transformers {transformers}, torch {torch}, CPU. Random weights, small sizes, train mode,
-every step through `ORTModule` and in the engine. The smaller, the better; a test runs a sample of this each time. *not run*:
-the table was made in parts, and this line is still to be made.
+`python tools/models.py` makes this page; transformers {transformers}, torch {torch}, CPU. Random weights, small sizes, train mode,
+every step through `ORTModule` and in the engine. Smaller numbers are better. Each test run checks a sample. *not run*: this
+line has not been measured yet.
 
-- **float32**: three optimizer steps without dropout, each from eager's weights; the largest difference of loss, outputs,
-  gradients and buffers from eager PyTorch, over the tensor's largest entry. At most 1e-4 of gradients, 1e-5 of outputs
-  and buffers, 2e-6 of the loss. *inside*: labels are arguments of the model, which computes its loss; *outside*: the
-  loss is made of the model's output.
-- **bfloat16**: three steps under autocast from eager's weights; the difference of the gradients from eager float32's, their
-  mean. It is within twice the distance that eager bfloat16 has and 0.01 more, that of the loss within twice and four roundings.
-- **dropout**: over {draws} draws, how many standard errors the means of the loss, and of the logarithm of the gradients' norm,
-  are from eager's. Backward is also held against differences of forwards that draw the same masks.
+- **float32**: three optimizer steps without dropout, each from eager's weights. The number is the largest difference of loss,
+  outputs, gradients and buffers from eager PyTorch, relative to the tensor's largest entry. The limits are 1e-4 for
+  gradients, 1e-5 for outputs and buffers, 2e-6 for the loss. *inside*: the model takes labels and computes its loss;
+  *outside*: the script computes the loss from the model's output.
+- **bfloat16**: three steps under autocast from eager's weights. The number is the mean difference of the gradients from eager
+  float32. The limit is twice the difference of eager bfloat16 plus 0.01; for the loss it is twice plus four roundings.
+- **dropout**: the distance from eager over {draws} draws, in standard errors, of the mean loss and of the mean logarithm of the
+  gradient norm. Backward is also compared with finite differences of forwards that draw the same masks.
 
 | Model | Attention | {columns} |
 | --- | --- | {rule} |

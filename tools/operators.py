@@ -28,18 +28,19 @@ INTS = ORDER[4:12]
 OUT_OF_SCOPE = ("string", "complex64", "complex128")
 HEAD = """# Operators
 
-Made by `python tools/operators.py` from the registry of this build; a test holds it against the code.
+`python tools/operators.py` makes this page from the registry of the build; a test compares it with the code.
 
-- **Opset**: the first that the operator is implemented for; up to opset {opset} where the specification kept its meaning.
-  An operator with two lines means something else in older opsets.
-- **Gradient**: *rule*: the operator has one; *parts*: the operator is built from others, or hands its inputs on, and the gradient is
-  that of those; *none*:
-  nothing flows, as in PyTorch (indices, comparisons); behind a rounding the gradient is zeros.
-- **Dtypes**: those of its main type variable that run; 16-bit floats are computed in float32 and small integers in larger ones
-  where there is no kernel for them. *not*: types of the specification that do not run. Strings and complex numbers, which no
-  operator takes as values, are left out.
-- **CUDA**: *kernel*: of floats, in `cuda/table.c`, held against the CPU on an emulated device, not yet run on a GPU; *parts*: where
-  those have; *view*: no work; *none left*: gone before a program runs. Elsewhere the module runs in PyTorch.
+- **Opset**: the first opset that is supported. Later opsets up to {opset} are supported too, as long as the operator keeps its
+  meaning. An operator with two lines has another meaning in older opsets.
+- **Gradient**: *rule*: the operator has a gradient rule; *parts*: the operator is built from others, or passes its inputs
+  on, and has their gradients; *none*: no gradient flows, as in PyTorch (indices, comparisons). The gradient of a rounding
+  is zero.
+- **Dtypes**: the supported types of its main type variable. Without a kernel for them, 16-bit floats are computed in float32
+  and small integers in larger ones. *not*: types of the specification that are not supported. Strings and complex numbers
+  are not listed, since no operator supports them.
+- **CUDA**: *kernel*: `cuda/table.c` has kernels for floats, which are compared with the CPU on an emulated device and have
+  not run on a GPU; *parts*: supported if its parts are; *view*: no computation; *none left*: removed before a program
+  runs. PyTorch runs a module with any other operator.
 
 """
 

@@ -112,7 +112,7 @@ def test_same_bits_of_random_modules(monkeypatch, index):
                     loss.backward()
                 optimizer.step()
             for p, q in zip(a.parameters(), b.parameters(), strict=True):
-                assert torch.equal(p.nan_to_num(7), q.nan_to_num(7)), f"ONNXTRAIN_TEST_SEED={seed}"
+                assert torch.equal(p.nan_to_num(7), q.nan_to_num(7)), f"random module {seed}"
     finally:
         _C.recompute_everywhere(False)
         _C.disable_passes([])
