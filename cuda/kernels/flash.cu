@@ -22,16 +22,29 @@ static __host__ __device__ inline int pitch_of(int64_t head_dim, int64_t head_di
     return ((int)(head_dim > head_dim_v ? head_dim : head_dim_v) + VECTOR - 1) / VECTOR * VECTOR + VECTOR;
 }
 
-/* Loads rows [first, first + TILE) of `n` into shared memory, (TILE, pitch), padded with zeros. */
+/* Tiles (TILE, pitch) of the operands in shared memory, and p (TILE, PITCH): the left operand of add_gemm(). */
+template <class C> struct shared_tiles {
+    C *q, *k, *v, *dy, *p;
+    int pitch;
+};
+
+template <class C> ONT_DEVICE shared_tiles<C> tiles_in(C *shared, const ont_flash_params &f, bool gradient)
+{
+    int pitch = pitch_of(f.head_dim, f.head_dim_v), size = TILE * pitch;
+    shared_tiles<C> tiles = {shared, shared + size, shared + 2 * size, shared + 3 * size,
+                             shared + (gradient ? 4 : 3) * size, pitch};
+    return tiles;
+}
+
+/* Loads rows [first, first + TILE) of a matrix into a tile, padded with zeros. */
 template <class T, class C>
-ONT_DEVICE void load_tile(const T *from, int64_t row_stride, int64_t first, int64_t n, int size, int pitch,
-                          bool swizzled, C *tile)
+ONT_DEVICE void load_tile(const flash_matrix<const T> &from, int64_t first, int pitch, bool swizzled, C *tile)
 {
     for (int r = (int)threadIdx.x >> 5; r < TILE; r += WARPS) {
-        const T *row = from + (first + r) * row_stride;
+        const T *row = from.data + (first + r) * from.row_stride;
         C *to = tile + (swizzled ? swizzled_row(r) : r) * pitch;
         for (int c = (int)threadIdx.x & 31; c < pitch; c += 32)
-            to[c] = first + r < n && c < size ? ont_load(&row[c]) : (C)0;
+            to[c] = first + r < from.n && c < from.size ? ont_load(&row[c]) : (C)0;
     }
 }
 
@@ -81,20 +94,29 @@ template <class C> ONT_DEVICE void store_s_p(C *s_p, const C w[2][VECTOR])
     __syncwarp();
 }
 
+/* Stores a thread's two rows of a tile times a factor, or zeros. */
 template <class T, int NV, class C>
-ONT_DEVICE void store_rows(T *to, int64_t row_stride, int64_t first, int64_t n, int size, const C acc[2][NV][VECTOR],
-                           const C factor[2], const bool zero[2])
+ONT_DEVICE void store_rows(const flash_matrix<T> &to, int64_t first, const C acc[2][NV][VECTOR], const C factor[2],
+                           const bool zero[2])
 {
     for (int r = 0; r < 2; r++) {
         int64_t i = first + 2 * row_group() + r;
-        if (i >= n) continue;
+        if (i >= to.n) continue;
         ONT_UNROLL
         for (int v = 0; v < NV; v++)
             for (int e = 0; e < VECTOR; e++) {
                 int c = VECTOR * column_group() + 32 * v + e;
-                if (c < size) ont_store(&to[i * row_stride + c], zero[r] ? (C)0 : acc[r][v][e] * factor[r]);
+                if (c < to.size) ont_store(&to.data[i * to.row_stride + c], zero[r] ? (C)0 : acc[r][v][e] * factor[r]);
             }
     }
+}
+
+template <class T, int NV, class C>
+ONT_DEVICE void store_grad_rows(const flash_matrix<T> &to, int64_t first, const C acc[2][NV][VECTOR])
+{
+    const C one[2] = {1, 1};
+    const bool zero[2] = {false, false};
+    store_rows<T, NV>(to, first, acc, one, zero);
 }
 
 /* Reductions over the eight lanes that have the same rows. */
@@ -114,70 +136,83 @@ template <class C> ONT_DEVICE C reduce_sum(C v)
 
 /* ---- forward ---- */
 
+template <class C> struct softmax_row {
+    C max, sum; /* over the keys so far; sum: of exp(score - max) */
+};
+
+/* Four scores of query i from key j on become exp(score - max), with dropout; acc, y so far, is rescaled. */
+template <int NV, class C>
+ONT_DEVICE void online_softmax(const ont_flash_params &f, const flash_batch &batch, int64_t i, int64_t j, C s[VECTOR],
+                               softmax_row<C> &row, C acc[NV][VECTOR])
+{
+    C new_max = row.max;
+    for (int k = 0; k < VECTOR; k++) {
+        bool inside = i < f.seqlen_q && j + k < f.seqlen_k;
+        s[k] = inside ? flash_score(f, batch, i, j + k, s[k] * (C)f.scale) : -(C)INFINITY;
+        new_max = s[k] > new_max ? s[k] : new_max;
+    }
+    new_max = reduce_max(new_max);
+    C base = new_max == -(C)INFINITY ? (C)0 : new_max, rescale = vexp(row.max - base), block_sum = 0;
+    uint32_t random_bits[VECTOR];
+    if (f.has_dropout) flash_random_bits<VECTOR>(f, (batch.bh * f.seqlen_q + i) * f.seqlen_k + j, random_bits);
+    for (int k = 0; k < VECTOR; k++) {
+        C e = vexp(s[k] - base);
+        block_sum += e;
+        s[k] = f.has_dropout ? e * flash_dropout_factor<C>(f, random_bits[k]) : e;
+    }
+    row.sum = row.sum * rescale + reduce_sum(block_sum);
+    row.max = new_max;
+    for (int n = 0; n < NV; n++)
+        for (int e = 0; e < VECTOR; e++) acc[n][e] *= rescale;
+}
+
+/* Stores a thread's rows of y, divided by their sums, and the statistics of these rows. */
+template <class T, int NV, class C>
+ONT_DEVICE void store_output(const ont_flash_params &f, int64_t bh, int64_t first_row, const softmax_row<C> row[2],
+                             const C acc[2][NV][VECTOR])
+{
+    C inverse[2];
+    bool zero[2];
+    for (int r = 0; r < 2; r++) {
+        int64_t i = first_row + 2 * row_group() + r;
+        inverse[r] = 1 / row[r].sum;
+        zero[r] = i < f.seqlen_q && (flash_is_nan_row(f, row[r].sum) || flash_is_masked_row(f, bh, i));
+        if (!f.stats || column_group() || i >= f.seqlen_q) continue;
+        ((C *)f.stats)[(bh * f.seqlen_q + i) * 2] = row[r].max;
+        ((C *)f.stats)[(bh * f.seqlen_q + i) * 2 + 1] = row[r].sum;
+    }
+    store_rows<T, NV>(flash_matrix_of<T>(f, ONT_FLASH_Y, f.y, bh), first_row, acc, inverse, zero);
+}
+
 template <class T, int NV> __global__ void __launch_bounds__(THREADS, 2) flash_kernel(const ont_flash_params f)
 {
     typedef typename ont_compute<T>::type C;
     ONT_SHARED(C, shared);
-    int head_dim = (int)f.head_dim, head_dim_v = (int)f.head_dim_v, pitch = pitch_of(head_dim, head_dim_v);
-    C *s_q = shared, *s_k = s_q + TILE * pitch, *s_v = s_k + TILE * pitch, *s_p = s_v + TILE * pitch;
+    shared_tiles<C> tile = tiles_in(shared, f, false);
     int64_t tiles = (f.seqlen_q + TILE - 1) / TILE;
     for (int64_t item = blockIdx.x; item < f.n_bh * tiles; item += gridDim.x) {
         int64_t bh = item / tiles,
                 first_row = (tiles - 1 - item % tiles) * TILE; /* the last queries, with the most keys, first */
         int64_t end = flash_visible_keys(f, first_row + TILE < f.seqlen_q ? first_row + TILE - 1 : f.seqlen_q - 1);
-        flash_masks masks = flash_masks_of(f, bh);
-        C acc[2][NV][VECTOR] = {}, row_max[2] = {-(C)INFINITY, -(C)INFINITY}, row_sum[2] = {0, 0};
+        flash_batch batch = flash_batch_of(f, bh);
+        C acc[2][NV][VECTOR] = {};
+        softmax_row<C> row[2] = {{-(C)INFINITY, 0}, {-(C)INFINITY, 0}};
         __syncthreads(); /* all warps have read the tiles of the previous item */
-        load_tile((const T *)f.q + flash_offset(f, ONT_FLASH_Q, bh), f.layout[ONT_FLASH_Q].row_stride, first_row,
-                  f.seqlen_q, head_dim, pitch, false, s_q);
+        load_tile(flash_matrix_of<const T>(f, ONT_FLASH_Q, f.q, bh), first_row, tile.pitch, false, tile.q);
         for (int64_t first = 0; first < end; first += TILE) {
             __syncthreads();
-            load_tile((const T *)f.k + flash_offset(f, ONT_FLASH_K, bh), f.layout[ONT_FLASH_K].row_stride, first,
-                      f.seqlen_k, head_dim, pitch, true, s_k);
-            load_tile((const T *)f.v + flash_offset(f, ONT_FLASH_V, bh), f.layout[ONT_FLASH_V].row_stride, first,
-                      f.seqlen_k, head_dim_v, pitch, true, s_v);
+            load_tile(flash_matrix_of<const T>(f, ONT_FLASH_K, f.k, bh), first, tile.pitch, true, tile.k);
+            load_tile(flash_matrix_of<const T>(f, ONT_FLASH_V, f.v, bh), first, tile.pitch, true, tile.v);
             __syncthreads();
             C s[2][VECTOR];
-            gemm_nt(s_q, s_k, head_dim, pitch, s);
-            for (int r = 0; r < 2; r++) {
-                int64_t i = first_row + 2 * row_group() + r, j = first + VECTOR * column_group();
-                C new_max = row_max[r];
-                for (int k = 0; k < VECTOR; k++) {
-                    bool inside = i < f.seqlen_q && j + k < f.seqlen_k;
-                    s[r][k] = inside ? flash_score(f, masks, i, j + k, s[r][k] * (C)f.scale) : -(C)INFINITY;
-                    new_max = s[r][k] > new_max ? s[r][k] : new_max;
-                }
-                new_max = reduce_max(new_max);
-                C base = new_max == -(C)INFINITY ? (C)0 : new_max, rescale = vexp(row_max[r] - base), block_sum = 0;
-                uint32_t random_bits[VECTOR];
-                if (f.has_dropout) flash_random_bits<VECTOR>(f, (bh * f.seqlen_q + i) * f.seqlen_k + j, random_bits);
-                for (int k = 0; k < VECTOR; k++) {
-                    C e = vexp(s[r][k] - base);
-                    block_sum += e;
-                    s[r][k] = !f.has_dropout                          ? e
-                              : random_bits[k] >= f.dropout_threshold ? e * (C)f.dropout_scale
-                                                                      : e * (C)0;
-                }
-                row_sum[r] = row_sum[r] * rescale + reduce_sum(block_sum);
-                row_max[r] = new_max;
-                for (int n = 0; n < NV; n++)
-                    for (int e = 0; e < VECTOR; e++) acc[r][n][e] *= rescale;
-            }
-            store_s_p(s_p, s);
-            add_gemm<NV>(acc, s_p, s_v, head_dim_v, pitch);
+            gemm_nt(tile.q, tile.k, (int)f.head_dim, tile.pitch, s);
+            for (int r = 0; r < 2; r++)
+                online_softmax<NV>(f, batch, first_row + 2 * row_group() + r, first + VECTOR * column_group(), s[r],
+                                   row[r], acc[r]);
+            store_s_p(tile.p, s);
+            add_gemm<NV>(acc, tile.p, tile.v, (int)f.head_dim_v, tile.pitch);
         }
-        C inverse[2];
-        bool zero[2];
-        for (int r = 0; r < 2; r++) {
-            int64_t i = first_row + 2 * row_group() + r;
-            inverse[r] = 1 / row_sum[r];
-            zero[r] = i < f.seqlen_q && (flash_is_nan_row(f, row_sum[r]) || flash_is_masked_row(f, bh, i));
-            if (!f.stats || column_group() || i >= f.seqlen_q) continue;
-            ((C *)f.stats)[(bh * f.seqlen_q + i) * 2] = row_max[r];
-            ((C *)f.stats)[(bh * f.seqlen_q + i) * 2 + 1] = row_sum[r];
-        }
-        store_rows<T, NV>((T *)f.y + flash_offset(f, ONT_FLASH_Y, bh), f.layout[ONT_FLASH_Y].row_stride, first_row,
-                          f.seqlen_q, head_dim_v, acc, inverse, zero);
+        store_output<T, NV>(f, bh, first_row, row, acc);
     }
 }
 
@@ -218,71 +253,126 @@ template <class C> ONT_DEVICE row_stats<C> load_row_stats(const ont_flash_params
     return x;
 }
 
+/* s, four scores of each of two queries from key j on, become their gradients; dp are those of the probabilities. */
+template <class C>
+ONT_DEVICE void grad_of_query_scores(const ont_flash_params &f, const flash_batch &batch, int64_t first_row, int64_t j,
+                                     const row_stats<C> row[2], C s[2][VECTOR], const C dp[2][VECTOR])
+{
+    for (int r = 0; r < 2; r++) {
+        int64_t i = first_row + 2 * row_group() + r, at = (batch.bh * f.seqlen_q + i) * f.seqlen_k + j;
+        uint32_t random_bits[VECTOR] = {};
+        if (f.has_dropout) flash_random_bits<VECTOR>(f, at, random_bits);
+        for (int k = 0; k < VECTOR; k++) {
+            C ds = 0;
+            if (!row[r].is_masked && j + k < f.seqlen_k && !flash_is_masked(f, batch, i, j + k)) {
+                C score = flash_score(f, batch, i, j + k, s[r][k] * (C)f.scale);
+                C p = vexp(score - row[r].row_max) / row[r].row_sum;
+                ds = p * (dp[r][k] * flash_dropout_factor<C>(f, random_bits[k]) - row[r].delta);
+            }
+            if (f.dbias && i < f.seqlen_q && j + k < f.seqlen_k) flash_store(f.dbias, f.bias_dtype, at + k, ds);
+            s[r][k] = ds * (C)f.scale;
+        }
+    }
+}
+
+/* Adds to acc what batch index bh gives to dQ of the tile's queries. */
+template <class T, int NV, class C>
+ONT_DEVICE void add_dq(const ont_flash_params &f, int64_t bh, int64_t first_row, const shared_tiles<C> &tile,
+                       C acc[2][NV][VECTOR])
+{
+    flash_batch batch = flash_batch_of(f, bh);
+    int64_t end = flash_visible_keys(f, first_row + TILE < f.seqlen_q ? first_row + TILE - 1 : f.seqlen_q - 1);
+    if (f.dbias) end = f.seqlen_k; /* dbias is 0 for keys behind the causal mask */
+    row_stats<C> row[2];
+    for (int r = 0; r < 2; r++) row[r] = load_row_stats<C>(f, bh, first_row + 2 * row_group() + r);
+    __syncthreads();
+    load_tile(flash_matrix_of<const T>(f, ONT_FLASH_Q, f.q, bh), first_row, tile.pitch, false, tile.q);
+    load_tile(flash_matrix_of<const T>(f, ONT_FLASH_Y, f.dy, bh), first_row, tile.pitch, false, tile.dy);
+    for (int64_t first = 0; first < end; first += TILE) {
+        __syncthreads();
+        load_tile(flash_matrix_of<const T>(f, ONT_FLASH_K, f.k, bh), first, tile.pitch, true, tile.k);
+        load_tile(flash_matrix_of<const T>(f, ONT_FLASH_V, f.v, bh), first, tile.pitch, true, tile.v);
+        __syncthreads();
+        C s[2][VECTOR], dp[2][VECTOR];
+        gemm_nt(tile.q, tile.k, (int)f.head_dim, tile.pitch, s);
+        gemm_nt(tile.dy, tile.v, (int)f.head_dim_v, tile.pitch, dp);
+        grad_of_query_scores(f, batch, first_row, first + VECTOR * column_group(), row, s, dp);
+        store_s_p(tile.p, s);
+        if (f.dq) add_gemm<NV>(acc, tile.p, tile.k, (int)f.head_dim, tile.pitch);
+    }
+}
+
 template <class T, int NV>
 __global__ void __launch_bounds__(THREADS, 2) flash_dq_kernel(const ont_flash_params f, unsigned summed_dims,
                                                               int64_t n_summed)
 {
     typedef typename ont_compute<T>::type C;
     ONT_SHARED(C, shared);
-    int head_dim = (int)f.head_dim, head_dim_v = (int)f.head_dim_v, pitch = pitch_of(head_dim, head_dim_v);
-    C *s_q = shared, *s_dy = s_q + TILE * pitch, *s_k = s_dy + TILE * pitch, *s_v = s_k + TILE * pitch,
-      *s_p = s_v + TILE * pitch;
+    shared_tiles<C> tile = tiles_in(shared, f, true);
     int64_t tiles = (f.seqlen_q + TILE - 1) / TILE;
     for (int64_t item = blockIdx.x; item < f.n_bh / n_summed * tiles; item += gridDim.x) {
         int64_t first_row = (tiles - 1 - item % tiles) * TILE;
-        int64_t end = flash_visible_keys(f, first_row + TILE < f.seqlen_q ? first_row + TILE - 1 : f.seqlen_q - 1);
-        if (f.dbias) end = f.seqlen_k; /* dbias is 0 for keys behind the causal mask */
         C acc[2][NV][VECTOR] = {};
-        for (int64_t sum_index = 0; sum_index < n_summed; sum_index++) {
-            int64_t bh = flash_bh(f, summed_dims, item / tiles, sum_index);
-            flash_masks masks = flash_masks_of(f, bh);
-            row_stats<C> row[2];
-            for (int r = 0; r < 2; r++) row[r] = load_row_stats<C>(f, bh, first_row + 2 * row_group() + r);
-            __syncthreads();
-            load_tile((const T *)f.q + flash_offset(f, ONT_FLASH_Q, bh), f.layout[ONT_FLASH_Q].row_stride, first_row,
-                      f.seqlen_q, head_dim, pitch, false, s_q);
-            load_tile((const T *)f.dy + flash_offset(f, ONT_FLASH_Y, bh), f.layout[ONT_FLASH_Y].row_stride, first_row,
-                      f.seqlen_q, head_dim_v, pitch, false, s_dy);
-            for (int64_t first = 0; first < end; first += TILE) {
-                __syncthreads();
-                load_tile((const T *)f.k + flash_offset(f, ONT_FLASH_K, bh), f.layout[ONT_FLASH_K].row_stride, first,
-                          f.seqlen_k, head_dim, pitch, true, s_k);
-                load_tile((const T *)f.v + flash_offset(f, ONT_FLASH_V, bh), f.layout[ONT_FLASH_V].row_stride, first,
-                          f.seqlen_k, head_dim_v, pitch, true, s_v);
-                __syncthreads();
-                C s[2][VECTOR], dp[2][VECTOR];
-                gemm_nt(s_q, s_k, head_dim, pitch, s);
-                gemm_nt(s_dy, s_v, head_dim_v, pitch, dp);
-                for (int r = 0; r < 2; r++) {
-                    int64_t i = first_row + 2 * row_group() + r, j = first + VECTOR * column_group();
-                    uint32_t random_bits[VECTOR];
-                    if (f.has_dropout)
-                        flash_random_bits<VECTOR>(f, (bh * f.seqlen_q + i) * f.seqlen_k + j, random_bits);
-                    for (int k = 0; k < VECTOR; k++) {
-                        C ds = 0;
-                        if (!row[r].is_masked && j + k < f.seqlen_k && !flash_is_masked(f, masks, i, j + k)) {
-                            C p = vexp(flash_score(f, masks, i, j + k, s[r][k] * (C)f.scale) - row[r].row_max) /
-                                  row[r].row_sum;
-                            C dropout = !f.has_dropout                          ? (C)1
-                                        : random_bits[k] >= f.dropout_threshold ? (C)f.dropout_scale
-                                                                                : (C)0;
-                            ds = p * (dp[r][k] * dropout - row[r].delta);
-                        }
-                        if (f.dbias && i < f.seqlen_q && j + k < f.seqlen_k)
-                            flash_store(f.dbias, f.bias_dtype, (bh * f.seqlen_q + i) * f.seqlen_k + j + k, ds);
-                        s[r][k] = ds * (C)f.scale;
-                    }
-                }
-                store_s_p(s_p, s);
-                if (f.dq) add_gemm<NV>(acc, s_p, s_k, head_dim, pitch);
-            }
-        }
-        C one[2] = {1, 1};
-        bool zero[2] = {false, false};
+        for (int64_t n = 0; n < n_summed; n++)
+            add_dq<T, NV>(f, flash_bh(f, summed_dims, item / tiles, n), first_row, tile, acc);
         if (!f.dq) continue;
-        int64_t at = flash_offset(f, ONT_FLASH_Q, flash_bh(f, summed_dims, item / tiles, 0));
-        store_rows<T, NV>((T *)f.dq + at, f.layout[ONT_FLASH_Q].row_stride, first_row, f.seqlen_q, head_dim, acc, one,
-                          zero);
+        int64_t bh = flash_bh(f, summed_dims, item / tiles, 0);
+        store_grad_rows<T, NV>(flash_matrix_of<T>(f, ONT_FLASH_Q, f.dq, bh), first_row, acc);
+    }
+}
+
+/* s, scores of two keys from j on and four queries from i on, become their gradients, and p the probabilities after
+ * dropout; dp are the gradients of the probabilities. */
+template <class C>
+ONT_DEVICE void grad_of_key_scores(const ont_flash_params &f, const flash_batch &batch, int64_t first_row, int64_t j,
+                                   C s[2][VECTOR], const C dp[2][VECTOR], C p[2][VECTOR])
+{
+    for (int k = 0; k < VECTOR; k++) {
+        int64_t i = first_row + k;
+        row_stats<C> row = load_row_stats<C>(f, batch.bh, i);
+        uint32_t random_bits[2] = {};
+        if (f.has_dropout) flash_random_bits<2>(f, (batch.bh * f.seqlen_q + i) * f.seqlen_k + j, random_bits);
+        for (int r = 0; r < 2; r++) {
+            p[r][k] = 0;
+            C ds = 0;
+            if (!row.is_masked && j + r < f.seqlen_k) {
+                C dropout = flash_dropout_factor<C>(f, random_bits[r]);
+                C score = flash_score(f, batch, i, j + r, s[r][k] * (C)f.scale);
+                C e = vexp(score - row.row_max) / row.row_sum;
+                p[r][k] = e * dropout;
+                if (!flash_is_masked(f, batch, i, j + r)) ds = e * (dp[r][k] * dropout - row.delta) * (C)f.scale;
+            }
+            s[r][k] = ds;
+        }
+    }
+}
+
+/* Adds to dk and dv what batch index bh gives to the tile's keys, over its queries from `begin` on. */
+template <class T, int NV, class C>
+ONT_DEVICE void add_dkv(const ont_flash_params &f, int64_t bh, int64_t first_key, int64_t begin,
+                        const shared_tiles<C> &tile, C dk[2][NV][VECTOR], C dv[2][NV][VECTOR])
+{
+    flash_batch batch = flash_batch_of(f, bh);
+    __syncthreads();
+    load_tile(flash_matrix_of<const T>(f, ONT_FLASH_K, f.k, bh), first_key, tile.pitch, false, tile.k);
+    load_tile(flash_matrix_of<const T>(f, ONT_FLASH_V, f.v, bh), first_key, tile.pitch, false, tile.v);
+    for (int64_t first = begin; first < f.seqlen_q; first += TILE) {
+        __syncthreads();
+        load_tile(flash_matrix_of<const T>(f, ONT_FLASH_Q, f.q, bh), first, tile.pitch, true, tile.q);
+        load_tile(flash_matrix_of<const T>(f, ONT_FLASH_Y, f.dy, bh), first, tile.pitch, true, tile.dy);
+        __syncthreads();
+        C s[2][VECTOR], dp[2][VECTOR], p[2][VECTOR];
+        gemm_nt(tile.k, tile.q, (int)f.head_dim, tile.pitch, s);
+        gemm_nt(tile.v, tile.dy, (int)f.head_dim_v, tile.pitch, dp);
+        grad_of_key_scores(f, batch, first + VECTOR * column_group(), first_key + 2 * row_group(), s, dp, p);
+        if (f.dv) {
+            store_s_p(tile.p, p);
+            add_gemm<NV>(dv, tile.p, tile.dy, (int)f.head_dim_v, tile.pitch);
+        }
+        if (f.dk) {
+            store_s_p(tile.p, s);
+            add_gemm<NV>(dk, tile.p, tile.q, (int)f.head_dim, tile.pitch);
+        }
     }
 }
 
@@ -293,72 +383,16 @@ __global__ void __launch_bounds__(THREADS, 2) flash_dkv_kernel(const ont_flash_p
 {
     typedef typename ont_compute<T>::type C;
     ONT_SHARED(C, shared);
-    int head_dim = (int)f.head_dim, head_dim_v = (int)f.head_dim_v, pitch = pitch_of(head_dim, head_dim_v);
-    C *s_k = shared, *s_v = s_k + TILE * pitch, *s_q = s_v + TILE * pitch, *s_dy = s_q + TILE * pitch,
-      *s_p = s_dy + TILE * pitch;
+    shared_tiles<C> tile = tiles_in(shared, f, true);
     int64_t tiles = (f.seqlen_k + TILE - 1) / TILE;
     for (int64_t item = blockIdx.x; item < f.n_bh / n_summed * tiles; item += gridDim.x) {
-        int64_t first_key = item % tiles * TILE, begin = flash_first_query(f, first_key) / TILE * TILE,
-                j0 = first_key + 2 * row_group();
+        int64_t first_key = item % tiles * TILE, begin = flash_first_query(f, first_key) / TILE * TILE;
         C dk[2][NV][VECTOR] = {}, dv[2][NV][VECTOR] = {};
-        for (int64_t sum_index = 0; sum_index < n_summed; sum_index++) {
-            int64_t bh = flash_bh(f, summed_dims, item / tiles, sum_index);
-            flash_masks masks = flash_masks_of(f, bh);
-            __syncthreads();
-            load_tile((const T *)f.k + flash_offset(f, ONT_FLASH_K, bh), f.layout[ONT_FLASH_K].row_stride, first_key,
-                      f.seqlen_k, head_dim, pitch, false, s_k);
-            load_tile((const T *)f.v + flash_offset(f, ONT_FLASH_V, bh), f.layout[ONT_FLASH_V].row_stride, first_key,
-                      f.seqlen_k, head_dim_v, pitch, false, s_v);
-            for (int64_t first = begin; first < f.seqlen_q; first += TILE) {
-                __syncthreads();
-                load_tile((const T *)f.q + flash_offset(f, ONT_FLASH_Q, bh), f.layout[ONT_FLASH_Q].row_stride, first,
-                          f.seqlen_q, head_dim, pitch, true, s_q);
-                load_tile((const T *)f.dy + flash_offset(f, ONT_FLASH_Y, bh), f.layout[ONT_FLASH_Y].row_stride, first,
-                          f.seqlen_q, head_dim_v, pitch, true, s_dy);
-                __syncthreads();
-                C s[2][VECTOR], dp[2][VECTOR], p[2][VECTOR];
-                gemm_nt(s_k, s_q, head_dim, pitch, s);
-                gemm_nt(s_v, s_dy, head_dim_v, pitch, dp);
-                for (int k = 0; k < VECTOR; k++) {
-                    int64_t i = first + VECTOR * column_group() + k;
-                    row_stats<C> row = load_row_stats<C>(f, bh, i);
-                    uint32_t random_bits[2];
-                    if (f.has_dropout) flash_random_bits<2>(f, (bh * f.seqlen_q + i) * f.seqlen_k + j0, random_bits);
-                    for (int r = 0; r < 2; r++) {
-                        p[r][k] = 0;
-                        C ds = 0;
-                        if (!row.is_masked && j0 + r < f.seqlen_k) {
-                            C dropout = !f.has_dropout                          ? (C)1
-                                        : random_bits[r] >= f.dropout_threshold ? (C)f.dropout_scale
-                                                                                : (C)0;
-                            C score = flash_score(f, masks, i, j0 + r, s[r][k] * (C)f.scale);
-                            C e = vexp(score - row.row_max) / row.row_sum;
-                            p[r][k] = e * dropout;
-                            if (!flash_is_masked(f, masks, i, j0 + r))
-                                ds = e * (dp[r][k] * dropout - row.delta) * (C)f.scale;
-                        }
-                        s[r][k] = ds;
-                    }
-                }
-                if (f.dv) {
-                    store_s_p(s_p, p);
-                    add_gemm<NV>(dv, s_p, s_dy, head_dim_v, pitch);
-                }
-                if (f.dk) {
-                    store_s_p(s_p, s);
-                    add_gemm<NV>(dk, s_p, s_q, head_dim, pitch);
-                }
-            }
-        }
-        C one[2] = {1, 1};
-        bool zero[2] = {false, false};
+        for (int64_t n = 0; n < n_summed; n++)
+            add_dkv<T, NV>(f, flash_bh(f, summed_dims, item / tiles, n), first_key, begin, tile, dk, dv);
         int64_t bh = flash_bh(f, summed_dims, item / tiles, 0);
-        if (f.dk)
-            store_rows<T, NV>((T *)f.dk + flash_offset(f, ONT_FLASH_K, bh), f.layout[ONT_FLASH_K].row_stride, first_key,
-                              f.seqlen_k, head_dim, dk, one, zero);
-        if (f.dv)
-            store_rows<T, NV>((T *)f.dv + flash_offset(f, ONT_FLASH_V, bh), f.layout[ONT_FLASH_V].row_stride, first_key,
-                              f.seqlen_k, head_dim_v, dv, one, zero);
+        if (f.dk) store_grad_rows<T, NV>(flash_matrix_of<T>(f, ONT_FLASH_K, f.dk, bh), first_key, dk);
+        if (f.dv) store_grad_rows<T, NV>(flash_matrix_of<T>(f, ONT_FLASH_V, f.dv, bh), first_key, dv);
     }
 }
 

@@ -21,6 +21,23 @@ ONT_DEVICE int64_t flash_offset(const ont_flash_params &f, int operand, int64_t 
     return at;
 }
 
+/* The matrix of an operand at one batch index: (n, size), with rows row_stride elements apart. */
+template <class T> struct flash_matrix {
+    T *data;
+    int64_t row_stride, n;
+    int size;
+};
+
+template <class T>
+ONT_DEVICE flash_matrix<T> flash_matrix_of(const ont_flash_params &f, int operand, const void *base, int64_t bh)
+{
+    bool has_keys = operand == ONT_FLASH_K || operand == ONT_FLASH_V;
+    bool has_values = operand == ONT_FLASH_V || operand == ONT_FLASH_Y;
+    flash_matrix<T> m = {(T *)base + flash_offset(f, operand, bh), f.layout[operand].row_stride,
+                         has_keys ? f.seqlen_k : f.seqlen_q, (int)(has_values ? f.head_dim_v : f.head_dim)};
+    return m;
+}
+
 /*
  * An operand with stride 0 along a batch dim has one gradient for all of its indices, which one thread block sums.
  * summed_dims has the bit of each such dim. Returns the batch index at an index over the other dims (parallel) and one
@@ -89,33 +106,34 @@ template <class C> ONT_DEVICE void flash_store(void *p, int dtype, int64_t i, C 
     }
 }
 
-/* Offsets of the bias and the mask of a batch index, in elements. */
-struct flash_masks {
-    int64_t bias, mask;
+/* A batch index, with the offsets of its bias and its mask in elements. */
+struct flash_batch {
+    int64_t bh, bias, mask;
 };
 
-ONT_DEVICE flash_masks flash_masks_of(const ont_flash_params &f, int64_t bh)
+ONT_DEVICE flash_batch flash_batch_of(const ont_flash_params &f, int64_t bh)
 {
-    flash_masks m = {f.bias ? flash_offset(f, ONT_FLASH_BIAS, bh) : 0,
+    flash_batch b = {bh, f.bias ? flash_offset(f, ONT_FLASH_BIAS, bh) : 0,
                      f.mask ? flash_offset(f, ONT_FLASH_MASK, bh) : 0};
-    return m;
+    return b;
 }
 
-ONT_DEVICE bool flash_is_masked(const ont_flash_params &f, const flash_masks &m, int64_t i, int64_t j)
+ONT_DEVICE bool flash_is_masked(const ont_flash_params &f, const flash_batch &batch, int64_t i, int64_t j)
 {
     if (!f.mask) return false;
     const ont_flash_layout &v = f.layout[ONT_FLASH_MASK];
-    return (f.mask[m.mask + i * v.row_stride + j * v.col_stride] != 0) != (f.mask_polarity != 0);
+    return (f.mask[batch.mask + i * v.row_stride + j * v.col_stride] != 0) != (f.mask_polarity != 0);
 }
 
 /* The score of query i and key j, both in range: s = scale * q_i k_j, with bias and masks applied. */
-template <class C> ONT_DEVICE C flash_score(const ont_flash_params &f, const flash_masks &m, int64_t i, int64_t j, C s)
+template <class C>
+ONT_DEVICE C flash_score(const ont_flash_params &f, const flash_batch &batch, int64_t i, int64_t j, C s)
 {
     if (f.bias) {
         const ont_flash_layout &v = f.layout[ONT_FLASH_BIAS];
-        s += flash_load<C>(f.bias, f.bias_dtype, m.bias + i * v.row_stride + j * v.col_stride);
+        s += flash_load<C>(f.bias, f.bias_dtype, batch.bias + i * v.row_stride + j * v.col_stride);
     }
-    if (flash_is_masked(f, m, i, j)) s = (C)f.mask_value;
+    if (flash_is_masked(f, batch, i, j)) s = (C)f.mask_value;
     return f.causal && j > i + f.causal_offset ? -(C)INFINITY : s;
 }
 
@@ -146,6 +164,12 @@ ONT_DEVICE bool flash_is_masked_row(const ont_flash_params &f, int64_t bh, int64
 {
     return f.masked_rows && f.masked_rows[flash_offset(f, ONT_FLASH_MASKED_ROWS, bh) + i *
                                           f.layout[ONT_FLASH_MASKED_ROWS].row_stride];
+}
+
+/* What dropout multiplies a probability by. */
+template <class C> ONT_DEVICE C flash_dropout_factor(const ont_flash_params &f, uint32_t random_bits)
+{
+    return !f.has_dropout ? (C)1 : random_bits >= f.dropout_threshold ? (C)f.dropout_scale : (C)0;
 }
 
 #endif

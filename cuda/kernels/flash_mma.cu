@@ -17,15 +17,15 @@ ONT_DEVICE int lane_of() { return (int)threadIdx.x & 31; }
 ONT_DEVICE int warp_of() { return (int)threadIdx.x >> 5; }
 ONT_DEVICE float exp_of(float x) { return exp2f(x * 1.44269504088896341f); }
 
-/* Loads rows [first, first + ROWS) of `n` into shared memory, (ROWS, D + 8), padded with zeros; 16 bytes at a time. */
-template <class T, int D, int ROWS>
-ONT_DEVICE void load_rows(const T *from, int64_t row_stride, int first, int n, int size, T *tile)
+/* Loads rows [first, first + ROWS) of a matrix into a tile (ROWS, D + 8), padded with zeros; 16 bytes at a time. */
+template <class T, int D, int ROWS> ONT_DEVICE void load_rows(const flash_matrix<const T> &from, int first, T *tile)
 {
     enum { VECTORS = D / 8 };
     for (int e = (int)threadIdx.x; e < ROWS * VECTORS; e += THREADS) {
         int r = e / VECTORS, c = e % VECTORS * 8;
         ont_16bytes v = {{0, 0, 0, 0}};
-        if (first + r < n && c < size) v = ont_load16(from + (int64_t)(first + r) * row_stride + c);
+        if (first + r < (int)from.n && c < from.size)
+            v = ont_load16(from.data + (int64_t)(first + r) * from.row_stride + c);
         *(ont_16bytes *)(void *)(tile + r * (D + 8) + c) = v;
     }
 }
@@ -64,20 +64,21 @@ ONT_DEVICE float quad_sum(float v)
 }
 
 /*
- * Random words of one accumulator: elements at[0], at[0] + 1 and at[1], at[1] + 1 of the scores; lane t has columns 2 t
- * and 2 t + 1 of eight. With `aligned` (seqlen_k is a multiple of 4), one Philox call gives four columns of a row: two
+ * Random words of one accumulator: elements `at` and at + 1 of the scores, and the same eight rows on; lane t has
+ * columns 2 t and 2 t + 1 of eight. Where seqlen_k is a multiple of 4, one Philox call gives four columns of a row: two
  * lanes draw one row each and swap halves.
  */
-ONT_DEVICE void dropout_bits(const ont_flash_params &f, const int64_t *at, bool aligned, uint32_t random_bits[4])
+ONT_DEVICE void dropout_bits(const ont_flash_params &f, int64_t at, uint32_t random_bits[4])
 {
-    if (!aligned) {
-        flash_random_bits<2>(f, at[0], random_bits);
-        flash_random_bits<2>(f, at[1], random_bits + 2);
+    const int64_t below = at + 8 * f.seqlen_k;
+    if (f.seqlen_k % 4) {
+        flash_random_bits<2>(f, at, random_bits);
+        flash_random_bits<2>(f, below, random_bits + 2);
         return;
     }
     bool odd = lane_of() & 1;
     uint32_t block[4];
-    ont_philox(*f.seed, f.rng_stream, (uint64_t)(at[odd]) >> 2, block);
+    ont_philox(*f.seed, f.rng_stream, (uint64_t)(odd ? below : at) >> 2, block);
     uint32_t first = __shfl_xor_sync(0xffffffffu, odd ? block[0] : block[2], 1);
     uint32_t second = __shfl_xor_sync(0xffffffffu, odd ? block[1] : block[3], 1);
     random_bits[0] = odd ? first : block[0];
@@ -90,10 +91,9 @@ ONT_DEVICE void dropout_bits(const ont_flash_params &f, const int64_t *at, bool 
  * The same for transposed scores: random_bits[2 r + c] belongs to query row + c and key j + 8 r. Four lanes, of keys j
  * to j + 3 from a multiple of four on, make one Philox call each, for one query and four keys, and transpose the words.
  */
-ONT_DEVICE void dropout_bits_transposed(const ont_flash_params &f, int64_t row, int j, bool aligned,
-                                        uint32_t random_bits[4])
+ONT_DEVICE void dropout_bits_transposed(const ont_flash_params &f, int64_t row, int j, uint32_t random_bits[4])
 {
-    if (!aligned) {
+    if (f.seqlen_k % 4) {
         for (int e = 0; e < 4; e++)
             flash_random_bits<1>(f, (row + e % 2) * f.seqlen_k + j + 8 * (e / 2), random_bits + e);
         return;
@@ -121,25 +121,157 @@ ONT_DEVICE bool tile_is_unmasked(const ont_flash_params &f, int first_row, int n
            (!f.causal || first_key + n_keys - 1 <= first_row + f.causal_offset);
 }
 
-/* Stores rows of accumulators times a factor, or zeros; a thread stores two neighbouring 16-bit elements at once. */
+/* Stores 16 rows of accumulators times a factor, or zeros; a thread stores two neighbouring elements at once. */
 template <class T, int D>
-ONT_DEVICE void store_rows(T *to, int64_t row_stride, int first, int n, int size, const float acc[D / 8][4], float low,
-                           float high, bool zero_low, bool zero_high)
+ONT_DEVICE void store_rows(const flash_matrix<T> &to, int first, const float acc[D / 8][4], const float factor[2],
+                           const bool zero[2])
 {
     int g = lane_of() >> 2, t = lane_of() & 3;
+    ONT_UNROLL
     for (int r = 0; r < 2; r++) {
-        if (first + g + 8 * r >= n) continue;
-        float factor = r ? high : low;
-        bool zero = r ? zero_high : zero_low;
+        if (first + g + 8 * r >= (int)to.n) continue;
         ONT_UNROLL
         for (int k = 0; k < D / 8; k++)
-            if (k * 8 < size)
-                *(uint32_t *)(void *)(to + (int64_t)(first + g + 8 * r) * row_stride + k * 8 + 2 * t) =
-                    zero ? 0 : ont_pack<T>(acc[k][2 * r] * factor, acc[k][2 * r + 1] * factor);
+            if (k * 8 < to.size)
+                *(uint32_t *)(void *)(to.data + (int64_t)(first + g + 8 * r) * to.row_stride + k * 8 + 2 * t) =
+                    zero[r] ? 0 : ont_pack<T>(acc[k][2 * r] * factor[r], acc[k][2 * r + 1] * factor[r]);
     }
 }
 
+template <class T, int D>
+ONT_DEVICE void store_grad_rows(const flash_matrix<T> &to, int first, const float acc[D / 8][4], float factor)
+{
+    const float factors[2] = {factor, factor};
+    const bool zero[2] = {false, false};
+    store_rows<T, D>(to, first, acc, factors, zero);
+}
+
+/* A lane's elements of scores (16, N): in each eight columns, (row, col), (row, col + 1) and the same of row + 8. */
+struct score_position {
+    int row, col;
+    bool unmasked; /* tile_is_unmasked() */
+};
+
 /* ---- forward: a warp has MT * 16 queries ---- */
+
+/* Rows g and g + 8 of 16 queries. max is over all lanes, sum over the keys of a lane. */
+struct softmax_rows {
+    float max[2], sum[2];
+};
+
+template <class T, int D, int MT> ONT_DEVICE void load_queries(const T *s_q, uint32_t q[MT][D / 16][4])
+{
+    for (int m = 0; m < MT; m++)
+        for (int k = 0; k < D / 16; k++) load_a<T, D>(q[m][k], s_q, (warp_of() * MT + m) * 16, k);
+}
+
+/* s += q k^T */
+template <class T, int D, int MT, int KEYS>
+ONT_DEVICE void gemm_qk(const uint32_t q[MT][D / 16][4], const T *s_k, float s[MT][KEYS / 8][4])
+{
+    ONT_UNROLL
+    for (int k = 0; k < D / 16; k++)
+        ONT_UNROLL
+        for (int n = 0; n < KEYS / 16; n++) {
+            uint32_t b[4];
+            load_b_trans<T, D>(b, s_k, n, k);
+            for (int m = 0; m < MT; m++) {
+                ont_mma<T>(s[m][2 * n], q[m][k], b);
+                ont_mma<T>(s[m][2 * n + 1], q[m][k], b + 2);
+            }
+        }
+}
+
+/* acc += p v */
+template <class T, int D, int MT, int KEYS>
+ONT_DEVICE void gemm_pv(const uint32_t p[MT][KEYS / 8][2], const T *s_v, float acc[MT][D / 8][4])
+{
+    ONT_UNROLL
+    for (int k = 0; k < KEYS / 16; k++)
+        ONT_UNROLL
+        for (int n = 0; n < D / 16; n++) {
+            uint32_t b[4];
+            load_b<T, D>(b, s_v, n, k);
+            for (int m = 0; m < MT; m++) {
+                uint32_t a[4] = {p[m][2 * k][0], p[m][2 * k][1], p[m][2 * k + 1][0], p[m][2 * k + 1][1]};
+                ont_mma<T>(acc[m][2 * n], a, b);
+                ont_mma<T>(acc[m][2 * n + 1], a, b + 2);
+            }
+        }
+}
+
+/* Scales and masks the scores, and returns their largest beside that of the keys before in new_max. */
+template <int KEYS>
+ONT_DEVICE void mask_scores(const ont_flash_params &f, const flash_batch &batch, const score_position &at,
+                            float s[KEYS / 8][4], float new_max[2])
+{
+    ONT_UNROLL
+    for (int n = 0; n < KEYS / 8; n++)
+        ONT_UNROLL
+        for (int e = 0; e < 4; e++) {
+            int j = at.col + n * 8 + e % 2, i = at.row + 8 * (e / 2);
+            float x = s[n][e] * (float)f.scale;
+            if (!at.unmasked)
+                x = i < (int)f.seqlen_q && j < (int)f.seqlen_k ? flash_score(f, batch, i, j, x) : -INFINITY;
+            s[n][e] = x;
+            new_max[e / 2] = x > new_max[e / 2] ? x : new_max[e / 2];
+        }
+    ONT_UNROLL
+    for (int r = 0; r < 2; r++) new_max[r] = quad_max(new_max[r]);
+}
+
+/* Scores become exp(score - max), with dropout but for its factor, as words p of two; acc, y so far, is rescaled. */
+template <class T, int D, int KEYS>
+ONT_DEVICE void online_softmax(const ont_flash_params &f, const flash_batch &batch, const score_position &at,
+                               float s[KEYS / 8][4], softmax_rows &rows, float acc[D / 8][4], uint32_t p[KEYS / 8][2])
+{
+    float new_max[2] = {rows.max[0], rows.max[1]}, base[2], block_sum[2] = {0, 0};
+    mask_scores<KEYS>(f, batch, at, s, new_max);
+    ONT_UNROLL
+    for (int r = 0; r < 2; r++) {
+        base[r] = new_max[r] == -INFINITY ? 0 : new_max[r];
+        float rescale = exp_of(rows.max[r] - base[r]);
+        rows.max[r] = new_max[r];
+        rows.sum[r] *= rescale;
+        ONT_UNROLL
+        for (int n = 0; n < D / 8; n++) {
+            acc[n][2 * r] *= rescale;
+            acc[n][2 * r + 1] *= rescale;
+        }
+    }
+    ONT_UNROLL
+    for (int n = 0; n < KEYS / 8; n++) {
+        for (int e = 0; e < 4; e++) block_sum[e / 2] += s[n][e] = exp_of(s[n][e] - base[e / 2]);
+        if (f.has_dropout) {
+            uint32_t random_bits[4];
+            dropout_bits(f, (batch.bh * f.seqlen_q + at.row) * f.seqlen_k + at.col + n * 8, random_bits);
+            for (int e = 0; e < 4; e++)
+                if (random_bits[e] < f.dropout_threshold) s[n][e] *= 0;
+        }
+        for (int r = 0; r < 2; r++) p[n][r] = ont_pack<T>(s[n][2 * r], s[n][2 * r + 1]);
+    }
+    for (int r = 0; r < 2; r++) rows.sum[r] += block_sum[r];
+}
+
+/* Stores 16 rows of y, divided by their sums and times the factor of dropout, and the statistics of these rows. */
+template <class T, int D>
+ONT_DEVICE void store_output(const ont_flash_params &f, int64_t bh, int first, const softmax_rows &rows,
+                             const float acc[D / 8][4])
+{
+    int g = lane_of() >> 2, t = lane_of() & 3;
+    float factor[2];
+    bool zero[2];
+    for (int r = 0; r < 2; r++) {
+        int i = first + g + 8 * r;
+        float total = quad_sum(rows.sum[r]);
+        factor[r] = (f.has_dropout ? (float)f.dropout_scale : 1.0f) / total;
+        zero[r] = i < (int)f.seqlen_q && (flash_is_nan_row(f, total) || flash_is_masked_row(f, bh, i));
+        if (!f.stats || t || i >= (int)f.seqlen_q) continue;
+        ((float *)f.stats)[(bh * f.seqlen_q + i) * 2] = rows.max[r];
+        ((float *)f.stats)[(bh * f.seqlen_q + i) * 2 + 1] = total;
+    }
+    store_rows<T, D>(flash_matrix_of<T>(f, ONT_FLASH_Y, f.y, bh), first, acc, factor, zero);
+}
 
 template <class T, int D, int MT, int KEYS>
 __global__ void __launch_bounds__(THREADS) flash_mma_kernel(const ont_flash_params f)
@@ -149,117 +281,38 @@ __global__ void __launch_bounds__(THREADS) flash_mma_kernel(const ont_flash_para
     T *s_q = shared, *s_k = s_q + ROWS * PITCH, *s_v = s_k + KEYS * PITCH;
     int g = lane_of() >> 2, t = lane_of() & 3;
     int64_t tiles = (f.seqlen_q + ROWS - 1) / ROWS;
-    bool aligned = f.seqlen_k % 4 == 0;
     for (int64_t item = blockIdx.x; item < f.n_bh * tiles; item += gridDim.x) {
         int64_t bh = item / tiles;
-        int seqlen_q = (int)f.seqlen_q, seqlen_k = (int)f.seqlen_k, first_row = (int)(tiles - 1 - item % tiles) * ROWS;
+        int seqlen_q = (int)f.seqlen_q, first_row = (int)(tiles - 1 - item % tiles) * ROWS;
         int warp_row = first_row + warp_of() * 16 * MT,
             end = (int)flash_visible_keys(f, first_row + ROWS < seqlen_q ? first_row + ROWS - 1 : seqlen_q - 1);
-        flash_masks masks = flash_masks_of(f, bh);
-        const T *k_from = (const T *)f.k + flash_offset(f, ONT_FLASH_K, bh),
-                *v_from = (const T *)f.v + flash_offset(f, ONT_FLASH_V, bh);
+        flash_batch batch = flash_batch_of(f, bh);
+        flash_matrix<const T> keys = flash_matrix_of<const T>(f, ONT_FLASH_K, f.k, bh),
+                              values = flash_matrix_of<const T>(f, ONT_FLASH_V, f.v, bh);
         __syncthreads(); /* all warps have read the tiles of the previous item */
-        load_rows<T, D, ROWS>((const T *)f.q + flash_offset(f, ONT_FLASH_Q, bh), f.layout[ONT_FLASH_Q].row_stride,
-                              first_row, seqlen_q, (int)f.head_dim, s_q);
+        load_rows<T, D, ROWS>(flash_matrix_of<const T>(f, ONT_FLASH_Q, f.q, bh), first_row, s_q);
         __syncthreads();
-        uint32_t q[MT][D / 16][4];
-        float acc[MT][D / 8][4] = {}, row_max[MT][2], row_sum[MT][2];
-        for (int m = 0; m < MT; m++) {
-            for (int k = 0; k < D / 16; k++) load_a<T, D>(q[m][k], s_q, (warp_of() * MT + m) * 16, k);
-            for (int r = 0; r < 2; r++) row_max[m][r] = -INFINITY, row_sum[m][r] = 0;
-        }
+        uint32_t q[MT][D / 16][4], p[MT][KEYS / 8][2];
+        float acc[MT][D / 8][4] = {};
+        softmax_rows rows[MT];
+        load_queries<T, D, MT>(s_q, q);
+        for (int m = 0; m < MT; m++) rows[m] = {{-INFINITY, -INFINITY}, {0, 0}};
         for (int first = 0; first < end; first += KEYS) {
             __syncthreads();
-            load_rows<T, D, KEYS>(k_from, f.layout[ONT_FLASH_K].row_stride, first, seqlen_k, (int)f.head_dim, s_k);
-            load_rows<T, D, KEYS>(v_from, f.layout[ONT_FLASH_V].row_stride, first, seqlen_k, (int)f.head_dim_v, s_v);
+            load_rows<T, D, KEYS>(keys, first, s_k);
+            load_rows<T, D, KEYS>(values, first, s_v);
             __syncthreads();
             float s[MT][KEYS / 8][4] = {};
-            ONT_UNROLL
-            for (int k = 0; k < D / 16; k++)
-                ONT_UNROLL
-                for (int n = 0; n < KEYS / 16; n++) {
-                    uint32_t b[4];
-                    load_b_trans<T, D>(b, s_k, n, k);
-                    for (int m = 0; m < MT; m++) {
-                        ont_mma<T>(s[m][2 * n], q[m][k], b);
-                        ont_mma<T>(s[m][2 * n + 1], q[m][k], b + 2);
-                    }
-                }
+            gemm_qk<T, D, MT, KEYS>(q, s_k, s);
             bool unmasked = tile_is_unmasked(f, warp_row, 16 * MT, first, KEYS);
-            uint32_t p[MT][KEYS / 8][2];
             ONT_UNROLL
-            for (int m = 0; m < MT; m++) {
-                int i = warp_row + m * 16 + g;
-                float new_max[2] = {row_max[m][0], row_max[m][1]}, base[2], block_sum[2] = {0, 0};
-                ONT_UNROLL
-                for (int n = 0; n < KEYS / 8; n++)
-                    ONT_UNROLL
-                    for (int e = 0; e < 4; e++) {
-                        int j = first + n * 8 + 2 * t + e % 2, row = i + 8 * (e / 2);
-                        float x = s[m][n][e] * (float)f.scale;
-                        if (!unmasked)
-                            x = row < seqlen_q && j < seqlen_k ? flash_score(f, masks, row, j, x) : -INFINITY;
-                        s[m][n][e] = x;
-                        new_max[e / 2] = x > new_max[e / 2] ? x : new_max[e / 2];
-                    }
-                ONT_UNROLL
-                for (int r = 0; r < 2; r++) {
-                    new_max[r] = quad_max(new_max[r]);
-                    base[r] = new_max[r] == -INFINITY ? 0 : new_max[r];
-                    float rescale = exp_of(row_max[m][r] - base[r]);
-                    row_max[m][r] = new_max[r];
-                    row_sum[m][r] *= rescale;
-                    ONT_UNROLL
-                    for (int n = 0; n < D / 8; n++) {
-                        acc[m][n][2 * r] *= rescale;
-                        acc[m][n][2 * r + 1] *= rescale;
-                    }
-                }
-                ONT_UNROLL
-                for (int n = 0; n < KEYS / 8; n++) {
-                    for (int e = 0; e < 4; e++) block_sum[e / 2] += s[m][n][e] = exp_of(s[m][n][e] - base[e / 2]);
-                    if (f.has_dropout) {
-                        int64_t at = (bh * f.seqlen_q + i) * f.seqlen_k + first + n * 8 + 2 * t,
-                                both[2] = {at, at + 8 * f.seqlen_k};
-                        uint32_t random_bits[4];
-                        dropout_bits(f, both, aligned, random_bits);
-                        for (int e = 0; e < 4; e++)
-                            if (random_bits[e] < f.dropout_threshold) s[m][n][e] *= 0;
-                    }
-                    for (int r = 0; r < 2; r++) p[m][n][r] = ont_pack<T>(s[m][n][2 * r], s[m][n][2 * r + 1]);
-                }
-                for (int r = 0; r < 2; r++) row_sum[m][r] += block_sum[r];
-            }
-            ONT_UNROLL
-            for (int k = 0; k < KEYS / 16; k++)
-                ONT_UNROLL
-                for (int n = 0; n < D / 16; n++) {
-                    uint32_t b[4];
-                    load_b<T, D>(b, s_v, n, k);
-                    for (int m = 0; m < MT; m++) {
-                        uint32_t a[4] = {p[m][2 * k][0], p[m][2 * k][1], p[m][2 * k + 1][0], p[m][2 * k + 1][1]};
-                        ont_mma<T>(acc[m][2 * n], a, b);
-                        ont_mma<T>(acc[m][2 * n + 1], a, b + 2);
-                    }
-                }
+            for (int m = 0; m < MT; m++)
+                online_softmax<T, D, KEYS>(f, batch, {warp_row + m * 16 + g, first + 2 * t, unmasked}, s[m], rows[m],
+                                           acc[m], p[m]);
+            gemm_pv<T, D, MT, KEYS>(p, s_v, acc);
         }
         ONT_UNROLL
-        for (int m = 0; m < MT; m++) {
-            float factor[2];
-            bool zero[2];
-            for (int r = 0; r < 2; r++) {
-                int i = warp_row + m * 16 + g + 8 * r;
-                float total = quad_sum(row_sum[m][r]);
-                factor[r] = (f.has_dropout ? (float)f.dropout_scale : 1.0f) / total;
-                zero[r] = i < seqlen_q && (flash_is_nan_row(f, total) || flash_is_masked_row(f, bh, i));
-                if (!f.stats || t || i >= seqlen_q) continue;
-                ((float *)f.stats)[(bh * f.seqlen_q + i) * 2] = row_max[m][r];
-                ((float *)f.stats)[(bh * f.seqlen_q + i) * 2 + 1] = total;
-            }
-            store_rows<T, D>((T *)f.y + flash_offset(f, ONT_FLASH_Y, bh), f.layout[ONT_FLASH_Y].row_stride,
-                             warp_row + m * 16, seqlen_q, (int)f.head_dim_v, acc[m], factor[0], factor[1], zero[0],
-                             zero[1]);
-        }
+        for (int m = 0; m < MT; m++) store_output<T, D>(f, bh, warp_row + m * 16, rows[m], acc[m]);
     }
 }
 
@@ -324,76 +377,147 @@ ONT_DEVICE void add_gemm(float acc[D / 8][4], const float w[N / 8][4], const T *
 
 enum { BLOCK = 16 * WARPS }; /* queries or keys of a thread block */
 
+/* Tiles of the operands in shared memory, with rows of D + 8. */
+template <class T> struct shared_tiles {
+    T *q, *dy, *k, *v;
+};
+
+/* s, scores (16 queries, N keys), become their gradients; dp are those of the probabilities. */
+template <int N>
+ONT_DEVICE void grad_of_query_scores(const ont_flash_params &f, const flash_batch &batch, const score_position &at,
+                                     const row_stats row[2], float s[N / 8][4], const float dp[N / 8][4])
+{
+    ONT_UNROLL
+    for (int n = 0; n < N / 8; n++) {
+        uint32_t random_bits[4] = {};
+        int64_t first = (batch.bh * f.seqlen_q + at.row) * f.seqlen_k + at.col + n * 8;
+        if (f.has_dropout) dropout_bits(f, first, random_bits);
+        ONT_UNROLL
+        for (int e = 0; e < 4; e++) {
+            int j = at.col + n * 8 + e % 2, i = at.row + 8 * (e / 2);
+            const row_stats &x = row[e / 2];
+            float ds = 0, score = s[n][e] * (float)f.scale;
+            if (!x.is_masked && (at.unmasked || (j < (int)f.seqlen_k && !flash_is_masked(f, batch, i, j)))) {
+                if (!at.unmasked) score = flash_score(f, batch, i, j, score);
+                float dropout = flash_dropout_factor<float>(f, random_bits[e]);
+                ds = exp_of(score - x.row_max) * x.inverse * (dp[n][e] * dropout - x.delta);
+            }
+            if (f.dbias && i < (int)f.seqlen_q && j < (int)f.seqlen_k)
+                flash_store(f.dbias, f.bias_dtype, (batch.bh * f.seqlen_q + i) * f.seqlen_k + j, ds);
+            s[n][e] = ds;
+        }
+    }
+}
+
+/* Adds to acc what batch index bh gives to dQ of the block's queries. */
+template <class T, int D, int N>
+ONT_DEVICE void add_dq(const ont_flash_params &f, int64_t bh, int first_row, const shared_tiles<T> &tile,
+                       float acc[D / 8][4])
+{
+    int g = lane_of() >> 2, t = lane_of() & 3, warp_row = warp_of() * 16, i = first_row + warp_row + g;
+    int last_row = first_row + BLOCK < (int)f.seqlen_q ? first_row + BLOCK - 1 : (int)f.seqlen_q - 1;
+    int end = f.dbias ? (int)f.seqlen_k /* dbias is 0 for keys behind the causal mask */
+                      : (int)flash_visible_keys(f, last_row);
+    flash_batch batch = flash_batch_of(f, bh);
+    row_stats row[2] = {load_row_stats(f, bh, i), load_row_stats(f, bh, i + 8)};
+    flash_matrix<const T> keys = flash_matrix_of<const T>(f, ONT_FLASH_K, f.k, bh),
+                          values = flash_matrix_of<const T>(f, ONT_FLASH_V, f.v, bh);
+    __syncthreads();
+    load_rows<T, D, BLOCK>(flash_matrix_of<const T>(f, ONT_FLASH_Q, f.q, bh), first_row, tile.q);
+    load_rows<T, D, BLOCK>(flash_matrix_of<const T>(f, ONT_FLASH_Y, f.dy, bh), first_row, tile.dy);
+    for (int first = 0; first < end; first += N) {
+        __syncthreads();
+        load_rows<T, D, N>(keys, first, tile.k);
+        load_rows<T, D, N>(values, first, tile.v);
+        __syncthreads();
+        float s[N / 8][4] = {}, dp[N / 8][4] = {};
+        two_gemms<T, D, N>(tile.q, tile.k, s, tile.dy, tile.v, dp, warp_row);
+        bool unmasked = tile_is_unmasked(f, first_row + warp_row, 16, first, N);
+        grad_of_query_scores<N>(f, batch, {i, first + 2 * t, unmasked}, row, s, dp);
+        if (f.dq) add_gemm<T, D, N>(acc, s, tile.k);
+    }
+}
+
 template <class T, int D, int N>
 __global__ void __launch_bounds__(THREADS) flash_mma_dq_kernel(const ont_flash_params f, unsigned summed_dims,
                                                                int64_t n_summed)
 {
     enum { PITCH = D + 8 };
     ONT_SHARED(T, shared);
-    T *s_q = shared, *s_dy = s_q + BLOCK * PITCH, *s_k = s_dy + BLOCK * PITCH, *s_v = s_k + N * PITCH;
-    int g = lane_of() >> 2, t = lane_of() & 3, warp_row = warp_of() * 16;
+    shared_tiles<T> tile = {shared, shared + BLOCK * PITCH, shared + 2 * BLOCK * PITCH,
+                            shared + (2 * BLOCK + N) * PITCH};
     int64_t tiles = (f.seqlen_q + BLOCK - 1) / BLOCK;
-    bool aligned = f.seqlen_k % 4 == 0;
     for (int64_t item = blockIdx.x; item < f.n_bh / n_summed * tiles; item += gridDim.x) {
-        int seqlen_q = (int)f.seqlen_q, seqlen_k = (int)f.seqlen_k, first_row = (int)(tiles - 1 - item % tiles) * BLOCK,
-            i = first_row + warp_row + g;
-        int end = (int)flash_visible_keys(f, first_row + BLOCK < seqlen_q ? first_row + BLOCK - 1 : seqlen_q - 1);
-        if (f.dbias) end = seqlen_k; /* dbias is 0 for keys behind the causal mask */
+        int first_row = (int)(tiles - 1 - item % tiles) * BLOCK;
         float acc[D / 8][4] = {};
-        for (int64_t sum_index = 0; sum_index < n_summed; sum_index++) {
-            int64_t bh = flash_bh(f, summed_dims, item / tiles, sum_index);
-            flash_masks masks = flash_masks_of(f, bh);
-            row_stats row[2] = {load_row_stats(f, bh, i), load_row_stats(f, bh, i + 8)};
-            const T *k_from = (const T *)f.k + flash_offset(f, ONT_FLASH_K, bh),
-                    *v_from = (const T *)f.v + flash_offset(f, ONT_FLASH_V, bh);
-            __syncthreads();
-            load_rows<T, D, BLOCK>((const T *)f.q + flash_offset(f, ONT_FLASH_Q, bh), f.layout[ONT_FLASH_Q].row_stride,
-                                   first_row, seqlen_q, (int)f.head_dim, s_q);
-            load_rows<T, D, BLOCK>((const T *)f.dy + flash_offset(f, ONT_FLASH_Y, bh), f.layout[ONT_FLASH_Y].row_stride,
-                                   first_row, seqlen_q, (int)f.head_dim_v, s_dy);
-            for (int first = 0; first < end; first += N) {
-                __syncthreads();
-                load_rows<T, D, N>(k_from, f.layout[ONT_FLASH_K].row_stride, first, seqlen_k, (int)f.head_dim, s_k);
-                load_rows<T, D, N>(v_from, f.layout[ONT_FLASH_V].row_stride, first, seqlen_k, (int)f.head_dim_v, s_v);
-                __syncthreads();
-                float s[N / 8][4] = {}, dp[N / 8][4] = {};
-                two_gemms<T, D, N>(s_q, s_k, s, s_dy, s_v, dp, warp_row);
-                bool unmasked = tile_is_unmasked(f, first_row + warp_row, 16, first, N);
-                ONT_UNROLL
-                for (int n = 0; n < N / 8; n++) {
-                    uint32_t random_bits[4];
-                    int64_t at = (bh * f.seqlen_q + i) * f.seqlen_k + first + n * 8 + 2 * t,
-                            both[2] = {at, at + 8 * f.seqlen_k};
-                    if (f.has_dropout) dropout_bits(f, both, aligned, random_bits);
-                    ONT_UNROLL
-                    for (int e = 0; e < 4; e++) {
-                        int j = first + n * 8 + 2 * t + e % 2, query = i + 8 * (e / 2);
-                        const row_stats &x = row[e / 2];
-                        float ds = 0, score = s[n][e] * (float)f.scale;
-                        if (!x.is_masked && (unmasked || (j < seqlen_k && !flash_is_masked(f, masks, query, j)))) {
-                            if (!unmasked) score = flash_score(f, masks, query, j, score);
-                            float dropout = !f.has_dropout                          ? 1
-                                            : random_bits[e] >= f.dropout_threshold ? (float)f.dropout_scale
-                                                                                    : 0.0f;
-                            ds = exp_of(score - x.row_max) * x.inverse * (dp[n][e] * dropout - x.delta);
-                        }
-                        if (f.dbias && query < seqlen_q && j < seqlen_k)
-                            flash_store(f.dbias, f.bias_dtype, (bh * f.seqlen_q + query) * f.seqlen_k + j, ds);
-                        s[n][e] = ds;
-                    }
-                }
-                if (f.dq) add_gemm<T, D, N>(acc, s, s_k);
-            }
-        }
+        for (int64_t n = 0; n < n_summed; n++)
+            add_dq<T, D, N>(f, flash_bh(f, summed_dims, item / tiles, n), first_row, tile, acc);
         if (!f.dq) continue;
-        int64_t at = flash_offset(f, ONT_FLASH_Q, flash_bh(f, summed_dims, item / tiles, 0));
-        store_rows<T, D>((T *)f.dq + at, f.layout[ONT_FLASH_Q].row_stride, first_row + warp_row, seqlen_q,
-                         (int)f.head_dim, acc, (float)f.scale, (float)f.scale, false, false);
+        int64_t bh = flash_bh(f, summed_dims, item / tiles, 0);
+        store_grad_rows<T, D>(flash_matrix_of<T>(f, ONT_FLASH_Q, f.dq, bh), first_row + warp_of() * 16, acc,
+                              (float)f.scale);
     }
 }
 
-/* A thread block has 64 keys, and sums over the queries of every batch index that reads these keys. Scores are
- * transposed: (keys, queries). */
+/* s, scores (16 keys, N queries), become probabilities after dropout, and dp, the gradients of the probabilities, those
+ * of the scores. `stats` has the N queries from first_row on; at.row is a key, at.col a query. */
+template <int N>
+ONT_DEVICE void grad_of_key_scores(const ont_flash_params &f, const flash_batch &batch, const score_position &at,
+                                   const row_stats *stats, float s[N / 8][4], float dp[N / 8][4])
+{
+    int t = lane_of() & 3;
+    ONT_UNROLL
+    for (int n = 0; n < N / 8; n++) {
+        uint32_t random_bits[4] = {};
+        if (f.has_dropout)
+            dropout_bits_transposed(f, batch.bh * f.seqlen_q + at.col + n * 8, at.row, random_bits);
+        ONT_UNROLL
+        for (int e = 0; e < 4; e++) {
+            int j = at.row + 8 * (e / 2), i = at.col + n * 8 + e % 2;
+            const row_stats x = stats[n * 8 + 2 * t + e % 2];
+            float ds = 0, p = 0, score = s[n][e] * (float)f.scale;
+            if (!x.is_masked && (at.unmasked || j < (int)f.seqlen_k)) {
+                if (!at.unmasked) score = flash_score(f, batch, i, j, score);
+                float dropout = flash_dropout_factor<float>(f, random_bits[e]);
+                p = exp_of(score - x.row_max) * x.inverse;
+                if (at.unmasked || !flash_is_masked(f, batch, i, j)) ds = p * (dp[n][e] * dropout - x.delta);
+                p *= dropout;
+            }
+            s[n][e] = p;
+            dp[n][e] = ds;
+        }
+    }
+}
+
+/* Adds to dk and dv what batch index bh gives to the block's keys. Scores are transposed: (keys, queries). */
+template <class T, int D, int N>
+ONT_DEVICE void add_dkv(const ont_flash_params &f, int64_t bh, int first_key, const shared_tiles<T> &tile,
+                        row_stats stats[N], float dk[D / 8][4], float dv[D / 8][4])
+{
+    int g = lane_of() >> 2, t = lane_of() & 3, warp_row = warp_of() * 16, seqlen_q = (int)f.seqlen_q;
+    int64_t begin = flash_first_query(f, first_key) / N * N;
+    flash_batch batch = flash_batch_of(f, bh);
+    flash_matrix<const T> queries = flash_matrix_of<const T>(f, ONT_FLASH_Q, f.q, bh),
+                          dy = flash_matrix_of<const T>(f, ONT_FLASH_Y, f.dy, bh);
+    __syncthreads();
+    load_rows<T, D, BLOCK>(flash_matrix_of<const T>(f, ONT_FLASH_K, f.k, bh), first_key, tile.k);
+    load_rows<T, D, BLOCK>(flash_matrix_of<const T>(f, ONT_FLASH_V, f.v, bh), first_key, tile.v);
+    for (int first = begin < seqlen_q ? (int)begin : seqlen_q; first < seqlen_q; first += N) {
+        __syncthreads();
+        load_rows<T, D, N>(queries, first, tile.q);
+        load_rows<T, D, N>(dy, first, tile.dy);
+        if (threadIdx.x < N) stats[threadIdx.x] = load_row_stats(f, bh, first + (int)threadIdx.x);
+        __syncthreads();
+        float s[N / 8][4] = {}, dp[N / 8][4] = {};
+        two_gemms<T, D, N>(tile.k, tile.q, s, tile.v, tile.dy, dp, warp_row);
+        bool unmasked = tile_is_unmasked(f, first, N, first_key + warp_row, 16);
+        grad_of_key_scores<N>(f, batch, {first_key + warp_row + g, first + 2 * t, unmasked}, stats, s, dp);
+        if (f.dv) add_gemm<T, D, N>(dv, s, tile.dy);
+        if (f.dk) add_gemm<T, D, N>(dk, dp, tile.q);
+    }
+}
+
+/* A thread block has 64 keys, and sums over the queries of every batch index that reads these keys. */
 template <class T, int D, int N>
 __global__ void __launch_bounds__(THREADS) flash_mma_dkv_kernel(const ont_flash_params f, unsigned summed_dims,
                                                                 int64_t n_summed)
@@ -401,70 +525,18 @@ __global__ void __launch_bounds__(THREADS) flash_mma_dkv_kernel(const ont_flash_
     enum { PITCH = D + 8 };
     ONT_SHARED(T, shared);
     __shared__ row_stats stats[N];
-    T *s_k = shared, *s_v = s_k + BLOCK * PITCH, *s_q = s_v + BLOCK * PITCH, *s_dy = s_q + N * PITCH;
-    int g = lane_of() >> 2, t = lane_of() & 3, warp_row = warp_of() * 16;
+    shared_tiles<T> tile = {shared + 2 * BLOCK * PITCH, shared + (2 * BLOCK + N) * PITCH, shared,
+                            shared + BLOCK * PITCH};
     int64_t tiles = (f.seqlen_k + BLOCK - 1) / BLOCK;
-    bool aligned = f.seqlen_k % 4 == 0;
     for (int64_t item = blockIdx.x; item < f.n_bh / n_summed * tiles; item += gridDim.x) {
-        int seqlen_q = (int)f.seqlen_q, seqlen_k = (int)f.seqlen_k, first_key = (int)(item % tiles) * BLOCK,
-            j = first_key + warp_row + g;
-        int64_t begin = flash_first_query(f, first_key) / N * N;
+        int first_key = (int)(item % tiles) * BLOCK, warp_key = first_key + warp_of() * 16;
         float dk[D / 8][4] = {}, dv[D / 8][4] = {};
-        for (int64_t sum_index = 0; sum_index < n_summed; sum_index++) {
-            int64_t bh = flash_bh(f, summed_dims, item / tiles, sum_index);
-            flash_masks masks = flash_masks_of(f, bh);
-            const T *q_from = (const T *)f.q + flash_offset(f, ONT_FLASH_Q, bh),
-                    *dy_from = (const T *)f.dy + flash_offset(f, ONT_FLASH_Y, bh);
-            __syncthreads();
-            load_rows<T, D, BLOCK>((const T *)f.k + flash_offset(f, ONT_FLASH_K, bh), f.layout[ONT_FLASH_K].row_stride,
-                                   first_key, seqlen_k, (int)f.head_dim, s_k);
-            load_rows<T, D, BLOCK>((const T *)f.v + flash_offset(f, ONT_FLASH_V, bh), f.layout[ONT_FLASH_V].row_stride,
-                                   first_key, seqlen_k, (int)f.head_dim_v, s_v);
-            for (int first = begin < seqlen_q ? (int)begin : seqlen_q; first < seqlen_q; first += N) {
-                __syncthreads();
-                load_rows<T, D, N>(q_from, f.layout[ONT_FLASH_Q].row_stride, first, seqlen_q, (int)f.head_dim, s_q);
-                load_rows<T, D, N>(dy_from, f.layout[ONT_FLASH_Y].row_stride, first, seqlen_q, (int)f.head_dim_v, s_dy);
-                if (threadIdx.x < N) stats[threadIdx.x] = load_row_stats(f, bh, first + (int)threadIdx.x);
-                __syncthreads();
-                float s[N / 8][4] = {}, dp[N / 8][4] = {};
-                two_gemms<T, D, N>(s_k, s_q, s, s_v, s_dy, dp, warp_row);
-                bool unmasked = tile_is_unmasked(f, first, N, first_key + warp_row, 16);
-                ONT_UNROLL
-                for (int n = 0; n < N / 8; n++) {
-                    uint32_t random_bits[4];
-                    if (f.has_dropout) dropout_bits_transposed(f, bh * f.seqlen_q + first + n * 8 + 2 * t, j, aligned,
-                                                               random_bits);
-                    ONT_UNROLL
-                    for (int e = 0; e < 4; e++) {
-                        int key = j + 8 * (e / 2), query = first + n * 8 + 2 * t + e % 2;
-                        const row_stats x = stats[n * 8 + 2 * t + e % 2];
-                        float ds = 0, p = 0, score = s[n][e] * (float)f.scale;
-                        if (!x.is_masked && (unmasked || key < seqlen_k)) {
-                            if (!unmasked) score = flash_score(f, masks, query, key, score);
-                            float dropout = !f.has_dropout                          ? 1
-                                            : random_bits[e] >= f.dropout_threshold ? (float)f.dropout_scale
-                                                                                    : 0.0f;
-                            p = exp_of(score - x.row_max) * x.inverse;
-                            if (unmasked || !flash_is_masked(f, masks, query, key))
-                                ds = p * (dp[n][e] * dropout - x.delta);
-                            p *= dropout;
-                        }
-                        s[n][e] = p;
-                        dp[n][e] = ds;
-                    }
-                }
-                if (f.dv) add_gemm<T, D, N>(dv, s, s_dy);
-                if (f.dk) add_gemm<T, D, N>(dk, dp, s_q);
-            }
-        }
+        for (int64_t n = 0; n < n_summed; n++)
+            add_dkv<T, D, N>(f, flash_bh(f, summed_dims, item / tiles, n), first_key, tile, stats, dk, dv);
         int64_t bh = flash_bh(f, summed_dims, item / tiles, 0);
         if (f.dk)
-            store_rows<T, D>((T *)f.dk + flash_offset(f, ONT_FLASH_K, bh), f.layout[ONT_FLASH_K].row_stride,
-                             first_key + warp_row, seqlen_k, (int)f.head_dim, dk, (float)f.scale, (float)f.scale, false,
-                             false);
-        if (f.dv)
-            store_rows<T, D>((T *)f.dv + flash_offset(f, ONT_FLASH_V, bh), f.layout[ONT_FLASH_V].row_stride,
-                             first_key + warp_row, seqlen_k, (int)f.head_dim_v, dv, 1, 1, false, false);
+            store_grad_rows<T, D>(flash_matrix_of<T>(f, ONT_FLASH_K, f.dk, bh), warp_key, dk, (float)f.scale);
+        if (f.dv) store_grad_rows<T, D>(flash_matrix_of<T>(f, ONT_FLASH_V, f.dv, bh), warp_key, dv, 1);
     }
 }
 
