@@ -30,8 +30,7 @@ static size_t work_bytes(const void *plan)
 
 typedef struct call {
     const ont_blas_gemm *p;
-    const void *a, *b;
-    void *c, *bias, *aux;
+    ont_blas_operands x;
 } call;
 
 static double gelu(double x, bool slope)
@@ -48,9 +47,9 @@ static double epilogue(const call *call, int64_t at, int64_t column, double valu
     ont_epilogue e = p->epilogue;
     if (e == ONT_EPILOGUE_NONE) return value;
     if (e == ONT_EPILOGUE_DGELU || e == ONT_EPILOGUE_DGELU_BIAS)
-        return value * gelu(ont_emulate_get(p->result, call->aux, at), true);
-    value += ont_emulate_get(p->result, call->bias, column);
-    if (e == ONT_EPILOGUE_GELU_AUX) ont_emulate_put(p->result, call->aux, at, value);
+        return value * gelu(ont_emulate_get(p->result, call->x.aux, at), true);
+    value += ont_emulate_get(p->result, call->x.bias, column);
+    if (e == ONT_EPILOGUE_GELU_AUX) ont_emulate_put(p->result, call->x.aux, at, value);
     return e == ONT_EPILOGUE_BIAS ? value : gelu(value, false);
 }
 
@@ -60,8 +59,8 @@ static void sum_rows(const call *call)
     const ont_blas_gemm *p = call->p;
     for (int64_t j = 0; j < p->n; j++) {
         double sum = 0;
-        for (int64_t i = 0; i < p->m; i++) sum += ont_emulate_get(p->result, call->c, i * p->ldc + j);
-        ont_emulate_put(p->result, call->bias, j, sum);
+        for (int64_t i = 0; i < p->m; i++) sum += ont_emulate_get(p->result, call->x.c, i * p->ldc + j);
+        ont_emulate_put(p->result, call->x.bias, j, sum);
     }
 }
 
@@ -74,23 +73,22 @@ static int multiply(void *context)
             for (int64_t j = 0; j < p->n; j++) {
                 double sum = 0;
                 for (int64_t k = 0; k < p->k; k++)
-                    sum += ont_emulate_get(p->dtype, call->a,
+                    sum += ont_emulate_get(p->dtype, call->x.a,
                                            o * p->stride_a + (p->trans_a ? k * p->lda + i : i * p->lda + k)) *
-                           ont_emulate_get(p->dtype, call->b,
+                           ont_emulate_get(p->dtype, call->x.b,
                                            o * p->stride_b + (p->trans_b ? j * p->ldb + k : k * p->ldb + j));
                 int64_t to = o * p->stride_c + i * p->ldc + j;
-                double value = p->alpha * sum + (p->beta != 0 ? p->beta * ont_emulate_get(p->result, call->c, to) : 0);
-                ont_emulate_put(p->result, call->c, to, epilogue(call, to, j, value));
+                double before = p->beta != 0 ? p->beta * ont_emulate_get(p->result, call->x.c, to) : 0;
+                double value = p->alpha * sum + before;
+                ont_emulate_put(p->result, call->x.c, to, epilogue(call, to, j, value));
             }
     if (p->epilogue == ONT_EPILOGUE_DGELU_BIAS) sum_rows(call);
     return 0;
 }
 
-static ont_status run(void *plan, const void *a, const void *b, void *c, void *bias, void *aux, void *work,
-                      void *stream)
+static ont_status run(void *plan, const ont_blas_operands *operands, void *stream)
 {
-    call now = {plan, a, b, c, bias, aux};
-    (void)work;
+    call now = {plan, *operands};
     (void)stream;
     if (!ont_emulate_recording()) {
         multiply(&now);

@@ -71,39 +71,39 @@ __global__ void __launch_bounds__(ONT_THREADS) batchnorm_parts_kernel(layout l, 
     }
 }
 
-struct channel_results {
-    void *new_mean, *new_var, *saved_mean, *saved_inv;
+template <class A> struct channel_operands {
+    bool training;
+    double eps, momentum;
+    const A *parts, *scale, *bias, *old_mean, *old_var;
+    A *new_mean, *new_var, *saved_mean, *saved_inv, *lines;
 };
 
 /* By channel: the statistics, joined from the ranges or running ones, and the line of y = x * line[0] + line[1]. */
-template <class A>
-__global__ void batchnorm_channel_kernel(layout l, bool training, double eps, double momentum, const A *parts,
-                                         const A *scale, const A *bias, const A *old_mean, const A *old_var,
-                                         channel_results to, A *lines)
+template <class A> __global__ void batchnorm_channel_kernel(layout l, const channel_operands<A> f)
 {
     ONT_FOR(c, l.c)
     {
-        double mean = (double)old_mean[c], var = (double)old_var[c];
-        if (training) {
+        double mean = (double)f.old_mean[c], var = (double)f.old_var[c];
+        if (f.training) {
             double seen = 0, square = 0, middle = 0;
             for (int r = 0; r < l.ranges; r++) {
                 double n = (double)count_of(l, r);
                 if (n == 0) continue;
-                double off = (double)parts[(c * l.ranges + r) * 2] - middle;
+                double off = (double)f.parts[(c * l.ranges + r) * 2] - middle;
                 middle += off * n / (seen + n);
-                square += (double)parts[(c * l.ranges + r) * 2 + 1] + off * off * seen * n / (seen + n);
+                square += (double)f.parts[(c * l.ranges + r) * 2 + 1] + off * off * seen * n / (seen + n);
                 seen += n;
             }
             mean = seen > 0 ? middle : (double)NAN;
             var = square / seen;
-            if (to.new_mean) ((A *)to.new_mean)[c] = (A)(momentum * (double)old_mean[c] + (1 - momentum) * mean);
-            if (to.new_var) ((A *)to.new_var)[c] = (A)(momentum * (double)old_var[c] + (1 - momentum) * var);
+            if (f.new_mean) f.new_mean[c] = (A)(f.momentum * (double)f.old_mean[c] + (1 - f.momentum) * mean);
+            if (f.new_var) f.new_var[c] = (A)(f.momentum * (double)f.old_var[c] + (1 - f.momentum) * var);
         }
-        double inv = 1 / sqrt(var + eps);
-        if (to.saved_mean) ((A *)to.saved_mean)[c] = (A)mean;
-        if (to.saved_inv) ((A *)to.saved_inv)[c] = (A)inv;
-        lines[c * 2] = (A)(inv * (double)scale[c]);
-        lines[c * 2 + 1] = (A)((double)bias[c] - mean * inv * (double)scale[c]);
+        double inv = 1 / sqrt(var + f.eps);
+        if (f.saved_mean) f.saved_mean[c] = (A)mean;
+        if (f.saved_inv) f.saved_inv[c] = (A)inv;
+        f.lines[c * 2] = (A)(inv * (double)f.scale[c]);
+        f.lines[c * 2 + 1] = (A)((double)f.bias[c] - mean * inv * (double)f.scale[c]);
     }
 }
 
@@ -151,23 +151,27 @@ __global__ void __launch_bounds__(ONT_THREADS)
     }
 }
 
-/* dx = line[0] * (dy - line[1] - (x - mean) * line[2]) */
-template <class A>
-__global__ void batchnorm_grad_channel_kernel(layout l, bool training, const A *parts, const A *scale, const A *inv,
-                                              A *dscale, A *dbias, A *lines)
+template <class A> struct channel_gradient_operands {
+    bool training;
+    const A *parts, *scale, *inv;
+    A *dscale, *dbias, *lines;
+};
+
+/* By channel: dscale, dbias, and the line of dx = line[0] * (dy - line[1] - (x - mean) * line[2]). */
+template <class A> __global__ void batchnorm_grad_channel_kernel(layout l, const channel_gradient_operands<A> f)
 {
     ONT_FOR(c, l.c)
     {
-        double sum = 0, dot = 0, count = (double)(l.n * l.d), deviation = (double)inv[c];
+        double sum = 0, dot = 0, count = (double)(l.n * l.d), deviation = (double)f.inv[c];
         for (int r = 0; r < l.ranges; r++) {
-            sum += (double)parts[(c * l.ranges + r) * 2];
-            dot += (double)parts[(c * l.ranges + r) * 2 + 1];
+            sum += (double)f.parts[(c * l.ranges + r) * 2];
+            dot += (double)f.parts[(c * l.ranges + r) * 2 + 1];
         }
-        if (dscale) dscale[c] = count > 0 ? (A)(dot * deviation) : (A)0; /* 0 * NaN is NaN */
-        if (dbias) dbias[c] = (A)sum;
-        lines[c * 3] = scale[c] * inv[c];
-        lines[c * 3 + 1] = training ? (A)(sum / count) : (A)0;
-        lines[c * 3 + 2] = training ? (A)(dot * deviation * deviation / count) : (A)0;
+        if (f.dscale) f.dscale[c] = count > 0 ? (A)(dot * deviation) : (A)0; /* 0 * NaN is NaN */
+        if (f.dbias) f.dbias[c] = (A)sum;
+        f.lines[c * 3] = f.scale[c] * f.inv[c];
+        f.lines[c * 3 + 1] = f.training ? (A)(sum / count) : (A)0;
+        f.lines[c * 3 + 2] = f.training ? (A)(dot * deviation * deviation / count) : (A)0;
     }
 }
 
@@ -215,23 +219,24 @@ extern "C" size_t ont_batchnorm_work(const ont_batchnorm *s)
 }
 
 template <class T>
-static int forward(const ont_batchnorm *s, const void *const *in, void *y, channel_results to, void *work, void *stream)
+static int forward(const ont_batchnorm *s, const void *const *in, void *const *out, void *work, void *stream)
 {
     typedef typename ont_compute<T>::type A;
     layout l = layout_of(s);
     A *parts = (A *)work, *lines = parts + l.c * l.ranges * 2;
+    channel_operands<A> f = {s->training != 0, s->eps, s->momentum, parts, (const A *)in[1], (const A *)in[2],
+                             (const A *)in[3], (const A *)in[4], (A *)out[1], (A *)out[2], (A *)out[3], (A *)out[4],
+                             lines};
     int error = 0;
     if (!l.c) return 0;
     if (s->training)
         error = ONT_LAUNCH((batchnorm_parts_kernel<T, A>), ont_blocks(l.c * l.ranges, 1), channel_threads(l.each), 0,
                            stream, l, (const T *)in[0], parts);
     if (!error)
-        error = ONT_LAUNCH(batchnorm_channel_kernel<A>, ont_blocks(l.c, 32), 32, 0, stream, l, s->training != 0, s->eps,
-                           s->momentum, (const A *)parts, (const A *)in[1], (const A *)in[2], (const A *)in[3],
-                           (const A *)in[4], to, lines);
+        error = ONT_LAUNCH(batchnorm_channel_kernel<A>, ont_blocks(l.c, 32), 32, 0, stream, l, f);
     if (!error && l.n * l.d > 0)
         error = ONT_LAUNCH((batchnorm_apply_kernel<T, A>), piece_blocks(l.n * l.c, l.d), channel_threads(l.d), 0,
-                           stream, l, (const T *)in[0], (const A *)lines, (T *)y);
+                           stream, l, (const T *)in[0], (const A *)lines, (T *)out[0]);
     return error;
 }
 
@@ -243,28 +248,28 @@ static int backward(const ont_batchnorm *s, const void *const *in, void *dx, voi
     layout l = layout_of(s);
     A *parts = (A *)work, *lines = parts + l.c * l.ranges * 2;
     const T *x = (const T *)in[0], *dy = (const T *)in[4];
-    const A *scale = (const A *)in[1], *mean = (const A *)in[2], *inv = (const A *)in[3];
+    const A *mean = (const A *)in[2];
+    channel_gradient_operands<A> f = {s->training != 0, parts, (const A *)in[1], (const A *)in[3], (A *)dscale,
+                                      (A *)dbias, lines};
     if (!l.c) return 0;
     int error = ONT_LAUNCH((batchnorm_grad_parts_kernel<T, A>), ont_blocks(l.c * l.ranges, 1), channel_threads(l.each),
                            0, stream, l, x, mean, dy, parts);
     if (!error)
-        error = ONT_LAUNCH(batchnorm_grad_channel_kernel<A>, ont_blocks(l.c, 32), 32, 0, stream, l, s->training != 0,
-                           (const A *)parts, scale, inv, (A *)dscale, (A *)dbias, lines);
+        error = ONT_LAUNCH(batchnorm_grad_channel_kernel<A>, ont_blocks(l.c, 32), 32, 0, stream, l, f);
     if (!error && dx && l.n * l.d > 0)
         error = ONT_LAUNCH((batchnorm_dx_kernel<T, A>), piece_blocks(l.n * l.c, l.d), channel_threads(l.d), 0, stream,
                            l, x, mean, (const A *)lines, dy, (T *)dx);
     return error;
 }
 
-extern "C" int ont_launch_batchnorm(const ont_batchnorm *s, const void *const *in, void *y, void *new_mean,
-                                    void *new_var, void *saved_mean, void *saved_inv, void *work, void *stream)
+extern "C" int ont_launch_batchnorm(const ont_batchnorm *s, const void *const *in, void *const *out, void *work,
+                                    void *stream)
 {
-    channel_results to = {new_mean, new_var, saved_mean, saved_inv};
     switch (s->dtype) {
-    case ONT_FLOAT32: return forward<float>(s, in, y, to, work, stream);
-    case ONT_FLOAT64: return forward<double>(s, in, y, to, work, stream);
-    case ONT_FLOAT16: return forward<ont_f16>(s, in, y, to, work, stream);
-    default: return forward<ont_bf16>(s, in, y, to, work, stream);
+    case ONT_FLOAT32: return forward<float>(s, in, out, work, stream);
+    case ONT_FLOAT64: return forward<double>(s, in, out, work, stream);
+    case ONT_FLOAT16: return forward<ont_f16>(s, in, out, work, stream);
+    default: return forward<ont_bf16>(s, in, out, work, stream);
     }
 }
 

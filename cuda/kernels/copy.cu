@@ -108,33 +108,29 @@ extern "C" int ont_launch_range(int dtype, const void *first, const void *step, 
 }
 
 template <class T>
-__global__ void __launch_bounds__(ONT_THREADS)
-    trilu_kernel(const T *x, T *y, int64_t count, int64_t rows, int64_t columns, int64_t k, bool upper)
+__global__ void __launch_bounds__(ONT_THREADS) trilu_kernel(const ont_trilu s, const T *x, T *y)
 {
-    ONT_FOR(i, count) {
-        int64_t row = i / columns % rows, column = i % columns;
-        bool keep = upper ? column - row >= k : column - row <= k;
+    ONT_FOR(i, s.count) {
+        int64_t row = i / s.columns % s.rows, column = i % s.columns;
+        bool keep = s.upper ? column - row >= s.k : column - row <= s.k;
         y[i] = keep ? x[i] : (T)0;
     }
 }
 
-template <class T>
-static int launch_trilu(const void *x, void *y, int64_t count, int64_t rows, int64_t columns, int64_t k, bool upper,
-                        void *stream)
+template <class T> static int launch_trilu(const ont_trilu *s, const void *x, void *y, void *stream)
 {
-    return ONT_LAUNCH(trilu_kernel<T>, ont_blocks(count, ONT_THREADS), ONT_THREADS, 0, stream, (const T *)x, (T *)y,
-                      count, rows, columns, k, upper);
+    return ONT_LAUNCH(trilu_kernel<T>, ont_blocks(s->count, ONT_THREADS), ONT_THREADS, 0, stream, *s, (const T *)x,
+                      (T *)y);
 }
 
-extern "C" int ont_launch_trilu(const void *x, void *y, int64_t count, int64_t rows, int64_t columns, int64_t k,
-                                int upper, int size, void *stream)
+extern "C" int ont_launch_trilu(const ont_trilu *s, const void *x, void *y, void *stream)
 {
-    if (!count) return 0;
-    switch (size) {
-    case 1: return launch_trilu<uint8_t>(x, y, count, rows, columns, k, upper != 0, stream);
-    case 2: return launch_trilu<uint16_t>(x, y, count, rows, columns, k, upper != 0, stream);
-    case 4: return launch_trilu<uint32_t>(x, y, count, rows, columns, k, upper != 0, stream);
-    default: return launch_trilu<uint64_t>(x, y, count, rows, columns, k, upper != 0, stream);
+    if (!s->count) return 0;
+    switch (s->size) {
+    case 1: return launch_trilu<uint8_t>(s, x, y, stream);
+    case 2: return launch_trilu<uint16_t>(s, x, y, stream);
+    case 4: return launch_trilu<uint32_t>(s, x, y, stream);
+    default: return launch_trilu<uint64_t>(s, x, y, stream);
     }
 }
 

@@ -29,8 +29,11 @@ int ont_launch_store(void *to, const uint64_t *words, int n, void *stream);
 /* out[i] = first + i * step, for int64, int32, float or double */
 int ont_launch_range(int dtype, const void *first, const void *step, void *out, int64_t n, void *stream);
 /* y = x where row - column of the last two dims is on the kept side of k, else 0 */
-int ont_launch_trilu(const void *x, void *y, int64_t count, int64_t rows, int64_t columns, int64_t k, int upper,
-                     int size, void *stream);
+typedef struct ont_trilu {
+    int64_t count, rows, columns, k;
+    int32_t upper, size; /* size: bytes of an element */
+} ont_trilu;
+int ont_launch_trilu(const ont_trilu *s, const void *x, void *y, void *stream);
 
 /* gather.cu: data (outer, table, inner), `count` indices */
 typedef struct ont_gather {
@@ -57,22 +60,26 @@ typedef struct ont_reduction {
 size_t ont_reduce_work(const ont_reduction *r);
 int ont_launch_reduce(const ont_reduction *r, const void *x, void *y, void *work, void *stream);
 
-/* norm.cu: rows of n elements; float32 and float64. Absent operands are NULL. */
-int ont_launch_layernorm(int dtype, int64_t rows, int64_t n, double eps, const void *x, const void *scale,
-                         const void *bias, void *y, void *mean, void *inv_std, void *stream);
-size_t ont_layernorm_grad_work(int64_t rows, int64_t n);
-/* without mean: RMSNorm */
-int ont_launch_layernorm_grad(int dtype, int64_t rows, int64_t n, const void *x, const void *scale, const void *mean,
-                              const void *inv_std, const void *dy, void *dx, void *dscale, void *dbias, void *work,
+/* norm.cu: `rows` rows of n elements; float32 and float64. Absent operands are NULL. */
+typedef struct ont_layernorm {
+    int64_t rows, n;
+    double eps;
+    int32_t dtype;
+} ont_layernorm;
+/* in: x, scale, bias; out: y, mean, inverse standard deviation */
+int ont_launch_layernorm(const ont_layernorm *s, const void *const *in, void *const *out, void *stream);
+size_t ont_layernorm_grad_work(const ont_layernorm *s);
+/* in: x, scale, mean, inverse standard deviation, dy; out: dx, dscale, dbias */
+int ont_launch_layernorm_grad(const ont_layernorm *s, const void *const *in, void *const *out, void *work,
                               void *stream);
-int ont_launch_rmsnorm(int dtype, int64_t rows, int64_t n, double eps, const void *x, const void *scale, void *y,
-                       void *inv_rms, void *stream);
 
 /* softmax.cu: (outer, n, inner) along n; float32, float64, float16, bfloat16 */
-int ont_launch_softmax(int dtype, int log_form, int64_t outer, int64_t n, int64_t inner, const void *x, void *y,
-                       void *stream);
-int ont_launch_softmax_grad(int dtype, int log_form, int64_t outer, int64_t n, int64_t inner, const void *y,
-                            const void *dy, void *dx, void *stream);
+typedef struct ont_softmax {
+    int64_t outer, n, inner;
+    int32_t dtype, log_form;
+} ont_softmax;
+int ont_launch_softmax(const ont_softmax *s, const void *x, void *y, void *stream);
+int ont_launch_softmax_grad(const ont_softmax *s, const void *y, const void *dy, void *dx, void *stream);
 
 /* loss.cu: scores (rows, classes, inner), labels (rows, inner) */
 typedef struct ont_loss {
@@ -82,10 +89,10 @@ typedef struct ont_loss {
     ont_fault *fault;
 } ont_loss;
 size_t ont_loss_work(const ont_loss *s);
-int ont_launch_loss(const ont_loss *s, const void *x, const void *labels, const void *weights, void *loss, void *logp,
-                    void *stats, void *work, void *stream);
-int ont_launch_loss_grad(const ont_loss *s, const void *x, const void *labels, const void *weights, const void *dloss,
-                         const void *stats, void *dx, void *work, void *stream);
+/* in: scores, labels, weights or NULL; out: loss, log-probabilities or NULL, statistics or NULL */
+int ont_launch_loss(const ont_loss *s, const void *const *in, void *const *out, void *work, void *stream);
+/* in: scores, labels, weights or NULL, dloss, statistics */
+int ont_launch_loss_grad(const ont_loss *s, const void *const *in, void *dx, void *work, void *stream);
 
 /* pool.cu: `indices` and, for the gradient of a maximum, x as in ops/pool/pool.c */
 int ont_launch_pool(int dtype, const ont_pool *p, const void *x, void *y, int64_t *indices, void *stream);
@@ -100,9 +107,9 @@ typedef struct ont_batchnorm {
     int32_t dtype, training;
 } ont_batchnorm;
 size_t ont_batchnorm_work(const ont_batchnorm *s);
-/* in: x, scale, bias, running mean, running variance */
-int ont_launch_batchnorm(const ont_batchnorm *s, const void *const *in, void *y, void *new_mean, void *new_var,
-                         void *saved_mean, void *saved_inv, void *work, void *stream);
+/* in: x, scale, bias, running mean, running variance; out: y, and new mean, new variance, saved mean, saved inverse
+ * standard deviation, each or NULL */
+int ont_launch_batchnorm(const ont_batchnorm *s, const void *const *in, void *const *out, void *work, void *stream);
 /* in: x, scale, mean, inverse standard deviation, dy */
 int ont_launch_batchnorm_grad(const ont_batchnorm *s, const void *const *in, void *dx, void *dscale, void *dbias,
                               void *work, void *stream);

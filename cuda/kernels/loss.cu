@@ -83,23 +83,29 @@ __global__ void __launch_bounds__(ONT_THREADS)
     if (!threadIdx.x) *norm = sum;
 }
 
+template <class T> struct gradient_operands {
+    const T *x;
+    const void *labels;
+    const T *weights, *dloss, *stats;
+    const double *norm;
+    T *dx;
+};
+
 template <class T>
-__global__ void __launch_bounds__(ONT_THREADS)
-    loss_grad_kernel(const ont_loss s, const T *x, const void *labels, const T *weights, const T *dloss, const T *stats,
-                     const double *norm, T *dx)
+__global__ void __launch_bounds__(ONT_THREADS) loss_grad_kernel(const ont_loss s, const gradient_operands<T> f)
 {
     for (int64_t i = blockIdx.x; i < s.rows * s.inner; i += gridDim.x) {
-        int64_t base = i / s.inner * s.classes * s.inner + i % s.inner, label = label_at(s, labels, i);
+        int64_t base = i / s.inner * s.classes * s.inner + i % s.inner, label = label_at(s, f.labels, i);
         bool real = counts(s, label, i, false);
         T scale = 0;
         if (real) {
-            scale = (weights ? weights[label] : (T)1) * dloss[s.reduction ? 0 : i];
-            if (s.reduction == 2) scale = (T)((double)scale / *norm);
+            scale = (f.weights ? f.weights[label] : (T)1) * f.dloss[s.reduction ? 0 : i];
+            if (s.reduction == 2) scale = (T)((double)scale / *f.norm);
         }
         for (int64_t c = threadIdx.x; c < s.classes; c += blockDim.x) {
             int64_t at = base + c * s.inner;
-            T d = real && s.softmax ? scale * vexp((x[at] - stats[2 * i]) - stats[2 * i + 1]) : (T)0;
-            dx[at] = real && c == label ? d - scale : d;
+            T d = real && s.softmax ? scale * vexp((f.x[at] - f.stats[2 * i]) - f.stats[2 * i + 1]) : (T)0;
+            f.dx[at] = real && c == label ? d - scale : d;
         }
     }
 }
@@ -110,43 +116,38 @@ extern "C" size_t ont_loss_work(const ont_loss *s)
 }
 
 template <class T>
-static int forward(const ont_loss *s, const void *x, const void *labels, const void *weights, void *loss, void *logp,
-                   void *stats, void *work, void *stream)
+static int forward(const ont_loss *s, const void *const *in, void *const *out, void *work, void *stream)
 {
     int64_t rows = s->rows * s->inner;
-    int error =
-        !rows ? 0
-              : ONT_LAUNCH(loss_kernel<T>, ont_blocks(rows, 1), ont_row_threads(s->softmax ? s->classes : 1), 0, stream,
-                           *s, (const T *)x, labels, (const T *)weights, (T *)logp, (T *)stats, (double *)work);
+    int error = 0;
+    if (rows)
+        error = ONT_LAUNCH(loss_kernel<T>, ont_blocks(rows, 1), ont_row_threads(s->softmax ? s->classes : 1), 0, stream,
+                           *s, (const T *)in[0], in[1], (const T *)in[2], (T *)out[1], (T *)out[2], (double *)work);
     if (error) return error;
-    return ONT_LAUNCH(loss_sum_kernel<T>, 1, ont_row_threads(rows), 0, stream, *s, (const double *)work, (T *)loss);
+    return ONT_LAUNCH(loss_sum_kernel<T>, 1, ont_row_threads(rows), 0, stream, *s, (const double *)work, (T *)out[0]);
 }
 
 template <class T>
-static int backward(const ont_loss *s, const void *x, const void *labels, const void *weights, const void *dloss,
-                    const void *stats, void *dx, void *work, void *stream)
+static int backward(const ont_loss *s, const void *const *in, void *dx, void *work, void *stream)
 {
+    gradient_operands<T> f = {(const T *)in[0], in[1], (const T *)in[2], (const T *)in[3], (const T *)in[4],
+                              (const double *)work, (T *)dx};
     int64_t rows = s->rows * s->inner;
+    int error = 0;
     if (!rows) return 0;
-    int error = s->reduction != 2 ? 0
-                                  : ONT_LAUNCH(loss_norm_kernel<T>, 1, ont_row_threads(rows), 0, stream, *s, labels,
-                                               (const T *)weights, (double *)work);
+    if (s->reduction == 2)
+        error = ONT_LAUNCH(loss_norm_kernel<T>, 1, ont_row_threads(rows), 0, stream, *s, f.labels, f.weights,
+                           (double *)work);
     if (error) return error;
-    return ONT_LAUNCH(loss_grad_kernel<T>, ont_blocks(rows, 1), ont_row_threads(s->classes), 0, stream, *s,
-                      (const T *)x, labels, (const T *)weights, (const T *)dloss, (const T *)stats,
-                      (const double *)work, (T *)dx);
+    return ONT_LAUNCH(loss_grad_kernel<T>, ont_blocks(rows, 1), ont_row_threads(s->classes), 0, stream, *s, f);
 }
 
-extern "C" int ont_launch_loss(const ont_loss *s, const void *x, const void *labels, const void *weights, void *loss,
-                               void *logp, void *stats, void *work, void *stream)
+extern "C" int ont_launch_loss(const ont_loss *s, const void *const *in, void *const *out, void *work, void *stream)
 {
-    return (s->dtype == ONT_FLOAT32 ? forward<float> : forward<double>)(s, x, labels, weights, loss, logp, stats, work,
-                                                                        stream);
+    return (s->dtype == ONT_FLOAT32 ? forward<float> : forward<double>)(s, in, out, work, stream);
 }
 
-extern "C" int ont_launch_loss_grad(const ont_loss *s, const void *x, const void *labels, const void *weights,
-                                    const void *dloss, const void *stats, void *dx, void *work, void *stream)
+extern "C" int ont_launch_loss_grad(const ont_loss *s, const void *const *in, void *dx, void *work, void *stream)
 {
-    return (s->dtype == ONT_FLOAT32 ? backward<float> : backward<double>)(s, x, labels, weights, dloss, stats, dx, work,
-                                                                          stream);
+    return (s->dtype == ONT_FLOAT32 ? backward<float> : backward<double>)(s, in, dx, work, stream);
 }

@@ -52,40 +52,38 @@ __global__ void __launch_bounds__(ONT_THREADS)
     }
 }
 
-template <class T>
-static int forward(int log_form, int64_t rows, int64_t n, int64_t inner, const void *x, void *y, void *stream)
+template <class T> static int forward(const ont_softmax *s, const void *x, void *y, void *stream)
 {
-    return ONT_LAUNCH(softmax_kernel<T>, ont_blocks(rows, 1), ont_row_threads(n), 0, stream, log_form != 0, rows, n,
-                      inner, (const T *)x, (T *)y);
-}
-template <class T>
-static int backward(int log_form, int64_t rows, int64_t n, int64_t inner, const void *y, const void *dy, void *dx,
-                    void *stream)
-{
-    return ONT_LAUNCH(softmax_grad_kernel<T>, ont_blocks(rows, 1), ont_row_threads(n), 0, stream, log_form != 0, rows,
-                      n, inner, (const T *)y, (const T *)dy, (T *)dx);
+    int64_t rows = s->outer * s->inner;
+    return ONT_LAUNCH(softmax_kernel<T>, ont_blocks(rows, 1), ont_row_threads(s->n), 0, stream, s->log_form != 0, rows,
+                      s->n, s->inner, (const T *)x, (T *)y);
 }
 
-extern "C" int ont_launch_softmax(int dtype, int log_form, int64_t outer, int64_t n, int64_t inner, const void *x,
-                                  void *y, void *stream)
+template <class T> static int backward(const ont_softmax *s, const void *y, const void *dy, void *dx, void *stream)
 {
-    if (!outer || !n || !inner) return 0;
-    switch (dtype) {
-    case ONT_FLOAT32: return forward<float>(log_form, outer * inner, n, inner, x, y, stream);
-    case ONT_FLOAT64: return forward<double>(log_form, outer * inner, n, inner, x, y, stream);
-    case ONT_FLOAT16: return forward<ont_f16>(log_form, outer * inner, n, inner, x, y, stream);
-    default: return forward<ont_bf16>(log_form, outer * inner, n, inner, x, y, stream);
+    int64_t rows = s->outer * s->inner;
+    return ONT_LAUNCH(softmax_grad_kernel<T>, ont_blocks(rows, 1), ont_row_threads(s->n), 0, stream, s->log_form != 0,
+                      rows, s->n, s->inner, (const T *)y, (const T *)dy, (T *)dx);
+}
+
+extern "C" int ont_launch_softmax(const ont_softmax *s, const void *x, void *y, void *stream)
+{
+    if (!s->outer || !s->n || !s->inner) return 0;
+    switch (s->dtype) {
+    case ONT_FLOAT32: return forward<float>(s, x, y, stream);
+    case ONT_FLOAT64: return forward<double>(s, x, y, stream);
+    case ONT_FLOAT16: return forward<ont_f16>(s, x, y, stream);
+    default: return forward<ont_bf16>(s, x, y, stream);
     }
 }
 
-extern "C" int ont_launch_softmax_grad(int dtype, int log_form, int64_t outer, int64_t n, int64_t inner, const void *y,
-                                       const void *dy, void *dx, void *stream)
+extern "C" int ont_launch_softmax_grad(const ont_softmax *s, const void *y, const void *dy, void *dx, void *stream)
 {
-    if (!outer || !n || !inner) return 0;
-    switch (dtype) {
-    case ONT_FLOAT32: return backward<float>(log_form, outer * inner, n, inner, y, dy, dx, stream);
-    case ONT_FLOAT64: return backward<double>(log_form, outer * inner, n, inner, y, dy, dx, stream);
-    case ONT_FLOAT16: return backward<ont_f16>(log_form, outer * inner, n, inner, y, dy, dx, stream);
-    default: return backward<ont_bf16>(log_form, outer * inner, n, inner, y, dy, dx, stream);
+    if (!s->outer || !s->n || !s->inner) return 0;
+    switch (s->dtype) {
+    case ONT_FLOAT32: return backward<float>(s, y, dy, dx, stream);
+    case ONT_FLOAT64: return backward<double>(s, y, dy, dx, stream);
+    case ONT_FLOAT16: return backward<ont_f16>(s, y, dy, dx, stream);
+    default: return backward<ont_bf16>(s, y, dy, dx, stream);
     }
 }

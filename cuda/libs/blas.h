@@ -25,6 +25,12 @@ typedef struct ont_blas_gemm {
     ont_epilogue epilogue;
 } ont_blas_gemm;
 
+/* bias and aux: as the epilogue says, or NULL. */
+typedef struct ont_blas_operands {
+    const void *a, *b;
+    void *c, *bias, *aux, *work;
+} ont_blas_operands;
+
 typedef struct ont_blas {
     const char *name;
     /* NULL, or why the GEMM is not supported. */
@@ -32,8 +38,7 @@ typedef struct ont_blas {
     /* For the current device. */
     ont_status (*create)(const ont_blas_gemm *gemm, void **plan);
     size_t (*work_bytes)(const void *plan);
-    ont_status (*run)(void *plan, const void *a, const void *b, void *c, void *bias, void *aux, void *work,
-                      void *stream);
+    ont_status (*run)(void *plan, const ont_blas_operands *operands, void *stream);
     void (*destroy)(void *plan);
 } ont_blas;
 

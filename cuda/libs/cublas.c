@@ -241,8 +241,7 @@ static size_t work_bytes(const void *opaque)
 
 typedef struct call {
     plan *p;
-    const void *a, *b;
-    void *c, *work;
+    const ont_blas_operands *x;
     cudaStream_t stream;
 } call;
 
@@ -253,8 +252,8 @@ static int launch(const call *call, int candidate)
     float alpha32 = (float)p->gemm.alpha, beta32 = (float)p->gemm.beta;
     const void *alpha = p->f64 ? (const void *)&p->gemm.alpha : &alpha32,
                *beta = p->f64 ? (const void *)&p->gemm.beta : &beta32;
-    return lt.matmul(p->handle, p->desc, alpha, call->b, p->a, call->a, p->b, beta, call->c, p->c, call->c, p->c,
-                     &h->algo, call->work, h->workspace, call->stream);
+    return lt.matmul(p->handle, p->desc, alpha, call->x->b, p->a, call->x->a, p->b, beta, call->x->c, p->c, call->x->c,
+                     p->c, &h->algo, call->x->work, h->workspace, call->stream);
 }
 
 /* Milliseconds of three calls between two events, after a warm-up; negative where it fails. Synchronises. */
@@ -296,15 +295,14 @@ static ont_status choose(const call *call)
     return ont_tuner_choose(tuner, key, sizeof key, p->n_candidates, measure, (void *)call, &p->choice);
 }
 
-static ont_status run(void *opaque, const void *a, const void *b, void *c, void *bias, void *aux, void *work,
-                      void *stream)
+static ont_status run(void *opaque, const ont_blas_operands *x, void *stream)
 {
-    call call = {opaque, a, b, c, work, stream};
+    call call = {opaque, x, stream};
     ont_status status = ONT_OK;
     pthread_mutex_lock(&call.p->lock);
-    if (bias) status = check(lt.desc_set(call.p->desc, DESC_BIAS_POINTER, &bias, sizeof bias), "the bias");
-    if (status == ONT_OK && aux)
-        status = check(lt.desc_set(call.p->desc, DESC_AUX_POINTER, &aux, sizeof aux), "the second matrix");
+    if (x->bias) status = check(lt.desc_set(call.p->desc, DESC_BIAS_POINTER, &x->bias, sizeof x->bias), "the bias");
+    if (status == ONT_OK && x->aux)
+        status = check(lt.desc_set(call.p->desc, DESC_AUX_POINTER, &x->aux, sizeof x->aux), "the second matrix");
     if (status == ONT_OK && call.p->choice < 0) status = choose(&call);
     if (status == ONT_OK) status = check(launch(&call, call.p->choice < 0 ? 0 : call.p->choice), "a product");
     pthread_mutex_unlock(&call.p->lock);

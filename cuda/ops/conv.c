@@ -201,9 +201,8 @@ static ont_status bn_prepare(const ont_node *node, ont_arena *arena, ont_prepare
 
 static ont_status bn_run(const ont_call *call)
 {
-    return ont_launched(ont_launch_batchnorm(call->state, call->in, call->out[0], ont_result(call, 1),
-                                             ont_result(call, 2), ont_result(call, 3), ont_result(call, 4), call->work,
-                                             call->stream));
+    void *out[] = {call->out[0], ont_result(call, 1), ont_result(call, 2), ont_result(call, 3), ont_result(call, 4)};
+    return ont_launched(ont_launch_batchnorm(call->state, call->in, out, call->work, call->stream));
 }
 
 static ont_status bn_grad_run(const ont_call *call)

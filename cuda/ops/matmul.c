@@ -216,8 +216,9 @@ static ont_status run(const ont_call *call)
         return call->device->ops->clear(call->device, call->out[0], s->result_bytes, call->stream);
     if (s->no_inner) return ONT_OK;
     void *third = s->gemm.epilogue != ONT_EPILOGUE_NONE ? (void *)(uintptr_t)call->in[2] : NULL;
-    void *bias = is_gelu_grad(call->node) ? ont_result(call, 1) : third;
-    void *aux = is_gelu_grad(call->node) ? third : is_gelu(call->node) ? ont_result(call, 1) : NULL;
+    ont_blas_operands x = {.bias = is_gelu_grad(call->node) ? ont_result(call, 1) : third,
+                           .aux = is_gelu_grad(call->node) ? third : is_gelu(call->node) ? ont_result(call, 1) : NULL,
+                           .work = call->work};
     for (int64_t i = 0; i < s->count; i++) {
         const char *a = call->in[0], *b = call->in[1];
         char *c = call->out[0];
@@ -229,7 +230,10 @@ static ont_status run(const ont_call *call)
             b += index * s->stride_b[d];
             c += index * s->stride_c[d];
         }
-        ONT_TRY(s->blas->run(s->plan, a, b, c, bias, aux, call->work, call->stream));
+        x.a = a;
+        x.b = b;
+        x.c = c;
+        ONT_TRY(s->blas->run(s->plan, &x, call->stream));
     }
     return ONT_OK;
 }

@@ -194,9 +194,10 @@ static ont_status trilu_run(const ont_call *call)
     const ont_value *diagonal = ont_node_in(call->node, 1);
     int64_t k = 0;
     if (diagonal) memcpy(&k, diagonal->data->data, sizeof k);
-    return ont_launched(ont_launch_trilu(call->in[0], call->out[0], ont_shape_count(&x->shape), x->shape.dims[rank - 2],
-                                         x->shape.dims[rank - 1], k, ont_attr_int(call->node, "upper", 1) != 0,
-                                         (int)ont_dtype_size(x->dtype), call->stream));
+    ont_trilu s = {.count = ont_shape_count(&x->shape), .rows = x->shape.dims[rank - 2],
+                   .columns = x->shape.dims[rank - 1], .k = k, .upper = ont_attr_int(call->node, "upper", 1) != 0,
+                   .size = (int32_t)ont_dtype_size(x->dtype)};
+    return ont_launched(ont_launch_trilu(&s, call->in[0], call->out[0], call->stream));
 }
 
 const ont_kernel ont_cuda_move_kernels[5] = {

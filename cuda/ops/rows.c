@@ -49,40 +49,32 @@ const ont_kernel ont_cuda_reduce_kernels[1] = {
 
 /* ---- LayerNormalization ---- */
 
-typedef struct norm_state {
-    int64_t rows, n;
-    double eps;
-    int dtype;
-} norm_state;
-
 static ont_status norm_prepare(const ont_node *node, ont_arena *arena, ont_prepared *out)
 {
     const ont_value *x = ont_node_in(node, 0);
-    norm_state *s = ont_arena_alloc(arena, sizeof *s);
+    ont_layernorm *s = ont_arena_alloc(arena, sizeof *s);
     int axis;
     if (!s) return ONT_ENOMEM;
     ONT_TRY(ont_shape_axis(ont_attr_int(node, "axis", -1), x->shape.rank, &axis));
-    *s = (norm_state){ont_shape_count_range(&x->shape, 0, axis), ont_shape_count_range(&x->shape, axis, x->shape.rank),
-                      ont_attr_float(node, "epsilon", 1e-5), x->dtype};
-    if (!strcmp(node->op->name, "LayerNormGrad")) out->work_bytes = ont_layernorm_grad_work(s->rows, s->n);
+    *s = (ont_layernorm){.rows = ont_shape_count_range(&x->shape, 0, axis),
+                         .n = ont_shape_count_range(&x->shape, axis, x->shape.rank),
+                         .eps = ont_attr_float(node, "epsilon", 1e-5), .dtype = x->dtype};
+    if (!strcmp(node->op->name, "LayerNormGrad")) out->work_bytes = ont_layernorm_grad_work(s);
     out->state = s;
     return ONT_OK;
 }
 
 static ont_status norm_run(const ont_call *call)
 {
-    const norm_state *s = call->state;
-    return ont_launched(ont_launch_layernorm(s->dtype, s->rows, s->n, s->eps, call->in[0], ont_operand(call, 1),
-                                             ont_operand(call, 2), call->out[0], ont_result(call, 1),
-                                             ont_result(call, 2), call->stream));
+    const void *in[] = {call->in[0], ont_operand(call, 1), ont_operand(call, 2)};
+    void *out[] = {call->out[0], ont_result(call, 1), ont_result(call, 2)};
+    return ont_launched(ont_launch_layernorm(call->state, in, out, call->stream));
 }
 
 static ont_status norm_grad_run(const ont_call *call)
 {
-    const norm_state *s = call->state;
-    return ont_launched(ont_launch_layernorm_grad(s->dtype, s->rows, s->n, call->in[0], call->in[1], call->in[2],
-                                                  call->in[3], call->in[4], call->out[0], ont_result(call, 1),
-                                                  ont_result(call, 2), call->work, call->stream));
+    void *out[] = {call->out[0], ont_result(call, 1), ont_result(call, 2)};
+    return ont_launched(ont_launch_layernorm_grad(call->state, call->in, out, call->work, call->stream));
 }
 
 const ont_kernel ont_cuda_norm_kernels[2] = {
@@ -92,20 +84,15 @@ const ont_kernel ont_cuda_norm_kernels[2] = {
 
 /* ---- Softmax ---- */
 
-typedef struct softmax_state {
-    int64_t outer, n, inner;
-    int dtype, log_form;
-} softmax_state;
-
 /* From opset 13 on one axis; before, everything from `axis` on counts as one. */
 static ont_status softmax_prepare(const ont_node *node, ont_arena *arena, ont_prepared *out)
 {
     const ont_shape *x = &ont_node_in(node, 0)->shape;
     bool flattens = !*node->op->domain && node->version < 13;
-    softmax_state *s = ont_arena_alloc(arena, sizeof *s);
+    ont_softmax *s = ont_arena_alloc(arena, sizeof *s);
     int axis;
     if (!s) return ONT_ENOMEM;
-    *s = (softmax_state){1, 1, 1, ont_node_in(node, 0)->dtype, !strncmp(node->op->name, "Log", 3)};
+    *s = (ont_softmax){1, 1, 1, ont_node_in(node, 0)->dtype, !strncmp(node->op->name, "Log", 3)};
     out->state = s;
     if (!x->rank) return ONT_OK;
     ONT_TRY(ont_shape_axis(ont_attr_int(node, "axis", flattens ? 1 : -1), x->rank, &axis));
@@ -117,16 +104,12 @@ static ont_status softmax_prepare(const ont_node *node, ont_arena *arena, ont_pr
 
 static ont_status softmax_run(const ont_call *call)
 {
-    const softmax_state *s = call->state;
-    return ont_launched(
-        ont_launch_softmax(s->dtype, s->log_form, s->outer, s->n, s->inner, call->in[0], call->out[0], call->stream));
+    return ont_launched(ont_launch_softmax(call->state, call->in[0], call->out[0], call->stream));
 }
 
 static ont_status softmax_grad_run(const ont_call *call)
 {
-    const softmax_state *s = call->state;
-    return ont_launched(ont_launch_softmax_grad(s->dtype, s->log_form, s->outer, s->n, s->inner, call->in[0],
-                                                call->in[1], call->out[0], call->stream));
+    return ont_launched(ont_launch_softmax_grad(call->state, call->in[0], call->in[1], call->out[0], call->stream));
 }
 
 const ont_kernel ont_cuda_softmax_kernels[2] = {
@@ -172,15 +155,16 @@ static ont_loss loss_of(const ont_call *call)
 static ont_status loss_run(const ont_call *call)
 {
     ont_loss s = loss_of(call);
-    return ont_launched(ont_launch_loss(&s, call->in[0], call->in[1], ont_operand(call, 2), call->out[0],
-                                        ont_result(call, 1), ont_result(call, 2), call->work, call->stream));
+    const void *in[] = {call->in[0], call->in[1], ont_operand(call, 2)};
+    void *out[] = {call->out[0], ont_result(call, 1), ont_result(call, 2)};
+    return ont_launched(ont_launch_loss(&s, in, out, call->work, call->stream));
 }
 
 static ont_status loss_grad_run(const ont_call *call)
 {
     ont_loss s = loss_of(call);
-    return ont_launched(ont_launch_loss_grad(&s, call->in[0], call->in[1], call->in[2], call->in[3],
-                                             ont_operand(call, 4), call->out[0], call->work, call->stream));
+    const void *in[] = {call->in[0], call->in[1], call->in[2], call->in[3], ont_operand(call, 4)};
+    return ont_launched(ont_launch_loss_grad(&s, in, call->out[0], call->work, call->stream));
 }
 
 const ont_kernel ont_cuda_loss_kernels[2] = {
