@@ -252,14 +252,12 @@ done:
     return status == ONT_OK && (!work || !p->plan->lifetimes) ? ONT_ENOMEM : status;
 }
 
-ont_status ont_plan_memory(const ont_graph *g, const ont_plan_step *steps, uint32_t n_steps, uint32_t split,
-                           uint32_t n_forward_outputs, bool (*is_view)(const ont_node *),
-                           const ont_value *const *delivered, const int32_t *gradient_of, ont_arena *arena,
-                           ont_plan *plan)
+ont_status ont_plan_memory(const ont_plan_input *in, ont_arena *arena, ont_plan *plan)
 {
+    const ont_graph *g = in->g;
     ont_plan result = {0};
     result.locations = ont_arena_array(arena, g->n_values + 1, sizeof *result.locations);
-    result.work_offsets = ont_arena_array(arena, n_steps + 1, sizeof *result.work_offsets);
+    result.work_offsets = ont_arena_array(arena, in->n_steps + 1, sizeof *result.work_offsets);
     result.copied_outputs = ont_arena_array(arena, g->n_outputs + 1, sizeof *result.copied_outputs);
     result.deliver_before = ont_arena_array(arena, g->n_outputs + 1, sizeof *result.deliver_before);
     result.may_alias_input = ont_arena_array(arena, g->n_outputs + 1, sizeof *result.may_alias_input);
@@ -267,7 +265,8 @@ ont_status ont_plan_memory(const ont_graph *g, const ont_plan_step *steps, uint3
     if (!result.locations || !result.work_offsets || !result.copied_outputs || !result.deliver_before ||
         !result.may_alias_input || !result.early_outputs)
         return ONT_ENOMEM;
-    planner p = {g, steps, n_steps, split, n_forward_outputs, is_view, delivered, gradient_of, NULL, &result};
+    planner p = {g, in->steps, in->n_steps, in->split, in->n_forward_outputs, in->is_view, in->delivered,
+                 in->gradient_of, NULL, &result};
     p.s = ont_calloc(g->n_values + 1, sizeof *p.s);
     if (!p.s) return ONT_ENOMEM;
     ont_status status;

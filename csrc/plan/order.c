@@ -185,13 +185,13 @@ static void schedule_from_start(order_builder *o, uint32_t t)
         if (node->outputs[i]) release_users(o, node->outputs[i]);
 }
 
-ont_status ont_plan_order(const ont_graph *g, const ont_plan_step *steps, uint32_t n_steps, uint32_t first,
-                          uint32_t last, bool from_end, bool (*is_view)(const ont_node *), uint32_t *order)
+ont_status ont_plan_order(const ont_plan_input *in, uint32_t first, uint32_t last, bool from_end, uint32_t *order)
 {
-    order_builder o = {.g = g, .steps = steps, .first = first, .last = last, .from_end = from_end, .is_view = is_view};
+    order_builder o = {.g = in->g, .steps = in->steps, .first = first, .last = last, .from_end = from_end,
+                       .is_view = in->is_view};
     ont_status status;
     ONT_TRYGOTO(status, done, init(&o));
-    count_dependencies(&o, n_steps);
+    count_dependencies(&o, in->n_steps);
     for (uint32_t n_done = first; n_done < last; n_done++) {
         uint32_t t = pop_best_ready(&o);
         order[from_end ? last - 1 - (n_done - first) : n_done] = t;

@@ -64,24 +64,30 @@ enum { ONT_PLAN_ALIGN = 64 };
  * reads that input runs before its gradient is written, or writes it and supports working in place, the gradient may
  * alias the input, provided that the caller of backward donates it: the plan still gives the gradient a block and sets
  * may_alias_input.
- *
+ */
+typedef struct ont_plan_input {
+    const ont_graph *g;
+    const ont_plan_step *steps;
+    uint32_t n_steps, split, n_forward_outputs;
+    bool (*is_view)(const ont_node *);
+    const ont_value *const *delivered;
+    const int32_t *gradient_of;
+} ont_plan_input;
+
+/*
  * Offsets are assigned greedily, each block into the tightest gap among those live at the same time: by decreasing
  * size, then, while the plan is longer than its lower bound, in other orders, in which the block that ended last goes
  * first. Sources: Pisarchyk and Lee, "Efficient Memory Management for Deep Neural Net Inference", 2020 (greedy by size,
  * by breadth); Joslin and Clements, "Squeaky Wheel Optimization", 1999.
  */
-ont_status ont_plan_memory(const ont_graph *g, const ont_plan_step *steps, uint32_t n_steps, uint32_t split,
-                           uint32_t n_forward_outputs, bool (*is_view)(const ont_node *),
-                           const ont_value *const *delivered, const int32_t *gradient_of, ont_arena *arena,
-                           ont_plan *plan) ONT_MUST_USE;
+ont_status ont_plan_memory(const ont_plan_input *in, ont_arena *arena, ont_plan *plan) ONT_MUST_USE;
 
 /*
  * List scheduling of steps [first, last) of one phase to lower the peak of live bytes, without a guarantee: order[i] is
  * the step that becomes step i, set for that range only. The order is built from its end or from its start; neither is
- * better for every graph. See order.c.
+ * better for every graph. Of the input, g, steps, n_steps and is_view count. See order.c.
  */
-ont_status ont_plan_order(const ont_graph *g, const ont_plan_step *steps, uint32_t n_steps, uint32_t first,
-                          uint32_t last, bool from_end, bool (*is_view)(const ont_node *),
+ont_status ont_plan_order(const ont_plan_input *in, uint32_t first, uint32_t last, bool from_end,
                           uint32_t *order) ONT_MUST_USE;
 
 /* A block of memory with a live range, to which an offset is assigned; public for unit tests. */

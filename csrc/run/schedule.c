@@ -25,11 +25,18 @@ typedef struct scheduler {
     bool changed;              /* the best order is not the original one */
 } scheduler;
 
-static ont_status make_plan(const scheduler *s, const ont_plan_step *plan_steps, ont_arena *arena, ont_plan *plan)
+static ont_plan_input plan_input(const scheduler *s, const ont_plan_step *plan_steps)
 {
     const ont_program *p = s->p;
-    return ont_plan_memory(p->graph, plan_steps, p->n_steps, p->split, p->grads.n_forward_outputs, ont_node_is_view,
-                           s->delivered, s->gradient_of, arena, plan);
+    return (ont_plan_input){.g = p->graph, .steps = plan_steps, .n_steps = p->n_steps, .split = p->split,
+                            .n_forward_outputs = p->grads.n_forward_outputs, .is_view = ont_node_is_view,
+                            .delivered = s->delivered, .gradient_of = s->gradient_of};
+}
+
+static ont_status make_plan(const scheduler *s, const ont_plan_step *plan_steps, ont_arena *arena, ont_plan *plan)
+{
+    ont_plan_input in = plan_input(s, plan_steps);
+    return ont_plan_memory(&in, arena, plan);
 }
 
 /* Tries the order built from one end of phase [first, last); keeps it if the slab shrinks, or if `forced`. */
@@ -42,7 +49,8 @@ static ont_status try_phase_order(scheduler *s, uint32_t first, uint32_t last, b
     if (!plan_steps || !order) return ONT_ENOMEM;
     memcpy(plan_steps, s->plan_steps, n * sizeof *plan_steps);
     memcpy(order, s->order, n * sizeof *order);
-    ONT_TRY(ont_plan_order(s->p->graph, s->original, n, first, last, from_end, ont_node_is_view, order));
+    ont_plan_input original = plan_input(s, s->original);
+    ONT_TRY(ont_plan_order(&original, first, last, from_end, order));
     for (uint32_t t = first; t < last; t++) plan_steps[t] = s->original[order[t]];
     ONT_TRY(make_plan(s, plan_steps, &s->arena, &plan));
     if (plan.slab_bytes >= s->bytes && !forced) return ONT_OK;

@@ -65,14 +65,20 @@ static ont_value *op(model *m, const char *type, ont_value *a, ont_value *b, int
     return node->outputs[0];
 }
 
+static ont_plan_input input_of(const model *m, const ont_plan_step *steps)
+{
+    return (ont_plan_input){m->g, steps, m->n_steps, m->split, m->n_forward_outputs, is_view, m->delivered,
+                            m->gradient_of};
+}
+
 static void plan(model *m, ont_value *const *outputs, uint32_t n, uint32_t n_forward, uint32_t split)
 {
     CHECK_OK(ont_graph_set_outputs(m->g, outputs, n));
     CHECK_OK(ont_graph_verify(m->g));
     m->n_forward_outputs = n_forward;
     m->split = split;
-    CHECK_OK(ont_plan_memory(m->g, m->steps, m->n_steps, split, n_forward, is_view, m->delivered, m->gradient_of,
-                             &m->arena, &m->plan));
+    ont_plan_input in = input_of(m, m->steps);
+    CHECK_OK(ont_plan_memory(&in, &m->arena, &m->plan));
     CHECK(m->plan.lower_bound <= m->plan.slab_bytes);
 }
 
@@ -455,16 +461,16 @@ static void reorder(model *m, bool from_end)
     uint32_t order[MOST_STEPS + 1];
     bool taken[MOST_STEPS] = {false};
     ont_plan_step steps[MOST_STEPS];
-    CHECK_OK(ont_plan_order(m->g, m->steps, m->n_steps, 0, m->split, from_end, is_view, order));
-    CHECK_OK(ont_plan_order(m->g, m->steps, m->n_steps, m->split, m->n_steps, from_end, is_view, order));
+    ont_plan_input in = input_of(m, m->steps);
+    CHECK_OK(ont_plan_order(&in, 0, m->split, from_end, order));
+    CHECK_OK(ont_plan_order(&in, m->split, m->n_steps, from_end, order));
     for (uint32_t t = 0; t < m->n_steps; t++) {
         CHECK(order[t] < m->n_steps && !taken[order[t]] && (order[t] < m->split) == (t < m->split));
         taken[order[t]] = true;
         steps[t] = m->steps[order[t]];
     }
     memcpy(m->steps, steps, m->n_steps * sizeof *steps);
-    CHECK_OK(ont_plan_memory(m->g, m->steps, m->n_steps, m->split, m->n_forward_outputs, is_view, m->delivered,
-                             m->gradient_of, &m->arena, &m->plan));
+    CHECK_OK(ont_plan_memory(&in, &m->arena, &m->plan));
 }
 
 /* No step before one whose result it reads, through views or not. */
@@ -512,8 +518,8 @@ static size_t bound_of(model *m, const ont_plan_step *steps)
     ont_arena arena;
     ont_plan plan;
     ont_arena_init(&arena);
-    CHECK_OK(ont_plan_memory(m->g, steps, m->n_steps, m->split, m->n_forward_outputs, is_view, m->delivered,
-                             m->gradient_of, &arena, &plan));
+    ont_plan_input in = input_of(m, steps);
+    CHECK_OK(ont_plan_memory(&in, &arena, &plan));
     ont_arena_deinit(&arena);
     return plan.lower_bound;
 }
@@ -612,7 +618,8 @@ TEST(order_allocation_failures)
     int64_t live = ont_alloc_live();
     for (int k = 0;; k++) {
         ont_alloc_fail_after(k);
-        ont_status status = ont_plan_order(m.g, m.steps, m.n_steps, 0, m.split, true, is_view, order);
+        ont_plan_input in = input_of(&m, m.steps);
+        ont_status status = ont_plan_order(&in, 0, m.split, true, order);
         bool fired = ont_alloc_fail_fired();
         ont_alloc_fail_after(-1);
         CHECK_INT(status, fired ? ONT_ENOMEM : ONT_OK);
@@ -634,8 +641,8 @@ TEST(plan_allocation_failures)
         ont_arena_init(&arena);
         ont_plan left = {.slab_bytes = 12345};
         ont_alloc_fail_after(k);
-        ont_status status = ont_plan_memory(m.g, m.steps, m.n_steps, m.split, m.n_forward_outputs, is_view,
-                                            m.delivered, m.gradient_of, &arena, &left);
+        ont_plan_input in = input_of(&m, m.steps);
+        ont_status status = ont_plan_memory(&in, &arena, &left);
         bool fired = ont_alloc_fail_fired();
         ont_alloc_fail_after(-1);
         CHECK_INT(status, fired ? ONT_ENOMEM : ONT_OK);
