@@ -1,7 +1,13 @@
 #!/usr/bin/env bash
 # What .ci/run checks besides the tests: ruff over all Python, mypy over the package (pyproject.toml configures both),
-# stubtest of _C.pyi against the built extension, at most 120 characters a line in C, and distinct names of test files,
-# since pytest imports them by their base names.
+# stubtest of _C.pyi against the built extension, at most 120 characters a line in C, no C function that is longer or
+# has more parameters than tools/long_functions.py allows, and distinct names of test files, since pytest imports them
+# by their base names.
+#
+#     bash tests/lint.sh [BASE]
+#
+# With BASE, a commit, it also prints where lines of C that have changed since then differ from .clang-format, if
+# clang-format is installed. Tables and aligned comments may differ, so this is no failure.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 cd "$ROOT"
@@ -12,3 +18,7 @@ long=$(find csrc cuda -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' | xargs aw
 [ -z "$long" ] || { echo "$long" >&2; exit 1; }
 twice=$(find tests -name 'test_*.py' -printf '%f\n' | sort | uniq -d)
 [ -z "$twice" ] || { echo "two test files of one name: $twice" >&2; exit 1; }
+"$PYTHON" tools/long_functions.py --check
+if [ $# -gt 0 ] && command -v git-clang-format > /dev/null; then
+    git clang-format --quiet --diff --extensions c,h,cu,cuh "$1" -- csrc cuda || true
+fi
