@@ -100,16 +100,16 @@ static const void *input(const ont_call *call, uint32_t i)
 }
 
 /*
- * C = alpha op(A) op(B) + beta C. BLAS demands a leading dimension of at least the row length, even for a single row,
- * whose stride may be 0 in a layout.
+ * C = alpha op(A) op(B) + beta C, with the dtype filled in. BLAS demands a leading dimension of at least the row
+ * length, even for a single row, whose stride may be 0 in a layout.
  */
-static void run_gemm(const ont_flash_state *s, bool ta, bool tb, int64_t m, int64_t n, int64_t k, double alpha,
-                     const void *a, int64_t lda, const void *b, int64_t ldb, double beta, void *c, int64_t ldc)
+static void run_gemm(const ont_flash_state *s, ont_gemm g, const void *a, const void *b, void *c)
 {
-    int64_t width_a = ta ? m : k, width_b = tb ? k : n;
-    ont_gemm g = {.dtype = s->dtype, .trans_a = ta, .trans_b = tb, .m = m, .n = n, .k = k,
-                  .lda = lda < width_a ? width_a : lda, .ldb = ldb < width_b ? width_b : ldb,
-                  .ldc = ldc < n ? n : ldc, .alpha = alpha, .beta = beta};
+    int64_t width_a = g.trans_a ? g.m : g.k, width_b = g.trans_b ? g.k : g.n;
+    g.dtype = s->dtype;
+    if (g.lda < width_a) g.lda = width_a;
+    if (g.ldb < width_b) g.ldb = width_b;
+    if (g.ldc < g.n) g.ldc = g.n;
     s->gemm->run(&g, a, b, c);
 }
 
@@ -163,11 +163,11 @@ ont_attention_row ont_flash_row_masks(const ont_call *call, const ont_flash_stat
 static void gemm_scores(const ont_call *call, const ont_flash_state *s, const block *blk, char *scores)
 {
     const ont_attention *a = &s->a;
-    run_gemm(s, false, true, blk->m, blk->n, a->head_dim, a->scale,
-             ont_flash_row_at(s, ONT_ATTENTION_Q, call->in[0], blk->bh, blk->i0),
-             a->layout[ONT_ATTENTION_Q].row_stride,
-             ont_flash_row_at(s, ONT_ATTENTION_K, call->in[1], blk->bh, blk->j0),
-             a->layout[ONT_ATTENTION_K].row_stride, 0, scores, blk->n);
+    ont_gemm g = {.trans_b = true, .m = blk->m, .n = blk->n, .k = a->head_dim,
+                  .lda = a->layout[ONT_ATTENTION_Q].row_stride, .ldb = a->layout[ONT_ATTENTION_K].row_stride,
+                  .ldc = blk->n, .alpha = a->scale};
+    run_gemm(s, g, ont_flash_row_at(s, ONT_ATTENTION_Q, call->in[0], blk->bh, blk->i0),
+             ont_flash_row_at(s, ONT_ATTENTION_K, call->in[1], blk->bh, blk->j0), scores);
 }
 
 bool ont_flash_is_masked_row(const ont_call *call, const ont_flash_state *s, int64_t bh, int64_t i)
@@ -222,9 +222,9 @@ static void forward_rows(const ont_call *call, const ont_flash_state *s, block b
                               &rescale);
             if (blk.j0 && rescale != 1) scale_row(s, y + r * ldy * (int64_t)s->elem_size, a->head_dim_v, rescale);
         }
-        run_gemm(s, false, false, blk.m, a->head_dim_v, blk.n, 1, w->scores, blk.n,
-                 ont_flash_row_at(s, ONT_ATTENTION_V, call->in[2], blk.bh, blk.j0),
-                 a->layout[ONT_ATTENTION_V].row_stride, blk.j0 ? 1 : 0, y, ldy);
+        ont_gemm g = {.m = blk.m, .n = a->head_dim_v, .k = blk.n, .lda = blk.n,
+                      .ldb = a->layout[ONT_ATTENTION_V].row_stride, .ldc = ldy, .alpha = 1, .beta = blk.j0 ? 1 : 0};
+        run_gemm(s, g, w->scores, ont_flash_row_at(s, ONT_ATTENTION_V, call->in[2], blk.bh, blk.j0), y);
     }
     store_rows(call, s, &blk, w);
 }
@@ -276,6 +276,30 @@ static void load_row_stats(const ont_call *call, const ont_flash_state *s, const
     }
 }
 
+/* dV += P^T dY, dQ += dS K, dK += dS^T Q of a block */
+static void add_grads(const ont_call *call, const ont_flash_state *s, const block *blk, const scratch *w,
+                      const ont_flash_work_item *item)
+{
+    const ont_attention *a = &s->a;
+    int64_t ldq = a->layout[ONT_ATTENTION_Q].row_stride, ldk = a->layout[ONT_ATTENTION_K].row_stride,
+            ldv = a->layout[ONT_ATTENTION_V].row_stride, ldy = a->layout[ONT_ATTENTION_Y].row_stride;
+    ont_gemm dv = {.trans_a = true, .m = blk->n, .n = a->head_dim_v, .k = blk->m, .lda = blk->n, .ldb = ldy,
+                   .ldc = ldv, .alpha = 1, .beta = 1};
+    ont_gemm dq = {.m = blk->m, .n = a->head_dim, .k = blk->n, .lda = blk->n, .ldb = ldk, .ldc = ldq,
+                   .alpha = a->scale, .beta = 1};
+    ont_gemm dk = {.trans_a = true, .m = blk->n, .n = a->head_dim, .k = blk->m, .lda = blk->n, .ldb = ldq,
+                   .ldc = ldk, .alpha = a->scale, .beta = 1};
+    if (item->dv)
+        run_gemm(s, dv, w->scores, ont_flash_row_at(s, ONT_ATTENTION_Y, call->in[ONT_ATTENTION_DY], blk->bh, blk->i0),
+                 ont_flash_row_at(s, ONT_ATTENTION_V, item->dv, blk->bh, blk->j0));
+    if (item->dq)
+        run_gemm(s, dq, w->gradient, ont_flash_row_at(s, ONT_ATTENTION_K, call->in[1], blk->bh, blk->j0),
+                 ont_flash_row_at(s, ONT_ATTENTION_Q, item->dq, blk->bh, blk->i0));
+    if (item->dk)
+        run_gemm(s, dk, w->gradient, ont_flash_row_at(s, ONT_ATTENTION_Q, call->in[0], blk->bh, blk->i0),
+                 ont_flash_row_at(s, ONT_ATTENTION_K, item->dk, blk->bh, blk->j0));
+}
+
 static void block_grad(const ont_call *call, const ont_flash_state *s, const block *blk, const scratch *w,
                        const ont_flash_work_item *item)
 {
@@ -283,9 +307,9 @@ static void block_grad(const ont_call *call, const ont_flash_state *s, const blo
     const int64_t ldy = a->layout[ONT_ATTENTION_Y].row_stride;
     const char *dy = ont_flash_row_at(s, ONT_ATTENTION_Y, call->in[ONT_ATTENTION_DY], blk->bh, blk->i0);
     gemm_scores(call, s, blk, w->scores);
-    run_gemm(s, false, true, blk->m, blk->n, a->head_dim_v, 1, dy, ldy,
-             ont_flash_row_at(s, ONT_ATTENTION_V, call->in[2], blk->bh, blk->j0),
-             a->layout[ONT_ATTENTION_V].row_stride, 0, w->gradient, blk->n);
+    ont_gemm g = {.trans_b = true, .m = blk->m, .n = blk->n, .k = a->head_dim_v, .lda = ldy,
+                  .ldb = a->layout[ONT_ATTENTION_V].row_stride, .ldc = blk->n, .alpha = 1};
+    run_gemm(s, g, dy, ont_flash_row_at(s, ONT_ATTENTION_V, call->in[2], blk->bh, blk->j0), w->gradient);
     if (a->has_dropout) ont_flash_dropout_mask(call, s, blk, w->dropout_mask);
     for (int64_t r = 0; r < blk->m; r++) {
         size_t bytes = (size_t)blk->n * s->elem_size;
@@ -302,19 +326,7 @@ static void block_grad(const ont_call *call, const ont_flash_state *s, const blo
                        ((blk->bh * a->seqlen_q + blk->i0 + r) * a->seqlen_k + blk->j0) * (int64_t)s->elem_size,
                    gradient, bytes);
     }
-    int64_t ldq = a->layout[ONT_ATTENTION_Q].row_stride, ldk = a->layout[ONT_ATTENTION_K].row_stride,
-            ldv = a->layout[ONT_ATTENTION_V].row_stride;
-    if (item->dv)
-        run_gemm(s, true, false, blk->n, a->head_dim_v, blk->m, 1, w->scores, blk->n, dy, ldy, 1,
-                 ont_flash_row_at(s, ONT_ATTENTION_V, item->dv, blk->bh, blk->j0), ldv);
-    if (item->dq)
-        run_gemm(s, false, false, blk->m, a->head_dim, blk->n, a->scale, w->gradient, blk->n,
-                 ont_flash_row_at(s, ONT_ATTENTION_K, call->in[1], blk->bh, blk->j0), ldk, 1,
-                 ont_flash_row_at(s, ONT_ATTENTION_Q, item->dq, blk->bh, blk->i0), ldq);
-    if (item->dk)
-        run_gemm(s, true, false, blk->n, a->head_dim, blk->m, a->scale, w->gradient, blk->n,
-                 ont_flash_row_at(s, ONT_ATTENTION_Q, call->in[0], blk->bh, blk->i0), ldq, 1,
-                 ont_flash_row_at(s, ONT_ATTENTION_K, item->dk, blk->bh, blk->j0), ldk);
+    add_grads(call, s, blk, w, item);
 }
 
 static void run_work_item(const ont_call *call, const ont_flash_state *s, const ont_flash_work_item *item, int64_t slot)

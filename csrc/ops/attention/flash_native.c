@@ -233,14 +233,21 @@ static void run_gemm(const ont_flash_state *s, const ont_flash_block *blk, const
 /* Words along k that hold `n` elements. */
 static int64_t word_count(const ont_flash_state *s, int64_t n) { return s->gemm_bf16 ? (n + 1) / 2 : n; }
 
-/* scores (M, N) = rows (m, size) * columns (size, N); times the factor in bfloat16 alone, whose rows are not scaled */
-static void gemm_scores(const ont_flash_state *s, const ont_flash_block *blk, const scratch *w, const float *rows,
-                        const float *columns, int64_t size, double factor, float *scores)
+/* rows (m, size) and columns (size, N), both packed */
+typedef struct score_operands {
+    const float *rows, *columns;
+    int64_t size;
+    double factor;
+} score_operands;
+
+/* scores (M, N) = rows * columns; times the factor in bfloat16 alone, whose rows are not scaled */
+static void gemm_scores(const ont_flash_state *s, const ont_flash_block *blk, const scratch *w,
+                        const score_operands *x, float *scores)
 {
-    ont_attention_gemm p = {.m = blk->m, .n = round_up(blk->n), .k = word_count(s, size),
-                            .lda = word_count(s, round_up(size)), .ldb = round_up(s->block_k),
-                            .ldc = round_up(s->block_k), .factor = s->gemm_bf16 ? (float)factor : 1, .a = rows,
-                            .b = columns, .c = scores};
+    ont_attention_gemm p = {.m = blk->m, .n = round_up(blk->n), .k = word_count(s, x->size),
+                            .lda = word_count(s, round_up(x->size)), .ldb = round_up(s->block_k),
+                            .ldc = round_up(s->block_k), .factor = s->gemm_bf16 ? (float)x->factor : 1, .a = x->rows,
+                            .b = x->columns, .c = scores};
     run_gemm(s, blk, w, ONT_CAUSAL_C, &p);
 }
 
@@ -272,33 +279,54 @@ static void gemm_keys(const ont_flash_state *s, const ont_flash_block *blk, cons
     to->add = true;
 }
 
-/* Packs rows [i, i + n) of an operand as A of a GEMM; times the factor in float32. */
-static void pack_a(const ont_flash_state *s, int operand, const void *base, int64_t bh, int64_t i, int64_t n,
-                   int64_t size, double factor, float *y)
+/* Rows [i, i + n) of an operand's matrix at batch index bh. */
+typedef struct operand_rows {
+    int operand; /* ONT_ATTENTION_Q, K, V or Y; Y also for dY */
+    const void *base;
+    int64_t bh, i, n;
+} operand_rows;
+
+static operand_rows query_rows(const ont_flash_block *blk, int operand, const void *base)
 {
-    const void *x = row_at(s, operand, base, bh, i);
-    if (s->gemm_bf16) s->gemm_bf16->copy(x, s->a.layout[operand].row_stride, n, size, y, round_up(size) / 2);
-    else s->gemm_f32->copy(x, s->a.layout[operand].row_stride, n, size, (float)factor, y, round_up(size));
+    return (operand_rows){operand, base, blk->bh, blk->i0, blk->m};
 }
 
-/* Packs rows [i, i + n) of an operand as B of a GEMM that sums over these rows. */
-static void pack_b(const ont_flash_state *s, int operand, const void *base, int64_t bh, int64_t i, int64_t n,
-                   int64_t size, double factor, float *y)
+static operand_rows key_rows(const ont_flash_block *blk, int operand, const void *base)
 {
+    return (operand_rows){operand, base, blk->bh, blk->j0, blk->n};
+}
+
+static int64_t row_size(const ont_flash_state *s, int operand)
+{
+    return operand == ONT_ATTENTION_Q || operand == ONT_ATTENTION_K ? s->a.head_dim : s->a.head_dim_v;
+}
+
+/* Packs rows as A of a GEMM; times the factor in float32. */
+static void pack_a(const ont_flash_state *s, operand_rows x, double factor, float *y)
+{
+    const void *first = row_at(s, x.operand, x.base, x.bh, x.i);
+    int64_t stride = s->a.layout[x.operand].row_stride, size = row_size(s, x.operand);
+    if (s->gemm_bf16) s->gemm_bf16->copy(first, stride, x.n, size, y, round_up(size) / 2);
+    else s->gemm_f32->copy(first, stride, x.n, size, (float)factor, y, round_up(size));
+}
+
+/* Packs rows as B of a GEMM that sums over these rows. */
+static void pack_b(const ont_flash_state *s, operand_rows x, double factor, float *y)
+{
+    int64_t size = row_size(s, x.operand);
     if (s->gemm_bf16)
-        s->gemm_bf16->copy_vnni(row_at(s, operand, base, bh, i), s->a.layout[operand].row_stride, n, size, y,
-                                round_up(size));
-    else pack_a(s, operand, base, bh, i, n, size, factor, y);
+        s->gemm_bf16->copy_vnni(row_at(s, x.operand, x.base, x.bh, x.i), s->a.layout[x.operand].row_stride, x.n, size,
+                                y, round_up(size));
+    else pack_a(s, x, factor, y);
 }
 
-/* Packs rows [i, i + n) of an operand transposed, as B of a GEMM that sums over the elements of a row. */
-static void pack_b_trans(const ont_flash_state *s, const scratch *w, int operand, const void *base, int64_t bh,
-                         int64_t i, int64_t n, int64_t size, float *y)
+/* Packs rows transposed, as B of a GEMM that sums over the elements of a row. */
+static void pack_b_trans(const ont_flash_state *s, const scratch *w, operand_rows x, float *y)
 {
-    int64_t stride = s->a.layout[operand].row_stride, ld = round_up(s->block_k);
-    if (s->gemm_bf16) pack_a(s, operand, base, bh, i, n, size, 1, w->row_buffer);
-    s->gemm_f32->transpose(s->gemm_bf16 ? w->row_buffer : row_at(s, operand, base, bh, i),
-                           s->gemm_bf16 ? round_up(size) / 2 : stride, n, word_count(s, size), y, ld);
+    int64_t stride = s->a.layout[x.operand].row_stride, size = row_size(s, x.operand), ld = round_up(s->block_k);
+    if (s->gemm_bf16) pack_a(s, x, 1, w->row_buffer);
+    s->gemm_f32->transpose(s->gemm_bf16 ? w->row_buffer : row_at(s, x.operand, x.base, x.bh, x.i),
+                           s->gemm_bf16 ? round_up(size) / 2 : stride, x.n, word_count(s, size), y, ld);
 }
 
 /* ---- forward ---- */
@@ -315,8 +343,8 @@ static void pack_kv(const ont_call *call, const ont_flash_state *s, const ont_fl
     if (w->packed_bh != blk->bh || !s->kv_resident) w->packed_keys = 0;
     w->packed_bh = blk->bh;
     if (s->kv_resident && blk->j0 < w->packed_keys) return;
-    pack_b_trans(s, w, ONT_ATTENTION_K, call->in[1], blk->bh, blk->j0, blk->n, a->head_dim, k_block);
-    pack_b(s, ONT_ATTENTION_V, call->in[2], blk->bh, blk->j0, blk->n, a->head_dim_v, 1, v_block);
+    pack_b_trans(s, w, key_rows(blk, ONT_ATTENTION_K, call->in[1]), k_block);
+    pack_b(s, key_rows(blk, ONT_ATTENTION_V, call->in[2]), 1, v_block);
     w->packed_keys = blk->j0 + blk->n;
 }
 
@@ -370,12 +398,12 @@ static void forward_rows(const ont_call *call, const ont_flash_state *s, ont_fla
         w->row_sum[r] = 0;
     }
     if (!columns) memset(w->y, 0, (size_t)(blk.m * round_up(a->head_dim_v)) * sizeof(float));
-    pack_a(s, ONT_ATTENTION_Q, call->in[0], blk.bh, blk.i0, blk.m, a->head_dim, a->scale, w->q);
+    pack_a(s, query_rows(&blk, ONT_ATTENTION_Q, call->in[0]), a->scale, w->q);
     for (blk.j0 = 0; blk.j0 < columns; blk.j0 += s->block_k) {
         const float *k_packed, *v_packed;
         blk.n = min_i64(s->block_k, a->seqlen_k - blk.j0);
         pack_kv(call, s, &blk, w, &k_packed, &v_packed);
-        gemm_scores(s, &blk, w, w->q, k_packed, a->head_dim, a->scale, w->scores);
+        gemm_scores(s, &blk, w, &(score_operands){w->q, k_packed, a->head_dim, a->scale}, w->scores);
         softmax_rows(call, s, &blk, w);
         gemm_rows(s, &blk, w, s->gemm_bf16 ? w->p_bf16 : w->scores, v_packed, a->head_dim_v,
                   &(accumulator){w->y, round_up(a->head_dim_v), blk.j0 > 0});
@@ -490,18 +518,18 @@ static accumulator accumulator_of(const ont_flash_state *s, float *sums, int ope
                          !ont_flash_is_first_writer(s, operand, bh)};
 }
 
-/* Stores sums of rows [i, i + n) to a gradient; in bfloat16, times the factor. */
-static void store_sums(const ont_flash_state *s, float *sums, int operand, void *base, int64_t bh, int64_t i, int64_t n,
-                       int64_t size, double factor, bool first)
+/* Stores sums to rows of a gradient; in bfloat16, times the factor. */
+static void store_sums(const ont_flash_state *s, float *sums, operand_rows to, double factor, bool first)
 {
-    int64_t ld = round_up(size);
+    int64_t size = row_size(s, to.operand), ld = round_up(size);
     float f = (float)factor;
     if (!s->gemm_bf16)
-        s->gemm_f32->store(sums, ld, n, size, !first, (float *)(void *)ont_flash_row_at(s, operand, base, bh, i),
-                           s->a.layout[operand].row_stride);
-    for (int64_t r = 0; s->gemm_bf16 && r < n; r++, sums += ld) {
+        s->gemm_f32->store(sums, ld, to.n, size, !first,
+                           (float *)(void *)ont_flash_row_at(s, to.operand, to.base, to.bh, to.i),
+                           s->a.layout[to.operand].row_stride);
+    for (int64_t r = 0; s->gemm_bf16 && r < to.n; r++, sums += ld) {
         if (f != 1) s->simd->binary[ONT_LOOP_Mul][ONT_FLOAT32](sums, 1, &f, 0, sums, size, NULL);
-        s->simd->float_to_bfloat(sums, ont_flash_row_at(s, operand, base, bh, i + r), size);
+        s->simd->float_to_bfloat(sums, ont_flash_row_at(s, to.operand, to.base, to.bh, to.i + r), size);
     }
 }
 
@@ -520,7 +548,7 @@ static void gemm_dq(const ont_flash_state *s, const ont_flash_block *blk, const 
         return;
     }
     gemm_rows(s, blk, w, rows, w->k_scaled, size, &(accumulator){w->dq, ld, false});
-    store_sums(s, w->dq, ONT_ATTENTION_Q, item->dq, blk->bh, blk->i0, blk->m, size, 1, false);
+    store_sums(s, w->dq, query_rows(blk, ONT_ATTENTION_Q, item->dq), 1, false);
 }
 
 /* dV += P^T dY, dK += dS^T Q, dQ += dS K, with P and dS rounded in bfloat16. */
@@ -544,14 +572,14 @@ static void block_grad(const ont_call *call, const ont_flash_state *s, const ont
                        const ont_flash_work_item *item, accumulator *dk, accumulator *dv)
 {
     const ont_attention *a = &s->a;
-    const void *q = call->in[0], *dy = call->in[ONT_ATTENTION_DY];
-    pack_a(s, ONT_ATTENTION_Q, q, blk->bh, blk->i0, blk->m, a->head_dim, a->scale, w->q);
-    pack_a(s, ONT_ATTENTION_Y, dy, blk->bh, blk->i0, blk->m, a->head_dim_v, 1, w->dy);
-    if (s->gemm_bf16 && item->dk) pack_b(s, ONT_ATTENTION_Q, q, blk->bh, blk->i0, blk->m, a->head_dim, 1, w->q_vnni);
-    if (s->gemm_bf16 && item->dv)
-        pack_b(s, ONT_ATTENTION_Y, dy, blk->bh, blk->i0, blk->m, a->head_dim_v, 1, w->dy_vnni);
-    gemm_scores(s, blk, w, w->q, w->k_packed, a->head_dim, a->scale, w->scores);
-    gemm_scores(s, blk, w, w->dy, w->v_packed, a->head_dim_v, 1, w->gradient);
+    operand_rows q = query_rows(blk, ONT_ATTENTION_Q, call->in[0]),
+                 dy = query_rows(blk, ONT_ATTENTION_Y, call->in[ONT_ATTENTION_DY]);
+    pack_a(s, q, a->scale, w->q);
+    pack_a(s, dy, 1, w->dy);
+    if (s->gemm_bf16 && item->dk) pack_b(s, q, 1, w->q_vnni);
+    if (s->gemm_bf16 && item->dv) pack_b(s, dy, 1, w->dy_vnni);
+    gemm_scores(s, blk, w, &(score_operands){w->q, w->k_packed, a->head_dim, a->scale}, w->scores);
+    gemm_scores(s, blk, w, &(score_operands){w->dy, w->v_packed, a->head_dim_v, 1}, w->gradient);
     grad_rows(call, s, blk, w, item);
     gemm_grads(s, blk, w, item, dk, dv);
 }
@@ -560,10 +588,10 @@ static void block_grad(const ont_call *call, const ont_flash_state *s, const ont
 static void pack_kv_for_grad(const ont_call *call, const ont_flash_state *s, const ont_flash_block *blk,
                              const scratch *w, const ont_flash_work_item *item)
 {
-    const ont_attention *a = &s->a;
-    pack_b_trans(s, w, ONT_ATTENTION_K, call->in[1], blk->bh, blk->j0, blk->n, a->head_dim, w->k_packed);
-    pack_b_trans(s, w, ONT_ATTENTION_V, call->in[2], blk->bh, blk->j0, blk->n, a->head_dim_v, w->v_packed);
-    if (item->dq) pack_b(s, ONT_ATTENTION_K, call->in[1], blk->bh, blk->j0, blk->n, a->head_dim, a->scale, w->k_scaled);
+    operand_rows k = key_rows(blk, ONT_ATTENTION_K, call->in[1]), v = key_rows(blk, ONT_ATTENTION_V, call->in[2]);
+    pack_b_trans(s, w, k, w->k_packed);
+    pack_b_trans(s, w, v, w->v_packed);
+    if (item->dq) pack_b(s, k, s->a.scale, w->k_scaled);
 }
 
 /* Stores dK or dV of a block of keys: zeros where no query saw them. */
@@ -573,7 +601,7 @@ static void store_dk_dv(const ont_flash_state *s, const ont_flash_block *blk, co
     if (!base) return;
     for (int64_t r = 0; r < blk->n && !t->add; r++) memset(t->c + r * t->ld, 0, (size_t)size * sizeof(float));
     if (sums_in_place(s, size)) return;
-    store_sums(s, t->c, operand, base, blk->bh, blk->j0, blk->n, size, operand == ONT_ATTENTION_K ? s->a.scale : 1,
+    store_sums(s, t->c, key_rows(blk, operand, base), operand == ONT_ATTENTION_K ? s->a.scale : 1,
                ont_flash_is_first_writer(s, operand, blk->bh));
 }
 
@@ -619,8 +647,8 @@ static void run_work_item(const ont_call *call, const ont_flash_state *s, const 
         store_dk_dv(s, &blk, &dv, ONT_ATTENTION_V, item->dv, a->head_dim_v);
     }
     if (s->gemm_bf16 && item->dq)
-        store_sums(s, w->dq + item->i0 * round_up(a->head_dim), ONT_ATTENTION_Q, item->dq, item->bh, item->i0,
-                   item->i1 - item->i0, a->head_dim, a->scale, true);
+        store_sums(s, w->dq + item->i0 * round_up(a->head_dim),
+                   (operand_rows){ONT_ATTENTION_Q, item->dq, item->bh, item->i0, item->i1 - item->i0}, a->scale, true);
 }
 
 ont_status ont_flash_native_run_grad(const ont_call *call)

@@ -393,27 +393,31 @@ static void forward_channels(void *context, int64_t first, int64_t last)
     for (int64_t c = first; c < last; c += group) forward_group(call, c, last - c < group ? last - c : group);
 }
 
+static ont_batchnorm_gradient gradient_at(const ont_call *call, int64_t at, size_t size)
+{
+    return (ont_batchnorm_gradient){ont_bn_mask(call), entry_at(call->in[BN_GRAD_X], at, size),
+                                    entry_at(ont_bn_operand(call, BN_GRAD_Y), at, size),
+                                    entry_at(call->in[BN_GRAD_DY], at, size)};
+}
+
 static void backward_group(const ont_call *call, int64_t first, int64_t n)
 {
     const ont_batchnorm *s = call->state;
     size_t size = s->f32 ? sizeof(float) : sizeof(double);
-    const void *x = call->in[BN_GRAD_X], *dy = call->in[BN_GRAD_DY], *y = ont_bn_operand(call, BN_GRAD_Y);
-    ont_relu_mask mask = ont_bn_mask(call);
     double sum[GROUP] = {0}, dot[GROUP] = {0};
     ont_channel channels[GROUP];
     for (int64_t k = 0; k < n; k++) channels[k] = ont_bn_grad_channel(call, first + k);
     for (int64_t i = 0; i < s->n; i++)
         for (int64_t k = 0; k < n; k++) {
-            int64_t at = (i * s->c + first + k) * s->d;
-            s->loops->grad_sums(&channels[k], mask, entry_at(x, at, size), entry_at(y, at, size),
-                                entry_at(dy, at, size), s->d, &sum[k], &dot[k]);
+            ont_batchnorm_gradient g = gradient_at(call, (i * s->c + first + k) * s->d, size);
+            s->loops->grad_sums(&channels[k], &g, s->d, &sum[k], &dot[k]);
         }
     for (int64_t k = 0; k < n; k++) ont_bn_grad_settle(call, first + k, &sum[k], &dot[k]);
     for (int64_t i = 0; ont_bn_result(call, 0) && i < s->n; i++)
         for (int64_t k = 0; k < n; k++) {
             int64_t at = (i * s->c + first + k) * s->d;
-            s->loops->grad(&channels[k], mask, entry_at(x, at, size), entry_at(y, at, size), entry_at(dy, at, size),
-                           channels[k].slope, sum[k], dot[k], (void *)entry_at(call->out[0], at, size), s->d);
+            ont_batchnorm_gradient g = gradient_at(call, at, size);
+            s->loops->grad(&channels[k], &g, sum[k], dot[k], (void *)entry_at(call->out[0], at, size), s->d);
         }
 }
 

@@ -140,6 +140,11 @@ static int64_t count_of(const ont_batchnorm *s, int64_t column)
     return s->rows - (column >= s->last);
 }
 
+static ont_batchnorm_rows shape_of(const ont_batchnorm *s, const piece *p)
+{
+    return (ont_batchnorm_rows){s->width, p->rows, p->columns};
+}
+
 /*
  * Adds up the units' sums of columns [from, to). With x, they are sums of differences from the unit's first row, and
  * become sums of differences from the tensor's first row.
@@ -155,7 +160,8 @@ static void join_units(const ont_call *call, const scratch *w, const void *x, in
         for (int i = 0; i < n; i++) {
             const piece *p = &pieces[i];
             int64_t k = block * s->width + p->column;
-            s->loops->join(at(s, x, p->at), at(s, x, p->column), p->rows, at(s, w->a, k), at(s, w->b, k), p->columns,
+            ont_batchnorm_rows shape = shape_of(s, p);
+            s->loops->join(at(s, x, p->at), at(s, x, p->column), &shape, at(s, w->a, k), at(s, w->b, k),
                            w->sum + p->column, w->dot + p->column);
         }
     }
@@ -254,21 +260,30 @@ static ont_channels channels_at(const ont_batchnorm *s, const scratch *w, int64_
     return (ont_channels){at(s, w->centre, column), at(s, w->slope, column), at(s, w->shift, column)};
 }
 
+static ont_batchnorm_gradient gradient_at(const ont_call *call, const piece *p)
+{
+    const ont_batchnorm *s = call->state;
+    return (ont_batchnorm_gradient){ont_bn_mask(call), at(s, call->in[BN_GRAD_X], p->at),
+                                    at(s, ont_bn_operand(call, BN_GRAD_Y), p->at),
+                                    at(s, call->in[BN_GRAD_DY], p->at)};
+}
+
 static void sum_squares(const ont_call *call, const scratch *w, int64_t block, const piece *p)
 {
     const ont_batchnorm *s = call->state;
     int64_t k = block * s->width + p->column;
-    s->loops->rows_squares(at(s, call->in[BN_X], p->at), s->width, p->rows, p->columns, out_at(s, w->a, k),
-                           out_at(s, w->b, k));
+    ont_batchnorm_rows shape = shape_of(s, p);
+    s->loops->rows_squares(at(s, call->in[BN_X], p->at), &shape, out_at(s, w->a, k), out_at(s, w->b, k));
 }
 
 static void apply(const ont_call *call, const scratch *w, int64_t block, const piece *p)
 {
     const ont_batchnorm *s = call->state;
     ont_channels channels = channels_at(s, w, p->column);
+    ont_batchnorm_rows shape = shape_of(s, p);
     (void)block;
     s->loops->rows_apply(&channels, at(s, call->in[BN_X], p->at), at(s, ont_bn_operand(call, BN_RESIDUAL), p->at),
-                         s->relu, out_at(s, call->out[BN_Y], p->at), s->width, p->rows, p->columns);
+                         s->relu, out_at(s, call->out[BN_Y], p->at), &shape);
 }
 
 static void sum_gradients(const ont_call *call, const scratch *w, int64_t block, const piece *p)
@@ -276,20 +291,20 @@ static void sum_gradients(const ont_call *call, const scratch *w, int64_t block,
     const ont_batchnorm *s = call->state;
     ont_channels channels = channels_at(s, w, p->column);
     int64_t k = block * s->width + p->column;
-    s->loops->rows_grad_sums(&channels, ont_bn_mask(call), at(s, call->in[BN_GRAD_X], p->at),
-                             at(s, ont_bn_operand(call, BN_GRAD_Y), p->at), at(s, call->in[BN_GRAD_DY], p->at),
-                             s->width, p->rows, p->columns, out_at(s, w->a, k), out_at(s, w->b, k));
+    ont_batchnorm_gradient g = gradient_at(call, p);
+    ont_batchnorm_rows shape = shape_of(s, p);
+    s->loops->rows_grad_sums(&channels, &g, &shape, out_at(s, w->a, k), out_at(s, w->b, k));
 }
 
 static void gradient(const ont_call *call, const scratch *w, int64_t block, const piece *p)
 {
     const ont_batchnorm *s = call->state;
     ont_channels channels = channels_at(s, w, p->column);
+    ont_batchnorm_gradient g = gradient_at(call, p);
+    ont_batchnorm_rows shape = shape_of(s, p);
     (void)block;
-    s->loops->rows_grad(&channels, ont_bn_mask(call), at(s, call->in[BN_GRAD_X], p->at),
-                        at(s, ont_bn_operand(call, BN_GRAD_Y), p->at), at(s, call->in[BN_GRAD_DY], p->at),
-                        at(s, w->mean_dy, p->column), at(s, w->mean_dot, p->column), out_at(s, call->out[0], p->at),
-                        s->width, p->rows, p->columns);
+    s->loops->rows_grad(&channels, &g, at(s, w->mean_dy, p->column), at(s, w->mean_dot, p->column),
+                        out_at(s, call->out[0], p->at), &shape);
 }
 
 ont_status ont_bn_rows_forward(const ont_call *call)

@@ -19,6 +19,27 @@
 #define NEXT_ELEMENTS a += MR
 #endif
 
+/* Stores the sums of a micro-tile, added to those in acc where p->accumulate, through the epilogue or to acc. */
+INLINE void T(write_tile)(const ont_gemm_block *p, float *acc, const ont_gemm_epilogue *e, vec sum[MR][2],
+                          const int rows, const int vectors)
+{
+    if (p->accumulate) /* blocks of k are summed separately: this bounds the rounding error of a long sum */
+        for (int r = 0; r < rows; r++)
+            for (int v = 0; v < vectors; v++) sum[r][v] += load(acc + r * p->ld_acc + v * LANES);
+#if UNPACKED_A
+    if (e && e->trans_c) {
+        write_trans_c(e, sum, rows);
+        return;
+    }
+#endif
+    for (int r = 0; r < rows; r++)
+        if (e) {
+            W(write)(e, r, sum[r]);
+        } else {
+            for (int v = 0; v < vectors; v++) store(acc + r * p->ld_acc + v * LANES, sum[r][v]);
+        }
+}
+
 /* A micro-tile of `rows` <= MR rows and `vectors` <= 2 vectors. */
 INLINE void T(microkernel)(const ont_gemm_block *p, const float *a, const float *b, float *acc,
                            const ont_gemm_epilogue *e, const prefetch_list *next, const int rows, const int vectors)
@@ -66,21 +87,7 @@ INLINE void T(microkernel)(const ont_gemm_block *p, const float *a, const float 
 #pragma GCC unroll 4
     for (; k < steps; k++) STEP;
 #undef STEP
-    if (p->accumulate) /* blocks of k are summed separately: this bounds the rounding error of a long sum */
-        for (int r = 0; r < rows; r++)
-            for (int v = 0; v < vectors; v++) sum[r][v] += load(acc + r * p->ld_acc + v * LANES);
-#if UNPACKED_A
-    if (e && e->trans_c) {
-        write_trans_c(e, sum, rows);
-        return;
-    }
-#endif
-    for (int r = 0; r < rows; r++)
-        if (e) {
-            W(write)(e, r, sum[r]);
-        } else {
-            for (int v = 0; v < vectors; v++) store(acc + r * p->ld_acc + v * LANES, sum[r][v]);
-        }
+    T(write_tile)(p, acc, e, sum, rows, vectors);
 }
 
 #define MICROKERNEL(rows) \

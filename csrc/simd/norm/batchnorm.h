@@ -21,6 +21,17 @@ typedef struct ont_channels {
     const void *centre, *slope, *shift;
 } ont_channels;
 
+/* Operands of the gradient; y is read with ONT_MASK_Y alone. */
+typedef struct ont_batchnorm_gradient {
+    ont_relu_mask mask;
+    const void *x, *y, *dy;
+} ont_batchnorm_gradient;
+
+/* The first `columns` columns of rows that are `stride` apart. */
+typedef struct ont_batchnorm_rows {
+    int64_t stride, rows, columns;
+} ont_batchnorm_rows;
+
 /* A result may overwrite an operand. */
 typedef struct ont_batchnorm_loops {
     void (*sum)(const void *x, int64_t n, double *a);
@@ -29,25 +40,24 @@ typedef struct ont_batchnorm_loops {
     /* y = v + residual, which may be NULL; with `relu`, negative results become 0 */
     void (*apply)(const ont_channel *c, const void *x, const void *residual, bool relu, void *y, int64_t n);
     /* a += dy, b += dy * (x - centre) */
-    void (*grad_sums)(const ont_channel *c, ont_relu_mask mask, const void *x, const void *y, const void *dy, int64_t n,
-                      double *a, double *b);
-    /* dx = factor * (dy - mean_dy - (x - centre) * mean_dot) */
-    void (*grad)(const ont_channel *c, ont_relu_mask mask, const void *x, const void *y, const void *dy, double factor,
-                 double mean_dy, double mean_dot, void *dx, int64_t n);
-    /* The same over the first n columns of rows that are `stride` apart; sums are per column, in the dtype. */
-    void (*rows_squares)(const void *x, int64_t stride, int64_t rows, int64_t n, void *a, void *b); /* around row 0 */
-    void (*rows_apply)(const ont_channels *c, const void *x, const void *residual, bool relu, void *y, int64_t stride,
-                       int64_t rows, int64_t n);
-    void (*rows_grad_sums)(const ont_channels *c, ont_relu_mask mask, const void *x, const void *y, const void *dy,
-                           int64_t stride, int64_t rows, int64_t n, void *a, void *b);
-    void (*rows_grad)(const ont_channels *c, ont_relu_mask mask, const void *x, const void *y, const void *dy,
-                      const void *mean_dy, const void *mean_dot, void *dx, int64_t stride, int64_t rows, int64_t n);
+    void (*grad_sums)(const ont_channel *c, const ont_batchnorm_gradient *g, int64_t n, double *a, double *b);
+    /* dx = slope * (dy - mean_dy - (x - centre) * mean_dot) */
+    void (*grad)(const ont_channel *c, const ont_batchnorm_gradient *g, double mean_dy, double mean_dot, void *dx,
+                 int64_t n);
+    /* The same over rows; sums are per column, in the dtype. */
+    void (*rows_squares)(const void *x, const ont_batchnorm_rows *r, void *a, void *b); /* around row 0 */
+    void (*rows_apply)(const ont_channels *c, const void *x, const void *residual, bool relu, void *y,
+                       const ont_batchnorm_rows *r);
+    void (*rows_grad_sums)(const ont_channels *c, const ont_batchnorm_gradient *g, const ont_batchnorm_rows *r, void *a,
+                           void *b);
+    void (*rows_grad)(const ont_channels *c, const ont_batchnorm_gradient *g, const void *mean_dy,
+                      const void *mean_dot, void *dx, const ont_batchnorm_rows *r);
     /*
-     * sum += a, dot += b, by column. With x, a and b are sums of differences from x and of their squares, over `rows`
+     * sum += a, dot += b, by column. With x, a and b are sums of differences from x and of their squares, over the
      * rows; they are first converted to differences from `base`.
      */
-    void (*join)(const void *x, const void *base, int64_t rows, const void *a, const void *b, int64_t n, double *sum,
-                 double *dot);
+    void (*join)(const void *x, const void *base, const ont_batchnorm_rows *r, const void *a, const void *b,
+                 double *sum, double *dot);
 } ont_batchnorm_loops;
 
 /* Loops of the instruction set in use, for float32 or float64. */

@@ -144,9 +144,11 @@ static void F(apply)(const ont_channel *c, const void *x, const void *residual, 
 /* (x - centre) * mean_dot; 0 where mean_dot is 0, as with running statistics, also where x is not finite */
 #define SHARE(d, e) F(where)((e) != 0, (d) * (e))
 
-INLINE void F(grad_sums_form)(const ont_channel *c, ont_relu_mask mask, const NUM *x, const NUM *y, const NUM *dy,
-                              int64_t n, double *a, double *b)
+/* `mask`: g->mask, known when this is inlined */
+INLINE void F(grad_sums_form)(const ont_channel *c, ont_relu_mask mask, const ont_batchnorm_gradient *g, int64_t n,
+                              double *a, double *b)
 {
+    const NUM *x = g->x, *y = g->y, *dy = g->dy;
     const NUM m = (NUM)c->centre, slope = (NUM)c->slope, shift = (NUM)c->shift;
     (void)slope, (void)shift;
 #define TERM(load, k, lanes, i) \
@@ -167,46 +169,46 @@ INLINE void F(grad_sums_form)(const ont_channel *c, ont_relu_mask mask, const NU
 #undef TERM
 }
 
-static void F(grad_sums)(const ont_channel *c, ont_relu_mask mask, const void *x, const void *y, const void *dy,
-                         int64_t n, double *a, double *b)
+static void F(grad_sums)(const ont_channel *c, const ont_batchnorm_gradient *g, int64_t n, double *a, double *b)
 {
-    if (mask == ONT_MASK_NONE)
-        F(grad_sums_form)(c, ONT_MASK_NONE, x, NULL, dy, n, a, b);
-    else if (mask == ONT_MASK_Y)
-        F(grad_sums_form)(c, ONT_MASK_Y, x, y, dy, n, a, b);
+    if (g->mask == ONT_MASK_NONE)
+        F(grad_sums_form)(c, ONT_MASK_NONE, g, n, a, b);
+    else if (g->mask == ONT_MASK_Y)
+        F(grad_sums_form)(c, ONT_MASK_Y, g, n, a, b);
     else
-        F(grad_sums_form)(c, ONT_MASK_V, x, NULL, dy, n, a, b);
+        F(grad_sums_form)(c, ONT_MASK_V, g, n, a, b);
 }
 
-INLINE void F(grad_form)(const ont_channel *c, ont_relu_mask mask, const NUM *x, const NUM *y, const NUM *dy,
-                         NUM factor, NUM mean_dy, NUM mean_dot, NUM *dx, int64_t n)
+INLINE void F(grad_form)(const ont_channel *c, ont_relu_mask mask, const ont_batchnorm_gradient *operands, NUM mean_dy,
+                         NUM mean_dot, NUM *dx, int64_t n)
 {
+    const NUM *x = operands->x, *y = operands->y, *dy = operands->dy;
     const NUM m = (NUM)c->centre, slope = (NUM)c->slope, shift = (NUM)c->shift;
     const VEC e = mean_dot + (VEC){0};
-    (void)slope, (void)shift;
+    (void)shift;
     int64_t i = 0;
     for (; i + LANES <= n; i += LANES) {
         VEC x_ = F(load)(x + i), y_ = mask == ONT_MASK_Y ? F(load)(y + i) : (VEC){0}, g = F(load)(dy + i);
         g = MASKED(g, x_, y_);
-        F(store)(dx + i, factor * (g - mean_dy - SHARE(x_ - m, e)));
+        F(store)(dx + i, slope * (g - mean_dy - SHARE(x_ - m, e)));
     }
     if (i == n) return;
     VEC x_ = F(load_some)(x + i, n - i), y_ = mask == ONT_MASK_Y ? F(load_some)(y + i, n - i) : (VEC){0};
     VEC g = F(load_some)(dy + i, n - i);
     g = MASKED(g, x_, y_);
-    F(store_some)(dx + i, factor * (g - mean_dy - SHARE(x_ - m, e)), n - i);
+    F(store_some)(dx + i, slope * (g - mean_dy - SHARE(x_ - m, e)), n - i);
 }
 
-static void F(grad)(const ont_channel *c, ont_relu_mask mask, const void *x, const void *y, const void *dy,
-                    double factor, double mean_dy, double mean_dot, void *dx, int64_t n)
+static void F(grad)(const ont_channel *c, const ont_batchnorm_gradient *g, double mean_dy, double mean_dot, void *dx,
+                    int64_t n)
 {
-    NUM f = (NUM)factor, d = (NUM)mean_dy, e = (NUM)mean_dot;
-    if (mask == ONT_MASK_NONE)
-        F(grad_form)(c, ONT_MASK_NONE, x, NULL, dy, f, d, e, dx, n);
-    else if (mask == ONT_MASK_Y)
-        F(grad_form)(c, ONT_MASK_Y, x, y, dy, f, d, e, dx, n);
+    NUM d = (NUM)mean_dy, e = (NUM)mean_dot;
+    if (g->mask == ONT_MASK_NONE)
+        F(grad_form)(c, ONT_MASK_NONE, g, d, e, dx, n);
+    else if (g->mask == ONT_MASK_Y)
+        F(grad_form)(c, ONT_MASK_Y, g, d, e, dx, n);
     else
-        F(grad_form)(c, ONT_MASK_V, x, NULL, dy, f, d, e, dx, n);
+        F(grad_form)(c, ONT_MASK_V, g, d, e, dx, n);
 }
 
 #include "simd/norm/batchnorm_rows.h"

@@ -17,8 +17,9 @@
 #define PUT_SOME(p, v) F(store_some)((p), (v), some)
 
 /* a, b = sums over the rows of x - x[0] and of its square */
-static void F(rows_squares)(const void *data, int64_t stride, int64_t rows, int64_t n, void *sums, void *squares)
+static void F(rows_squares)(const void *data, const ont_batchnorm_rows *shape, void *sums, void *squares)
 {
+    const int64_t stride = shape->stride, rows = shape->rows, n = shape->columns;
     const NUM *x = data;
     NUM *a = sums, *b = squares;
     memset(a, 0, (size_t)n * sizeof *a);
@@ -49,11 +50,12 @@ static void F(rows_squares)(const void *data, int64_t stride, int64_t rows, int6
 }
 
 /* Converts sums of differences from x to sums of differences from `base`, and adds them. */
-static void F(join)(const void *first, const void *base_row, int64_t rows, const void *sums, const void *squares,
-                    int64_t n, double *sum, double *dot)
+static void F(join)(const void *first, const void *base_row, const ont_batchnorm_rows *shape, const void *sums,
+                    const void *squares, double *sum, double *dot)
 {
     const NUM *x = first, *base = base_row, *a = sums, *b = squares;
-    const double m = (double)rows;
+    const double m = (double)shape->rows;
+    const int64_t n = shape->columns;
     for (int64_t j = 0; !x && j < n; j++) {
         sum[j] += (double)a[j];
         dot[j] += (double)b[j];
@@ -65,9 +67,10 @@ static void F(join)(const void *first, const void *base_row, int64_t rows, const
     }
 }
 
-INLINE void F(rows_apply_form)(const ont_channels *c, const NUM *x, const NUM *res, bool relu, NUM *y, int64_t stride,
-                               int64_t rows, int64_t n)
+INLINE void F(rows_apply_form)(const ont_channels *c, const NUM *x, const NUM *res, bool relu, NUM *y,
+                               const ont_batchnorm_rows *shape)
 {
+    const int64_t stride = shape->stride, rows = shape->rows, n = shape->columns;
     const NUM *centre = c->centre, *slopes = c->slope, *shifts = c->shift;
     for (int64_t i = 0; i < rows; i++, x += stride, y += stride) {
 #define STEP(GET, PUT) \
@@ -83,25 +86,28 @@ INLINE void F(rows_apply_form)(const ont_channels *c, const NUM *x, const NUM *r
 }
 
 static void F(rows_apply)(const ont_channels *c, const void *x, const void *residual, bool relu, void *y,
-                          int64_t stride, int64_t rows, int64_t n)
+                          const ont_batchnorm_rows *shape)
 {
     if (residual && relu)
-        F(rows_apply_form)(c, x, residual, true, y, stride, rows, n);
+        F(rows_apply_form)(c, x, residual, true, y, shape);
     else if (residual)
-        F(rows_apply_form)(c, x, residual, false, y, stride, rows, n);
+        F(rows_apply_form)(c, x, residual, false, y, shape);
     else if (relu)
-        F(rows_apply_form)(c, x, NULL, true, y, stride, rows, n);
+        F(rows_apply_form)(c, x, NULL, true, y, shape);
     else
-        F(rows_apply_form)(c, x, NULL, false, y, stride, rows, n);
+        F(rows_apply_form)(c, x, NULL, false, y, shape);
 }
 
 /* At column k: dy under the mask as g_, and x - centre as d_. */
 #define TAKE(GET, k) \
     VEC x_ = GET(x + (k)), d_ = x_ - m, g_ = MASKED(GET(dy + (k)), x_, GET(y + (k)))
 
-INLINE void F(rows_grad_sums_form)(const ont_channels *c, ont_relu_mask mask, const NUM *x, const NUM *y, const NUM *dy,
-                                   int64_t stride, int64_t rows, int64_t n, NUM *a, NUM *b)
+/* `mask`: g->mask, known when this is inlined */
+INLINE void F(rows_grad_sums_form)(const ont_channels *c, ont_relu_mask mask, const ont_batchnorm_gradient *g,
+                                   const ont_batchnorm_rows *shape, NUM *a, NUM *b)
 {
+    const NUM *x = g->x, *y = g->y, *dy = g->dy;
+    const int64_t stride = shape->stride, rows = shape->rows, n = shape->columns;
     const NUM *centre = c->centre, *slopes = c->slope, *shifts = c->shift;
     memset(a, 0, (size_t)n * sizeof *a);
     memset(b, 0, (size_t)n * sizeof *b);
@@ -126,20 +132,22 @@ INLINE void F(rows_grad_sums_form)(const ont_channels *c, ont_relu_mask mask, co
     }
 }
 
-static void F(rows_grad_sums)(const ont_channels *c, ont_relu_mask mask, const void *x, const void *y, const void *dy,
-                              int64_t stride, int64_t rows, int64_t n, void *a, void *b)
+static void F(rows_grad_sums)(const ont_channels *c, const ont_batchnorm_gradient *g, const ont_batchnorm_rows *shape,
+                              void *a, void *b)
 {
-    if (mask == ONT_MASK_NONE)
-        F(rows_grad_sums_form)(c, ONT_MASK_NONE, x, NULL, dy, stride, rows, n, a, b);
-    else if (mask == ONT_MASK_Y)
-        F(rows_grad_sums_form)(c, ONT_MASK_Y, x, y, dy, stride, rows, n, a, b);
+    if (g->mask == ONT_MASK_NONE)
+        F(rows_grad_sums_form)(c, ONT_MASK_NONE, g, shape, a, b);
+    else if (g->mask == ONT_MASK_Y)
+        F(rows_grad_sums_form)(c, ONT_MASK_Y, g, shape, a, b);
     else
-        F(rows_grad_sums_form)(c, ONT_MASK_V, x, NULL, dy, stride, rows, n, a, b);
+        F(rows_grad_sums_form)(c, ONT_MASK_V, g, shape, a, b);
 }
 
-INLINE void F(rows_grad_form)(const ont_channels *c, ont_relu_mask mask, const NUM *x, const NUM *y, const NUM *dy,
-                              const NUM *mean_dy, const NUM *mean_dot, NUM *dx, int64_t stride, int64_t rows, int64_t n)
+INLINE void F(rows_grad_form)(const ont_channels *c, ont_relu_mask mask, const ont_batchnorm_gradient *g,
+                              const NUM *mean_dy, const NUM *mean_dot, NUM *dx, const ont_batchnorm_rows *shape)
 {
+    const NUM *x = g->x, *y = g->y, *dy = g->dy;
+    const int64_t stride = shape->stride, rows = shape->rows, n = shape->columns;
     const NUM *centre = c->centre, *slopes = c->slope, *shifts = c->shift;
     for (int64_t i = 0; i < rows; i++, x += stride, dy += stride, dx += stride) {
 #define STEP(GET, PUT) \
@@ -156,15 +164,15 @@ INLINE void F(rows_grad_form)(const ont_channels *c, ont_relu_mask mask, const N
     }
 }
 
-static void F(rows_grad)(const ont_channels *c, ont_relu_mask mask, const void *x, const void *y, const void *dy,
-                         const void *mean_dy, const void *mean_dot, void *dx, int64_t stride, int64_t rows, int64_t n)
+static void F(rows_grad)(const ont_channels *c, const ont_batchnorm_gradient *g, const void *mean_dy,
+                         const void *mean_dot, void *dx, const ont_batchnorm_rows *shape)
 {
-    if (mask == ONT_MASK_NONE)
-        F(rows_grad_form)(c, ONT_MASK_NONE, x, NULL, dy, mean_dy, mean_dot, dx, stride, rows, n);
-    else if (mask == ONT_MASK_Y)
-        F(rows_grad_form)(c, ONT_MASK_Y, x, y, dy, mean_dy, mean_dot, dx, stride, rows, n);
+    if (g->mask == ONT_MASK_NONE)
+        F(rows_grad_form)(c, ONT_MASK_NONE, g, mean_dy, mean_dot, dx, shape);
+    else if (g->mask == ONT_MASK_Y)
+        F(rows_grad_form)(c, ONT_MASK_Y, g, mean_dy, mean_dot, dx, shape);
     else
-        F(rows_grad_form)(c, ONT_MASK_V, x, NULL, dy, mean_dy, mean_dot, dx, stride, rows, n);
+        F(rows_grad_form)(c, ONT_MASK_V, g, mean_dy, mean_dot, dx, shape);
 }
 
 #undef TAKE
