@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 LINES, PARAMETERS = 60, 7
-MOST_LINES, MOST_PARAMETERS = 62, 14  # the worst there is today; lower them with it
+MOST_LINES, MOST_PARAMETERS = 60, 9  # the worst there is today; lower them with it
 SUFFIXES = {".c", ".h", ".cu", ".cuh"}
 BLANKED = re.compile(
     r"//[^\n]*|/\*.*?\*/|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])+'|^[ \t]*#(?:[^\n]*\\\n)*[^\n]*", re.S | re.M)
