@@ -21,6 +21,7 @@ from torch.utils import checkpoint
 
 from onnxtrain import _report
 from onnxtrain._export import functions
+from onnxtrain._export.captured import graph_of
 from onnxtrain.ortmodule import ORTModule
 from onnxtrain.ortmodule._captured import Bound
 from onnxtrain.ortmodule._key import function_mode
@@ -66,9 +67,7 @@ def compiled(graph: torch.fx.GraphModule, example_inputs: Sequence[Any],
     if not _computes(graph):
         return graph.forward
     try:
-        graph = _copied(graph)
-        _refuse_transforms(graph)
-        numbers = _Numbers(graph)
+        graph, numbers, floats, kept = prepared(graph)
     except LookupError as error:
         if parts is not None:
             return parts().by_torch(graph, f"a graph of {len(graph.graph.nodes)} nodes runs in PyTorch, since {error}")
@@ -76,15 +75,9 @@ def compiled(graph: torch.fx.GraphModule, example_inputs: Sequence[Any],
                      len(graph.graph.nodes), error)
         return _counted(graph)
     has_numbers = bool(numbers)
-    if has_numbers:
-        numbers.take_out()
-    floats = _floats_as_arguments(graph)
-    kept = _sizes_from_tensors(graph)
-    graph.recompile()
     bound: Bound | None = None
     if parts is None:
-        model: Any = ORTModule(graph)
-        model._parts = None  # Dynamo has captured it already
+        model: Any = ORTModule(graph_of(graph, graph, [()] * len(_placeholders(graph)), key(graph)))
         model._announced.update((True, False))  # a table for each graph would bury what matters
     enables_grad = any(node.target is torch._C._set_grad_enabled and node.args == (True,) for node in graph.graph.nodes)
 
@@ -116,6 +109,23 @@ def compiled(graph: torch.fx.GraphModule, example_inputs: Sequence[Any],
         return numbers.put_back(results, given) if has_numbers else results
 
     return call
+
+
+def prepared(graph: torch.fx.GraphModule) -> tuple[torch.fx.GraphModule, _Numbers, frozenset[int], list[int]]:
+    """A graph that can be exported: with tensors as results, the numbers that were among them, which of its arguments
+    are floats, and which of the arguments of `graph` it has.
+
+    Raises LookupError where there is none.
+    """
+    graph = _copied(graph)
+    _refuse_transforms(graph)
+    numbers = _Numbers(graph)
+    if numbers:
+        numbers.take_out()
+    floats = _floats_as_arguments(graph)
+    kept = _sizes_from_tensors(graph)
+    graph.recompile()
+    return graph, numbers, floats, kept
 
 
 def _computes(graph: torch.fx.GraphModule) -> bool:

@@ -153,10 +153,9 @@ _NAMES = [
                           "FALLBACK_UNSUPPORTED_ONNX_MODEL"),
     Variable("ORTMODULE_FALLBACK_RETRY", False, _boolean, _FLAG, "after a fallback, try the engine again at each step"),
     Variable("ONNXTRAIN_EXPORTER", "auto", _one_of("auto", "dynamo", "torchscript"), "auto, dynamo, torchscript",
-             "auto tries torch's default exporter, then the TorchScript exporter, whose result is compared with eager"),
-    Variable("ONNXTRAIN_CAPTURE", "dynamo", _one_of("dynamo", "export"), "dynamo, export",
-             "how forward is captured. dynamo guards every Python value that forward reads, replays side effects, and "
-             "cuts the graph where it cannot follow; export uses torch.export, which sees tensors only"),
+             "auto tries torch's default exporter, then the TorchScript one, compared with eager first"),
+    Variable("ONNXTRAIN_CAPTURE", "dynamo", _one_of("dynamo", "export"), "dynamo, export", None,
+             "Dynamo captures every module; the capture by torch.export of an earlier release is gone"),
     Variable("ORTMODULE_ENABLE_CUSTOM_AUTOGRAD", True, _boolean, _FLAG,
              "1 runs a torch.autograd.Function in torch, as a PythonOp node; 0 traces through it, which is accepted if "
              "one step then equals eager's",

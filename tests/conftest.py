@@ -1,11 +1,8 @@
-"""For every test: the sample of the sweeps, the seed of the run, which front captures, and where child processes find
-helpers.
-"""
+"""For every test: the sample of the sweeps."""
 
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -64,15 +61,3 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     if _samples(config):
         terminalreporter.write_line(f"Of each sweep 1 case in {PARTS} ran; {DAY}={os.environ[DAY]} repeats this "
                                     "sample, --full runs every case.")
-    if terminalreporter.stats.keys() & {"failed", "error"}:
-        terminalreporter.write_line(f"{SEED}={drawn_seed()} repeats the random cases of this run.")
-
-
-@pytest.fixture(autouse=True)
-def _capture(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Tests of what one front alone does: torch.export's refusals by name, and its count of exports."""
-    mark = request.node.get_closest_marker("capture")
-    with pytest.MonkeyPatch.context() as patch:  # of its own: a test may undo what it has patched
-        if mark is not None:
-            patch.setenv("ONNXTRAIN_CAPTURE", mark.args[0])
-        yield

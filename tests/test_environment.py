@@ -1,5 +1,6 @@
 """Every variable of onnxtrain/options.py: parsed, documented, and with the effect that it names."""
 
+import collections
 import json
 import logging
 import os
@@ -62,7 +63,7 @@ def test_no_variable_is_read_that_is_not_listed():
 
 OTHER = {"SKIPCHECK_POLICY": "SKIP_CHECK_DISABLED", "CONV_ALGO_SEARCH": "EXHAUSTIVE", "MEMORY_OPT_CONFIG": "x.json",
          "MAX_TUNING_DURATION_MS": "9", "TUNING_RESULTS_PATH": "x", "TRITON_CONFIG_FILE": "x",
-         "ATEN_SDPA_FALLBACK": "1"}
+         "ATEN_SDPA_FALLBACK": "1", "ONNXTRAIN_CAPTURE": "export"}
 
 
 @pytest.mark.parametrize("variable", [v for v in options.VARIABLES.values() if v.effect is None], ids=lambda v: v.name)
@@ -82,15 +83,15 @@ def test_what_has_no_effect_is_said_once(variable, monkeypatch, caplog):
 # --- effects ----------------------------------------------------------------------------------------------------------
 
 
-class Branching(nn.Module):
-    """No exporter takes it: a branch on a value."""
+class Windowed(nn.Module):
+    """Dynamo does not follow the deque."""
 
     def __init__(self):
         super().__init__()
-        self.fc = nn.Linear(2, 2)
+        self.fc, self.window = nn.Linear(2, 2), collections.deque(maxlen=2)
 
     def forward(self, x):
-        return self.fc(x) if x.sum() > 0 else x
+        return self.fc(x)
 
 
 def ran(module=None, x=None, debug=None):
@@ -121,14 +122,13 @@ def save_path(monkeypatch, tmp_path, **_):
 
 
 def fallback_policy(monkeypatch, **_):
-    monkeypatch.setenv("ONNXTRAIN_CAPTURE", "export")  # which a branch stops
     monkeypatch.setenv("ORTMODULE_FALLBACK_POLICY", "FALLBACK_UNSUPPORTED_DATA | FALLBACK_UNSUPPORTED_TORCH_MODEL")
-    assert onnxtrain.stats(ran(Branching()))["fallback_steps"] == 1
+    assert onnxtrain.stats(ran(Windowed()))["fallback_steps"] == 1
     for policy in ("FALLBACK_DISABLE", "FALLBACK_UNSUPPORTED_DATA",
                    "FALLBACK_DISABLE|FALLBACK_UNSUPPORTED_TORCH_MODEL"):
         monkeypatch.setenv("ORTMODULE_FALLBACK_POLICY", policy)
-        with pytest.raises(ORTModuleTorchModelException, match="branches on"):
-            ran(Branching())
+        with pytest.raises(ORTModuleTorchModelException, match="deque"):
+            ran(Windowed())
     for policy in ("FALLBACK_FORCE_TORCH_FORWARD", "FALLBACK_FORCE_TORCH_BACKWARD|FALLBACK_UNSUPPORTED_DATA"):
         monkeypatch.setenv("ORTMODULE_FALLBACK_POLICY", policy)
         counts = onnxtrain.stats(ran())
@@ -139,14 +139,17 @@ def fallback_retry(monkeypatch, **_):
     from onnxtrain.ortmodule import _module
 
     tries = []
-    original = _module.export
-    monkeypatch.setattr(_module, "export", lambda *a, **k: tries.append(1) or original(*a, **k))
+
+    def failing(*_args, **_kwargs):
+        tries.append(1)
+        raise _module.ExportError("no")
+
+    monkeypatch.setattr(_module, "export", failing)
     monkeypatch.setenv("ONNXTRAIN_EXPORTER", "dynamo")
-    monkeypatch.setenv("ONNXTRAIN_CAPTURE", "export")  # which a branch stops
     for value, expected in (("0", 1), ("1", 3)):
         tries.clear()
         monkeypatch.setenv("ORTMODULE_FALLBACK_RETRY", value)
-        model = ran(Branching())
+        model = ran()
         model(torch.ones(1, 2)), model(torch.ones(1, 2))
         assert len(tries) == expected
 
@@ -167,15 +170,15 @@ class Wrong(torch.autograd.Function):
         return grad * 5
 
 
-class Calls(Branching):
+class Calls(nn.Linear):
     def forward(self, x):
-        return Wrong.apply(self.fc(x))
+        return Wrong.apply(super().forward(x))
 
 
 def custom_autograd(monkeypatch, name="ORTMODULE_ENABLE_CUSTOM_AUTOGRAD", value="0", **_):
-    assert len(program(ran(Calls())).exported.functions) == 1
+    assert len(program(ran(Calls(2, 2))).exported.functions) == 1
     monkeypatch.setenv(name, value)
-    assert onnxtrain.stats(ran(Calls()))["fallback_steps"] == 1  # its gradient is not that of its forward
+    assert onnxtrain.stats(ran(Calls(2, 2)))["fallback_steps"] == 1  # its gradient is not that of its forward
 
 
 def skipped_functions(monkeypatch, **_):
@@ -359,14 +362,6 @@ def efficient_gradients(monkeypatch, **_):
     assert results == [2, 1]  # weight and bias, or the anchor
 
 
-def capture(monkeypatch, **_):
-    counts = onnxtrain.stats(ran(Branching()))
-    assert counts["engine_steps"] == 1 and counts["graph_breaks"]
-    monkeypatch.setenv("ONNXTRAIN_CAPTURE", "export")
-    counts = onnxtrain.stats(ran(Branching()))
-    assert counts["fallback_steps"] == 1 and not counts["graph_breaks"]
-
-
 def reduce_dtype(monkeypatch, tmp_path, **_):
     from onnxtrain.training._collectives import TorchCollectives
     from onnxtrain.training._distributed import Peers
@@ -384,7 +379,6 @@ def reduce_dtype(monkeypatch, tmp_path, **_):
 
 
 EFFECTS = {
-    "ONNXTRAIN_CAPTURE": capture,
     "ORTMODULE_ENABLE_MEM_EFFICIENT_GRAD_MGMT": efficient_gradients,
     "ONNXTRAIN_FLUSH_DENORMALS": flush_denormals,
     "ORTMODULE_CUDA_GRAPH": cuda_graph,

@@ -15,7 +15,6 @@ from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
 
-from onnxtrain._export import agreement
 from onnxtrain._export.errors import Untraceable
 
 _NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -52,6 +51,7 @@ class Operations:
         key: equal for operations that compute the same.
 
     Attributes:
+        argument_names: of the arguments of `root`.
         held: for each argument where `root` has it: a dict and a name; None for its own arguments.
         dynamic: of each tensor among its own arguments the axes whose sizes Dynamo has left open.
         reads_contents: whether a number in it, such as a size, depends on the values of a tensor.
@@ -70,6 +70,7 @@ class Operations:
                      for held in places]
         self._kinds = {name: {kinds} for name, kinds in noted.kinds.items()}
         self.version = 0
+        self.argument_names = _names(module, graph, places)
         self._hold(root, places)
 
     def again(self, graph: torch.fx.GraphModule, places: Sequence[Sequence[Place]]) -> None:
@@ -102,10 +103,6 @@ class Operations:
                  for places, tensor in zip(self._places, tensors, strict=True)]
         return self._key, tuple(kinds), tuple([frozenset(axes) for axes in self.dynamic])
 
-    def modules(self) -> list[torch.nn.Module]:
-        """The modules that this graph made, not the user's."""
-        return [self._root(), *self.graph.modules()]
-
     @property
     def text(self) -> str | None:
         """All that is computed; None where there are tensors, modules or functions that no text stands for."""
@@ -114,6 +111,9 @@ class Operations:
             if node.op in ("get_attr", "call_module") or function is not None and (
                     function.__closure__ or function.__module__.split(".")[0] not in ("torch", "onnxtrain")):
                 return None
+            if isinstance(node.target, torch._ops.OpOverload | torch._ops.OpOverloadPacket) and not str(
+                    node.target).startswith(("aten.", "prims.")):
+                return None  # a library's, which may be another one in another process
         return self.graph.code
 
     def run(self, args: Sequence[Any]) -> Any:
@@ -122,7 +122,7 @@ class Operations:
         inputs = [next(given) if held is None else held[0][held[1]] for held in self.held]
         if not torch.compiler.is_exporting():
             return self.graph.forward(*inputs)
-        with torch.fx.traceback.preserve_node_meta(), agreement.checked():  # names of the user's modules go along
+        with torch.fx.traceback.preserve_node_meta():  # names of the user's modules go along
             return _Comparing(self.graph, self._kinds).run(*inputs)
 
 
@@ -180,7 +180,6 @@ def graph_of(module: torch.nn.Module, operations: torch.fx.GraphModule, places: 
     """
     graph = type(type(module).__name__, (Graph,), {})()
     graph.__dict__["_captured"] = Operations(graph, module, operations, places, key)
-    graph.__dict__["forward"] = _named(graph.forward, _names(module, operations, places))
     return graph
 
 
@@ -255,15 +254,6 @@ def _names(module: torch.nn.Module, operations: torch.fx.GraphModule,
         name = name.removeprefix("kwargs_")
         names.append(name if name.isidentifier() and name not in names else f"input_{len(names)}")
     return names
-
-
-def _named(forward: Callable[..., Any], names: Sequence[str]) -> Callable[..., Any]:
-    def call(*args: Any) -> Any:
-        return forward(*args)
-
-    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    call.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in names])  # type: ignore
-    return call
 
 
 def places_of(module: torch.nn.Module, inputs: Sequence[Any]) -> list[list[Place]]:

@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from onnxtrain._export.attributes import State
-
 
 class ExportError(RuntimeError):
     """The module cannot be exported faithfully; the message is one paragraph that says why."""
-
-    state: State | None = None  # what forward had read by then; where it changes, another try may succeed
 
 
 class ArgumentError(ExportError):
@@ -20,10 +13,6 @@ class ArgumentError(ExportError):
 
 class Untraceable(Exception):
     """Something was reached that a trace would lose without a word; the message is a sentence."""
-
-
-class Changed(Untraceable):
-    """Forward changes what a graph would not: perhaps at its first call only, in which the module sets itself up."""
 
 
 class CustomFunctionError(Untraceable):

@@ -16,7 +16,6 @@ import torch
 
 _lock = threading.RLock()
 owner: int | None = None  # the exporting thread
-inlined = False  # while torch's compiler reads the branches of a torch.cond, which cannot ask for a thread
 
 
 @contextlib.contextmanager
@@ -58,7 +57,7 @@ def only_here(function: Callable[..., Any], original: Callable[..., Any]) -> Cal
     """`function` for the exporting thread, `original` for all others; either is called outside a lock."""
 
     def choose(*args: Any, **kwargs: Any) -> Any:
-        return (function if inlined or owner is None or here() else original)(*args, **kwargs)
+        return (function if owner is None or here() else original)(*args, **kwargs)
 
     return choose
 

@@ -112,31 +112,6 @@ def source_input(value: Any) -> Any:
     return value
 
 
-_SIZES = ("Shape", "Size")
-_RANDOM = ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Dropout",
-           "Multinomial")
-
-
-def depends_on(value: ir.Value, data: set[int]) -> bool:
-    """Whether a value is random or made of the contents of one of the values with these ids, not of sizes alone."""
-    stack: list[ir.Value | None] = [value]
-    seen = set()
-    while stack:
-        current = stack.pop()
-        if current is None or id(current) in seen:
-            continue
-        seen.add(id(current))
-        node = current.producer()
-        if id(current) in data or node is not None and node.op_type in _RANDOM:
-            return True
-        if node is None or node.op_type in _SIZES:
-            continue
-        if any(a.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for a in node.attributes.values()):
-            return True
-        stack += node.inputs
-    return False
-
-
 def conditional(model: ir.Model) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Indices of the inputs that an If reads, directly or not, and of the outputs that come from one.
 

@@ -95,19 +95,6 @@ def copied(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.detach().clone().requires_grad_(tensor.requires_grad)
 
 
-def unchanged_containers(arguments: Any, spec: pytree.TreeSpec, before: list[Any]) -> list[Any]:
-    """The leaves of (args, kwargs), still those that forward was given, in the same lists and dicts.
-
-    Raises Untraceable where forward has put something into one of the caller's containers, or taken something out.
-    """
-    leaves, now = pytree.tree_flatten(arguments)
-    if (now != spec or any([leaf is not old and (isinstance(leaf, torch.Tensor) or leaf != old)
-                            for leaf, old in zip(leaves, before)])):
-        raise Untraceable("The module changes a list, dict or object that it is given as an argument; a graph would "
-                          "lose that.")
-    return leaves
-
-
 def _owner(node: Any) -> tuple[Any, bool]:
     """Through views and in-place results to the node that made the storage; whether a detach lies between."""
     detached = False

@@ -33,22 +33,6 @@ _F = types.SimpleNamespace(
 )
 
 
-class CumulativeMomentum(float):
-    """Stands for momentum=None during an export: F.batch_norm is handed it, and reads the count as a tensor.
-
-    Without it _BatchNorm.forward calls float() on num_batches_tracked, which no exporter can trace.
-    """
-
-    def __new__(cls, module: torch.nn.Module) -> CumulativeMomentum:
-        return super().__new__(cls, 0.0)
-
-    def __init__(self, module: torch.nn.Module) -> None:
-        self.module = module
-
-    def factor(self, like: Tensor) -> Tensor:
-        return self.module.num_batches_tracked.to(like.dtype).reciprocal()  # type: ignore[operator]
-
-
 def _unbiased(var: Tensor, count: int) -> Tensor:
     """torch normalises with the biased variance and stores the unbiased one."""
     return var * count / (count - 1)  # by whole numbers: the exporter keeps a symbolic quotient in float32
@@ -63,8 +47,6 @@ def batch_norm(
     bias: Tensor | None = None, training: bool = False, momentum: Any = 0.1, eps: float = 1e-5,
 ) -> Tensor:
     """F.batch_norm with the running statistics updated in the open."""
-    if isinstance(momentum, CumulativeMomentum):
-        momentum = momentum.factor(running_mean) if training and running_mean is not None else 0.0
     if not training:
         return _F.batch_norm(input, running_mean, running_var, weight, bias, False, 0.0, eps)
     F._verify_batch_size(input.size())  # type: ignore[attr-defined]
@@ -280,7 +262,7 @@ def grouped_mm(
 ) -> Tensor:
     """F.grouped_mm of rows in groups, (S, K), and a matrix for each, (E, K, N); other operands are torch's.
 
-    What torch refuses is said here: its fake kernel takes bfloat16 alone, and agreement.py goes by that one.
+    What torch refuses is said here: its fake kernel takes bfloat16 alone.
     """
     if offs is None or bias is not None or mat_a.dim() != 2 or mat_b.dim() != 3 or mat_a.dtype != mat_b.dtype:
         return _F.grouped_mm(mat_a, mat_b, offs=offs, bias=bias, out_dtype=out_dtype)

@@ -59,14 +59,6 @@ def same_program(one: torch.export.ExportedProgram, many: torch.export.ExportedP
     )
 
 
-def same_constants(one: torch.export.ExportedProgram, other: torch.export.ExportedProgram) -> bool:
-    """Whether two programs hold the same tensors."""
-    a, b = ({name: value for name, value in program.constants.items() if isinstance(value, torch.Tensor)}
-            for program in (one, other))
-    return list(a) == list(b) and all(x is b[name] or x.dtype == b[name].dtype and torch.equal(x, b[name])
-                                      for name, x in a.items())
-
-
 def _expression(value: Any) -> Any:
     """A size, known or not, as sympy has it; anything else as it is."""
     if isinstance(value, torch.fx.Node):

@@ -1,7 +1,6 @@
-"""Leaves a module, the random generators and torch's switches exactly as they were before an export.
+"""Leaves a module, the random generators and torch's switches as they were, whatever runs or is traced meanwhile.
 
-Called by export.py around every trace. Tracing runs the user's forward on fake tensors: whatever it stores on the
-module (a cached mask, a counter, a list of activations) would otherwise stay there as a fake tensor.
+Called by export.py around every trace, and around runs of a graph or module for comparison.
 """
 
 from __future__ import annotations
@@ -9,32 +8,24 @@ from __future__ import annotations
 import contextlib
 import random
 import sys
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import Any
 
 import torch
-
-from onnxtrain._export import exclusive
-from onnxtrain._export.errors import Changed, Untraceable
-from onnxtrain._export.snapshot import Change, Snapshot, repr_of
 
 
 @contextlib.contextmanager
 def unchanged(module: torch.nn.Module) -> Iterator[None]:
-    """Restores `module` and all plain objects that it leads to: attributes, registries, hooks, helpers, caches; and the
-    contents of tensors that are no buffers, which torch.export changes where forward does.
+    """Restores the attributes of `module` and its parts, and the dicts among them: parameters, buffers, modules, hooks.
     """
-    before, buffers = Snapshot(module), {id(buffer) for buffer in module.buffers()}
-    contents = [(tensor, tensor._version, tensor.detach().clone()) for tensor in before.tensors()
-                if id(tensor) not in buffers and not tensor.is_inference()]
+    held = [(values, dict(values)) for child in module.modules()
+            for values in (child.__dict__, *[value for value in child.__dict__.values() if isinstance(value, dict)])]
     try:
         yield
     finally:
-        before.restore()
-        with torch.no_grad():
-            for tensor, version, content in contents:
-                if tensor._version != version:
-                    tensor.copy_(content)
+        for values, before in held:
+            values.clear()
+            values.update(before)
 
 
 @contextlib.contextmanager
@@ -73,87 +64,6 @@ def autocast_unchanged() -> Iterator[None]:
             pass
         if not left:
             torch.clear_autocast_cache()
-
-
-# torch's own lists of a module's parameters, which follow the parameters by themselves
-_FOLLOWS = {"_flat_weights", "_flat_weight_refs"}
-
-
-def follows_parameters(child: Any, name: str) -> bool:
-    """Whether the attribute only lists parameters: forward brings it up to date, which is no change of the module."""
-    return isinstance(child, torch.nn.RNNBase) and name in _FOLLOWS
-
-
-@contextlib.contextmanager
-def nothing_lost(module: torch.nn.Module, writes: Mapping[tuple[Any, str], Any],
-                 settings: list[Setting]) -> Iterator[None]:
-    """Refuses a forward that changes what a graph could not change at each step.
-
-    Args:
-        writes: (module, attribute) pairs that forward has assigned, filled meanwhile: these are the caller's business.
-        settings: filled with plain values that it has given to objects that are no modules, as `config.kind = "a"`.
-
-    Raises:
-        Untraceable: it draws from a generator that is not torch's own; a trace freezes the number drawn. Or it seeds
-            torch's own, or sets its state.
-        Changed: it changes a container, an object, hooks, or a module that is not part of `module`.
-    """
-    python, numpy = random.getstate(), sys.modules.get("numpy")
-    numbers = None if numpy is None else repr_of(numpy.random.get_state())
-    before, children = Snapshot(module, follows_parameters), set(module.modules())
-    with replaced(torch.random, "default_generator", _NotSeeded(torch.random.default_generator)):
-        yield
-    drawn = ["Python's random"] if random.getstate() != python else []
-    if numpy is not None and numbers is not None and repr_of(numpy.random.get_state()) != numbers:
-        drawn.append("numpy.random")
-    changes = before.changes()
-    drawn += [f"its own generator {change.path!r}" for change in changes if change.draws]
-    if drawn:
-        raise Untraceable(f"The module draws from {' and '.join(drawn)} inside forward; a graph would freeze the "
-                          "number.")
-    for change in changes:
-        if lost := [key for key in change.keys if not _is_assigned(change, key, writes, children)]:
-            change.keys = lost
-            if (found := change.settings()) is None:
-                what = f"its {change.kind} {change.place(lost[0])!r}"
-                raise Changed(f"The module changes {what} in place inside forward; a graph would lose that.")
-            settings += [Setting(*setting, change.place(setting[1])) for setting in found]
-
-
-class _NotSeeded:
-    """torch's generator of the CPU, as torch.manual_seed and the like find it; torch's tracers put back its state."""
-
-    def __init__(self, generator: torch.Generator) -> None:
-        self._generator = generator
-
-    def __getattr__(self, name: str) -> Any:
-        seeds = name in ("manual_seed", "seed", "set_state") and exclusive.here()
-        if seeds and not sys._getframe(2).f_globals.get("__name__", "").startswith("torch._"):
-            raise Untraceable("The module seeds torch's random generator, or sets its state, inside forward; a graph "
-                              "would draw on from the caller's.")
-        return getattr(self._generator, name)
-
-
-class Setting(NamedTuple):
-    """A plain value that forward has given to an attribute of an object that is no module."""
-
-    attributes: dict[str, Any]
-    name: str
-    value: Any
-    place: str
-
-    def apply(self) -> None:
-        """Gives it that value for good."""
-        self.attributes[self.name] = self.value
-
-
-def _is_assigned(change: Change, key: Any, writes: Mapping[tuple[Any, str], Any], children: set[Any]) -> bool:
-    """Whether it is an attribute of the module's own that was set in the way that is recorded, or a buffer."""
-    if change.owner not in children if isinstance(change.owner, torch.nn.Module) else True:
-        return False
-    if change.store == "_buffers":
-        return True  # each is an output
-    return (change.owner, key) in writes or change.store is None and follows_parameters(change.owner, key)
 
 
 @contextlib.contextmanager

@@ -13,7 +13,6 @@ from typing import Any
 import onnx
 from torch import Tensor
 
-from onnxtrain._export import attributes
 from onnxtrain._export.captured import Graph
 from onnxtrain._export.exported import Exported
 
@@ -26,7 +25,7 @@ class Twins:
 
     def keep(self, graph: Graph, how: tuple[Any, ...], exported: Exported) -> None:
         """Notes an export of a graph. `how` is all that it depends on besides: the kind of call, the exporter."""
-        if _is_general(graph, exported):
+        if _is_general(exported):
             operations = graph._captured
             self._known.setdefault((operations.computes(), how), []).append((operations.names(), exported))
 
@@ -35,20 +34,18 @@ class Twins:
         own = graph._captured.names()
         for names, exported in self._known.get((graph._captured.computes(), how), ()):
             if names != own and exported.guards(tensors) is None:  # those of the graph itself did not serve it
-                return _renamed(graph, exported, {old: new for before, now in zip(names, own, strict=True)
-                                                  for old, new in zip(before, now, strict=True)})
+                return _renamed(exported, {old: new for before, now in zip(names, own, strict=True)
+                                           for old, new in zip(before, now, strict=True)})
         return None
 
 
-def _is_general(graph: Graph, exported: Exported) -> bool:
+def _is_general(exported: Exported) -> bool:
     """Whether nothing but names of weights ties an export to its graph."""
-    return (not (exported.needs_verification or exported.views or exported.flags or exported.assignments
-                 or exported.settings)
-            and all(source.kind in ("parameter", "buffer", "user") for source in exported.inputs)
-            and exported.state.is_of(graph))
+    return (not (exported.needs_verification or exported.views)
+            and all(source.kind in ("parameter", "buffer", "user") for source in exported.inputs))
 
 
-def _renamed(graph: Graph, exported: Exported, names: Mapping[str, str]) -> Exported:
+def _renamed(exported: Exported, names: Mapping[str, str]) -> Exported:
     inputs = {source.name: names.get(source.target, source.name) for source in exported.inputs
               if source.kind != "user" and source.name == source.target}
     model = onnx.load_from_string(exported.model)
@@ -64,10 +61,8 @@ def _renamed(graph: Graph, exported: Exported, names: Mapping[str, str]) -> Expo
         target = names.get(part.target, part.target) if part.kind in ("parameter", "buffer") else part.target
         return dataclasses.replace(part, name=inputs.get(part.name, part.name), target=target)
 
-    hooks = attributes.Record({child: set(attributes.HOOKS) for child in graph.modules()})
     return dataclasses.replace(
         exported, model=model.SerializeToString(), inputs=tuple(map(placed, exported.inputs)),
         outputs=tuple(map(placed, exported.outputs)), seconds={"total": 0.0}, notes=[*exported.notes],
-        state=attributes.State(graph, hooks),
         same=tuple([(leaf, names.get(source, source) if isinstance(source, str) else source)
                     for leaf, source in exported.same]))

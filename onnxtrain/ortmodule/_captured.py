@@ -20,6 +20,7 @@ import operator
 import os
 import random
 import re
+import sys
 import threading
 import types
 import weakref
@@ -35,7 +36,6 @@ from torch.utils import _pytree as pytree
 from onnxtrain import _report
 from onnxtrain._export import formulas
 from onnxtrain._export.captured import Place, graph_of, places_of
-from onnxtrain._export.snapshot import Snapshot
 from onnxtrain._export.state import replaced
 from onnxtrain._export.twins import Twins
 from onnxtrain.ortmodule import _sharded
@@ -48,12 +48,12 @@ MAX_CAPTURES = 64  # of one mode; Dynamo runs the module in PyTorch after them
 # While it captures, Dynamo guards hooks, goes into LSTMs, and leaves to Python what it fails on, and NumPy's random
 # numbers, which it would draw from torch's generator; and it keeps data-dependent numbers and sizes in the
 # graph, until it captures nothing of a module so.
-_SETTINGS = {"skip_nnmodule_hook_guards": False, "allow_rnn": True, "suppress_errors": True,
+CAPTURE = {"skip_nnmodule_hook_guards": False, "allow_rnn": True, "suppress_errors": True,
              "use_numpy_random_stream": True,
              "record_runtime_overhead": False,  # a note for torch's profiler at each run of a graph: 10 us
              "fake_tensor_cache_enabled": False}  # with symbolic sizes an entry takes longer to make than a result
 _OF_NUMPY = "numpy"  # in the reason of a cut: from there on NumPy's functions, and loops of them, are Python's
-_CONTENTS = {"capture_scalar_outputs": True, "capture_dynamic_output_shape_ops": True}
+CONTENTS = {"capture_scalar_outputs": True, "capture_dynamic_output_shape_ops": True}
 _TALKING = ("torch._dynamo.convert_frame", "torch._subclasses.fake_tensor")  # of what is left to Python
 
 
@@ -89,21 +89,11 @@ class _Call:
                 self.before.enter_context(config.patch(trace_numpy=False))
             return
         self.cuts, self.captures = _cuts(), _captures(self.entry)
-        wanted = _SETTINGS | (_CONTENTS if self.parts.keeps_contents else {})
+        wanted = CAPTURE | (CONTENTS if self.parts.keeps_contents else {})
         self.before = contextlib.ExitStack()
-        known = {name: value for name, value in wanted.items() if hasattr(config, name)}
-        self.before.enter_context(config.patch(known))
-        self.before.enter_context(formulas.bounded())
-        if gc.isenabled():  # a capture makes millions of objects, and few of them are garbage
-            gc.disable()
-            self.before.callback(gc.enable)
-        self.before.enter_context(replaced(FunctionCtx, "set_materialize_grads", _asks_for_none()))
+        self.before.enter_context(capturing(self.args, self.kwargs, wanted))
         for child in self.parts.flattened():
             self.before.enter_context(replaced(child, "_is_fsdp_managed_module", False))
-        if hasattr(torch.compiler.config, "dynamic_sources"):
-            sources = [torch.compiler.config.dynamic_sources, *_dynamic_sizes(self.args, self.kwargs)]
-            named = ",".join(filter(None, sources))
-            self.before.enter_context(torch.compiler.config.patch(dynamic_sources=named))  # type: ignore[attr-defined]
         if not os.environ.get("TORCH_LOGS"):
             for name in _TALKING:
                 logger = logging.getLogger(name)
@@ -169,6 +159,24 @@ def _dynamic_sizes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[st
                 yield f"{pattern}$:{axis}"
 
 
+@contextlib.contextmanager
+def capturing(args: tuple[Any, ...], kwargs: dict[str, Any], wanted: dict[str, Any]) -> Iterator[None]:
+    """Dynamo's settings for the capture of a call, those of `wanted` that this torch has among them."""
+    from torch._dynamo import config
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(config.patch({name: value for name, value in wanted.items() if hasattr(config, name)}))
+        stack.enter_context(formulas.bounded())
+        if gc.isenabled():  # a capture makes millions of objects, and few of them are garbage
+            gc.disable()
+            stack.callback(gc.enable)
+        stack.enter_context(replaced(FunctionCtx, "set_materialize_grads", _asks_for_none()))
+        if hasattr(torch.compiler.config, "dynamic_sources"):
+            sources = [torch.compiler.config.dynamic_sources, *_dynamic_sizes(args, kwargs)]
+            stack.enter_context(torch.compiler.config.patch(dynamic_sources=",".join(filter(None, sources))))
+        yield
+
+
 _running = _Running()
 _entries = itertools.count()
 # Functions that Dynamo cuts a graph for, in the reason that it gives.
@@ -184,8 +192,8 @@ def _hear_of_captures() -> None:
         callback_handler.register_start_callback(_running.capture_begins)
 
 
-def _entry(module: torch.nn.Module) -> Callable[..., Any]:
-    """A function that calls the module: with its own code, under which Dynamo keeps what it compiled, and its own
+def entry_of(module: torch.nn.Module) -> Callable[..., Any]:
+    """A function that calls the module: with code of its own, by which Dynamo keeps what it compiled, and a name of its
     own, by which it keeps what it saw change: another module's number is no change of this one's.
     """
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -205,7 +213,7 @@ def _captures(entry: Callable[..., Any]) -> int:
     return 0 if entries is None or function is None else len(entries(function.__code__))
 
 
-def _forget(code: types.CodeType) -> None:
+def forget(code: types.CodeType) -> None:
     """What Dynamo compiled of a function that is gone, and all that it holds."""
     import torch._dynamo
 
@@ -227,12 +235,69 @@ def _misread(module: torch.nn.Module) -> str | None:
     """What the module leads to that Dynamo reads wrongly: it takes a deque for one without an end, and the numbers of a
     generator from another one.
     """
-    for value, path in Snapshot(module).objects():
+    seen: dict[int, Any] = {}  # held, so that no other object gets an address
+    pending: list[tuple[Any, str]] = [(module, "")]
+    while pending and len(seen) < MAX_OBJECTS:
+        value, path = pending.pop()
+        if id(value) in seen:
+            continue
+        seen[id(value)] = value
         if isinstance(value, random.Random):
             return f"Dynamo does not follow the random.Random {path!r}"
         if isinstance(value, collections.deque) and value.maxlen is not None:
             return f"Dynamo does not follow the deque(maxlen={value.maxlen}) {path!r}"
+        pending += [(part, f"{path}.{name}".strip(".")) for name, part in _held_by(value)
+                    if not isinstance(part, _PLAIN)]
     return None
+
+
+MAX_OBJECTS = 200_000  # that a module leads to; beyond that nothing more is looked into
+MAX_ITEMS = 4096  # of a container whose items are looked into
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.Tensor, types.ModuleType)
+_OTHERS = sys.stdlib_module_names - {"types", "collections", "argparse"} | {"torch", "numpy", "onnxtrain"}
+_INSIDE: dict[type, tuple[str, ...]] = {
+    types.MethodType: ("__self__", "__func__"), functools.partial: ("func", "args", "keywords"),
+    functools._lru_cache_wrapper: ("__wrapped__",), staticmethod: ("__func__",), classmethod: ("__func__",),
+    property: ("fget", "fset"), types.CellType: ("cell_contents",),
+    types.FunctionType: ("__closure__", "__defaults__", "__kwdefaults__")}
+
+
+def _held_by(value: Any) -> Iterator[tuple[Any, Any]]:
+    """What an object of the user's leads to; objects of the standard library and of torch, but for modules, are left
+    alone.
+    """
+    kind = type(value)
+    if isinstance(value, dict):
+        if len(value) <= MAX_ITEMS:
+            yield from dict.items(value)
+    elif isinstance(value, (list, tuple, set, frozenset, collections.deque)):
+        if len(value) <= MAX_ITEMS:
+            yield from enumerate(value)
+    elif kind in _INSIDE:
+        if kind is not types.FunctionType or not _is_others(value):
+            for name in _INSIDE[kind]:
+                with contextlib.suppress(ValueError):  # a cell that is still empty
+                    yield "", getattr(value, name)
+        return
+    elif isinstance(value, type):
+        if not _is_others(value):
+            yield from vars(value).items()
+        return
+    if not isinstance(value, torch.nn.Module) and _is_others(kind):
+        return
+    with contextlib.suppress(AttributeError):
+        yield from object.__getattribute__(value, "__dict__").items()
+    for base in kind.__mro__:
+        if not _is_others(base):
+            yield base.__qualname__, base
+            for name, member in vars(base).items():
+                if type(member) is types.MemberDescriptorType:  # of a slot
+                    with contextlib.suppress(AttributeError):
+                        yield name, member.__get__(value)
+
+
+def _is_others(kind: Any) -> bool:
+    return str(getattr(kind, "__module__", "")).split(".")[0] in _OTHERS
 
 
 _LEFT = "Dynamo failed on a function, which Python runs"
@@ -353,8 +418,8 @@ class Parts:
         known = inspect.signature(torch.compile).parameters
         limit: dict[str, Any]
         limit = {"recompile_limit": MAX_CAPTURES, "isolate_recompiles": True} if "recompile_limit" in known else {}
-        entry = _entry(self._module)
-        weakref.finalize(entry, _forget, entry.__code__).atexit = False
+        entry = entry_of(self._module)
+        weakref.finalize(entry, forget, entry.__code__).atexit = False
         return torch.compile(entry, backend=backend, **limit)
 
     def bind(self, operations: torch.fx.GraphModule, inputs: Sequence[Any]) -> Bound:
@@ -394,7 +459,7 @@ class Parts:
         return call
 
     def _fall_back(self, reason: str, cause: Exception | None = None) -> None:
-        self._model()._fall_back(reason, FallbackPolicy.FALLBACK_UNSUPPORTED_TORCH_MODEL, reason, cause, None)
+        self._model()._fall_back(reason, FallbackPolicy.FALLBACK_UNSUPPORTED_TORCH_MODEL, reason, cause)
 
     def note_cuts(self, reasons: Sequence[str]) -> None:
         """Says where Dynamo has cut this module's graphs."""

@@ -73,7 +73,7 @@ class Chain:
         self.sessions = [stage.session for stage in self.stages if stage.session is not None]
         self._calls, self._names, self._outputs, self._apply = calls, names, outputs, apply
 
-    def __call__(self, tensors: Sequence[Tensor], grad_enabled: bool) -> list[Tensor]:
+    def __call__(self, tensors: Sequence[Tensor], grad_enabled: bool) -> tuple[Tensor, ...]:
         """Tensors of the graph's inputs in, of its outputs out."""
         values: dict[str, Tensor] = dict(zip(self._names, tensors))
         for stage in self.stages:
@@ -88,4 +88,4 @@ class Chain:
             for call in stage.calls:
                 results = self._calls[call.key]([values[name] for name in call.inputs])
                 values.update({name: results[index] for index, name in call.outputs.items()})
-        return [values[name] for name in self._outputs]
+        return tuple([values[name] for name in self._outputs])

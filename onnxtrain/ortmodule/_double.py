@@ -14,9 +14,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
-from onnxtrain._export import filled, state, trees
+from onnxtrain._export import state
 from onnxtrain.ortmodule import _masks
 from onnxtrain.ortmodule._fallback import FallbackPolicy, ORTModuleTorchModelException
 
@@ -91,7 +90,7 @@ class Double:
 
     Args:
         module: the wrapped one.
-        key: what the program was exported for, with the structure of a call and torch's modes.
+        key: what the program was exported for, with torch's modes.
         fallback: the policy.
         counters: of the module; gets the note, once.
         debug: writes it to the log.
@@ -113,9 +112,6 @@ class Double:
             raise ORTModuleTorchModelException(f"{_NOTE}; the policy {self._fallback.policy.name} does not allow that")
         _ = ctx.saved_tensors  # raises where the graph is gone, or one of them was changed
         refuse_changes(program, run, "create_graph=True, which runs the module again in PyTorch,")
-        if (difference := program.changed()) is not None:
-            raise RuntimeError(f"create_graph=True runs the module again in PyTorch, and since its forward "
-                               f"{difference}")
         self._say()
         if program.random and self._source is None:
             self._source = _masks.Source(program.exported.model)
@@ -150,9 +146,7 @@ class Double:
             elif isinstance(owner[name], Tensor):
                 places[id(owner[name])] = tensor
         _substitute(self._module, places)
-        args, kwargs = (given, {}) if self._key.spec is None else pytree.tree_unflatten(given, self._key.spec)
-        caches = filled.Watch((args, kwargs))
-        results, _ = trees.flatten(self._module(*args, **kwargs), caches.holds)
+        results = self._module(*given)
         outputs: list[Tensor | None] = []
         for target, grad in zip(program.exported.outputs, grads):
             if grad is None:
@@ -161,9 +155,6 @@ class Double:
                 outputs.append(results[target.target])
             elif target.kind == "argument":
                 outputs.append(given[target.target])
-            elif target.kind == "cache":
-                cache, leaf = target.target
-                outputs.append(trees.flatten(filled.among((args, kwargs))[cache])[0][leaf])
             else:
                 raise RuntimeError(f"create_graph=True: a gradient comes through the {target.kind} {target.name} that "
                                    "forward sets, which is not supported")
@@ -210,11 +201,5 @@ def _substitute(module: torch.nn.Module, places: dict[int, Tensor]) -> None:
     for child in module.modules():
         child._buffers.update([(name, places.get(id(buffer), buffer.clone())) for name, buffer in child._buffers.items()
                                if buffer is not None])
-        for store in (child._parameters, *[held for held in child.__dict__.values() if type(held) is dict]):
-            if store is not child._buffers:
-                store.update([(name, places[id(value)]) for name, value in store.items() if id(value) in places])
-        for held in child.__dict__.values():
-            if type(held) is list:  # an RNN has its weights in one as well
-                held[:] = [places.get(id(value), value) for value in held]
-        child.__dict__.update([(name, places[id(value)]) for name, value in child.__dict__.items()
-                               if id(value) in places])
+        child._parameters.update([(name, places[id(value)]) for name, value in child._parameters.items()
+                                  if id(value) in places])

@@ -1,4 +1,4 @@
-"""What an export holds for: the schema of a call and torch's modes; and the calls that are known to run in PyTorch.
+"""What an export holds for: the schema of a call and torch's modes.
 
 Made by _module.py at every call, so every microsecond here is one of a step's.
 """
@@ -8,52 +8,17 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils import _pytree as pytree
 from torch.utils._device import DeviceContext
 
-from onnxtrain._export.attributes import State
-from onnxtrain._export.errors import Changed
 from onnxtrain.export import PLAIN_TENSORS
-
-MAX_TRIES = 3  # of an export that failed, each after a change of the module
 
 
 class Key(NamedTuple):
-    """What a program was exported for; sizes are the guards' business, the module's own state is State's."""
+    """What a program was exported for; sizes are the guards' business."""
 
-    schema: tuple[Any, ...]  # per leaf: (dtype, ndim, device type), or the value of what is no tensor
-    spec: pytree.TreeSpec | None  # None: positional tensors only
+    schema: tuple[Any, ...]  # per argument: (dtype, ndim, device type), or the value of a number
     training: bool
     torch_modes: tuple[Any, ...]  # autocast, default dtype, determinism
-
-
-class Fallen(NamedTuple):
-    """Why a signature runs in PyTorch."""
-
-    reason: str
-    state: State | None  # where it has changed, the export is tried again
-    tries: int
-
-    def holds(self) -> bool:
-        return self.state is None or self.tries >= MAX_TRIES or self.state.difference() is None
-
-
-class SetUps:
-    """Calls that ran in PyTorch since forward changed what a graph could not: it may do so at a first call alone.
-
-    The next call with these sizes tells: a module that changes again does so at every call, and falls back.
-    """
-
-    def __init__(self) -> None:
-        self._had: set[tuple[Key, Any]] = set()
-
-    def admit(self, sizes: tuple[Key, Any], failures: list[tuple[str, Exception]]) -> Changed | None:
-        """What forward changes, where a call of this key and these sizes may run so; None where it may not."""
-        change = next((error.__cause__ for _, error in failures if isinstance(error.__cause__, Changed)), None)
-        if change is None or sizes in self._had or sum([key == sizes[0] for key, _ in self._had]) >= MAX_TRIES:
-            return None
-        self._had.add(sizes)
-        return change
 
 
 def describe(leaf: Any) -> Any:

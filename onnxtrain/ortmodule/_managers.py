@@ -46,9 +46,7 @@ class ModelInfo:
     def module_forward_args_schema(self) -> Any:
         return self._key.schema
 
-    @property
-    def module_forward_kwargs_schema(self) -> Any:
-        return self._key.spec
+    module_forward_kwargs_schema = None  # a graph takes tensors and numbers in a row
 
 
 _SET_HERE = frozenset((  # arguments of torch.onnx.export that an export of ours decides about
@@ -77,12 +75,7 @@ class GraphTransitionManager:
 
     _model_info_for_export = _post_export_processed_model_info = _exported_model_info
 
-    @property
-    def _original_model_has_changed(self) -> bool:
-        """Whether the latest export is stale, of either mode: they see the same module."""
-        programs = [p for _, known in self._manager._model._all_programs() for p in known]
-        latest = max(programs, key=lambda program: program.used, default=None)
-        return latest is not None and latest.changed() is not None
+    _original_model_has_changed = False  # Dynamo's guards see a change at the next call
 
 
 class OnnxModels:

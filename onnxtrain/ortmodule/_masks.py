@@ -81,9 +81,9 @@ class Masks:
     def __enter__(self) -> Masks:
         attention = F.scaled_dot_product_attention
         self._stack.enter_context(exclusive())
-        for name, function in (("dropout", self._dropout),
-                               ("scaled_dot_product_attention", self._attention(attention))):
-            self._stack.enter_context(state.replaced(F, name, only_here(function, getattr(F, name))))
+        for owner, name, function in ((F, "dropout", self._dropout), *[
+                (owner, "scaled_dot_product_attention", self._attention(attention)) for owner in (F, torch._C._nn)]):
+            self._stack.enter_context(state.replaced(owner, name, only_here(function, getattr(owner, name))))
         return self
 
     def __exit__(self, *error: Any) -> None:

@@ -5,22 +5,20 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch.autograd import forward_ad
 from torch.nn.parameter import is_lazy
-from torch.utils import _pytree as pytree
 
 from onnxtrain import _C, UnsupportedError, _report, options
-from onnxtrain._export import cache, exclusive, products, refusals, trees, values
-from onnxtrain._export.attributes import State
+from onnxtrain._export import cache, exclusive, products
 from onnxtrain._export.captured import Graph
 from onnxtrain._export.errors import DefinitionError, StaleError
 from onnxtrain._export.function_apply import CHECKPOINT, CustomFunctions
-from onnxtrain.export import PLAIN_TENSORS, ArgumentError, ExportError, export, grad_modes, is_final, order
-from onnxtrain.ortmodule import _announce, _sharded, _special
+from onnxtrain.export import ArgumentError, ExportError, export, is_final, order
+from onnxtrain.ortmodule import _announce, _special
 from onnxtrain.ortmodule._captured import Parts
 from onnxtrain.ortmodule._debug import STAGES, DebugOptions
 from onnxtrain.ortmodule._device import device_of
@@ -33,21 +31,19 @@ from onnxtrain.ortmodule._fallback import (
     named,
 )
 from onnxtrain.ortmodule._forward import Adopted, Forward, calls_forward_of, watched
-from onnxtrain.ortmodule._key import MAX_TRIES, Fallen, Key, SetUps, describe, function_mode, torch_modes
+from onnxtrain.ortmodule._key import Key, describe, function_mode, torch_modes
 from onnxtrain.ortmodule._managers import View
 from onnxtrain.ortmodule._program import CheckError, Program, SharedMemoryError
 from onnxtrain.ortmodule._verify import VerificationError, compare, tolerance, verify
 from onnxtrain.ortmodule.options import RuntimeOptions
 
-_OWN = frozenset(("_module", "_debug", "_programs", "_known", "_counters", "_fallback", "_fallen", "_refused",
-                  "_announced", "_set_ups", "_parts", "_runtime", "_view", "_lazy", "_in_backward"))
+_OWN = frozenset(("_module", "_debug", "_programs", "_known", "_counters", "_fallback", "_fallen", "_announced",
+                  "_parts", "_runtime", "_view", "_lazy", "_in_backward"))
 MAX_PROGRAMS = 32  # exports kept per schema; the one that was made first goes
-MAX_STATES = 8  # exports of one schema because of attributes that change; the next such change is a fallback
 MAX_BY_TORCH = 8  # operators of one graph that torch runs; with more, torch runs the module
 _QUOTED = re.compile(r"'([^']+)'")
 _UNTRANSLATED = re.compile(r"No ONNX function found for <OpOverload\(op='(aten\.\w+)', overload='(\w+)'\)>")
 _TRANSFORMED = "a transform of torch.func"
-MAX_REFUSED = 64  # arguments that are known to be wrong
 
 
 class ORTModule(torch.nn.Module):
@@ -83,13 +79,10 @@ class ORTModule(torch.nn.Module):
         self._counters = _report.Counters()
         self._module = module
         self._programs: dict[Key, list[Program]] = {}
-        self._known: dict[tuple[bytes, tuple[Any, ...]], tuple[Key, list[Program]]] = {}  # by signature
-        self._fallen: dict[Key | str, Fallen] = {}
-        self._refused: set[tuple[Key, tuple[torch.Size, ...]]] = set()
+        self._known: dict[tuple[bytes, tuple[Any, ...]], tuple[Key, list[Program]]] = {}  # by what C says of tensors
+        self._fallen: dict[Key | str, str] = {}  # why PyTorch runs such calls
         self._announced: set[bool] = set()
-        self._set_ups = SetUps()
-        by_dynamo = self._runtime.capture == "dynamo" and not isinstance(module, Graph)
-        self._parts = Parts(self) if by_dynamo else None
+        self._parts = None if isinstance(module, Graph) else Parts(self)
         self._lazy = any(is_lazy(tensor) for tensor in (*module.parameters(), *module.buffers()))
         self.__dict__["training"] = module.training
         for store in ("_parameters", "_buffers", "_modules"):  # the very dicts: torch's own walks find everything here
@@ -98,7 +91,7 @@ class ORTModule(torch.nn.Module):
         if isinstance(module, torch.nn.DataParallel):
             self._fall_back("the module", FallbackPolicy.FALLBACK_UNSUPPORTED_TORCH_MODEL,
                             "ORTModule is not compatible with torch.nn.DataParallel, which copies its module at every "
-                            "step: use torch.nn.parallel.DistributedDataParallel around ORTModule", None, None)
+                            "step: use torch.nn.parallel.DistributedDataParallel around ORTModule", None)
             self._fallback.give_up()
 
     # ---- running ----
@@ -120,8 +113,8 @@ class ORTModule(torch.nn.Module):
         if torch._C._are_functorch_transforms_active():
             if _TRANSFORMED not in self._fallen:
                 self._fall_back(_TRANSFORMED, FallbackPolicy.FALLBACK_UNSUPPORTED_TORCH_MODEL,
-                                "torch.func differentiates and batches with its own interpreters, which cannot see "
-                                "the engine's nodes", None, None)
+                                "torch.func differentiates and batches by interpreters of its own, which see no node "
+                                "of the engine's", None)
             return self._in_torch(args, kwargs)
         if (torch._C._len_torch_dispatch_stack() or torch._C._get_tracing_state() is not None
             or forward_ad._current_level >= 0):
@@ -134,73 +127,53 @@ class ORTModule(torch.nn.Module):
             return self._in_torch(args, kwargs)
         if self._parts is not None:
             return self._parts(args, kwargs)
+        return self._graph(args)
+
+    # ---- running one graph ----
+
+    def _graph(self, args: tuple[Any, ...]) -> Any:
+        """A call of a Graph, in a program that was exported for such arguments."""
         grad_enabled = torch.is_grad_enabled()
         mode = self._module.training and grad_enabled, torch_modes()
-        signature = None if kwargs else _C.signature(args)
+        signature = _C.signature(args)
         known = None if signature is None else self._known.get((signature, mode))
         if known is not None:
             key, programs = known
-            tensors = leaves = list(args)
+            tensors: Sequence[Any] = args
         else:
-            key, leaves = self._key(args, kwargs, mode)
-            try:
-                programs = self._programs.get(key, [])
-            except TypeError:  # an argument that has no hash is no constant of a graph
-                return self._unhashable(leaves, args, kwargs)
+            key = Key(tuple([describe(leaf) for leaf in args]), *mode)
+            programs = self._programs.get(key, [])
             if signature is not None and programs:
                 self._known[signature, mode] = key, programs
-            tensors = leaves if key.spec is None else [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+            tensors = [leaf for leaf in args if isinstance(leaf, torch.Tensor)]
         for program in programs:
-            if program.guards(tensors) is None and program.changed() is None and (
-                    program.modes is None or program.modes == grad_modes(self._module, tensors, grad_enabled)):
+            if program.guards(tensors) is None:
                 if program.steps < self._debug.verify:
-                    self._debug.log(logging.WARNING, "%s", verify(self._module, program.exported, args, kwargs))
+                    self._debug.log(logging.WARNING, "%s", verify(self._module, program.exported, args))
                 try:
                     if self._debug.trace is None and not self._runtime.prints:
-                        result = program(leaves, grad_enabled)
+                        result = program(args, grad_enabled)
                     else:
-                        result = self._run(program, leaves, grad_enabled)
+                        result = self._run(program, args, grad_enabled)
                 except StaleError as error:
                     programs.remove(program)
                     self._debug.log(logging.WARNING, "ORTModule: %s: exporting again", error)
                     break
                 except CheckError as error:
-                    return self._checked_by_torch(error, args, kwargs)
+                    return self._checked_by_torch(error, args)
                 except SharedMemoryError as error:
-                    return self._by_torch(str(error), args, kwargs)
+                    return self._by_torch(str(error), args, {})
                 except UnsupportedError as error:
-                    self._fall_back(key, FallbackPolicy.FALLBACK_UNSUPPORTED_ONNX_MODEL, str(error), error,
-                                    program.exported.state)
-                    return self._in_torch(args, kwargs)
+                    self._fall_back(key, FallbackPolicy.FALLBACK_UNSUPPORTED_ONNX_MODEL, str(error), error)
+                    return self._in_torch(args, {})
                 _report.engine_step(self._counters)
                 return result
-        fallen = self._fallen.get(key)
-        if fallen is not None and not self._fallback.retry and fallen.holds():
-            return self._in_torch(args, kwargs)
-        return self._export_and_run(key, leaves, tensors, grad_enabled, args, kwargs)
+        if key in self._fallen and not self._fallback.retry:
+            return self._in_torch(args, {})
+        return self._export_and_run(key, tensors, grad_enabled, args)
 
-    @staticmethod
-    def _key(args: tuple[Any, ...], kwargs: dict[str, Any], mode: tuple[Any, ...]) -> tuple[Key, list[Any]]:
-        """What an export holds for, and the call's leaves; tensors in a row are their own."""
-        if kwargs or any([type(arg) not in PLAIN_TENSORS for arg in args]):
-            leaves, spec = pytree.tree_flatten((args, kwargs))
-            leaves = trees.Leaves(leaves, (args, kwargs))
-        else:
-            leaves, spec = list(args), None
-        return Key(tuple([describe(leaf) for leaf in leaves]), spec, *mode), leaves
-
-    def _unhashable(self, leaves: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Runs a call with an argument that is neither a tensor nor a constant, unless it is a known container."""
-        if any([trees.register(leaf) for leaf in leaves if not isinstance(leaf, torch.Tensor)]):
-            return self._call(args, kwargs)
-        kinds = ", ".join(sorted({type(leaf).__name__ for leaf in leaves if getattr(leaf, "__hash__", None) is None}))
-        self._fall_back(kinds, FallbackPolicy.FALLBACK_UNSUPPORTED_DATA,
-                        f"ORTModule does not support input type {kinds}: an argument is, or holds, one, and it is "
-                        "neither tensor nor constant", None, None)
-        return self._in_torch(args, kwargs)
-
-    def _run(self, program: Program, leaves: list[Any], grad_enabled: bool) -> Any:
-        """Runs one step in the engine; records a trace and prints memory or density if the options ask for it."""
+    def _run(self, program: Program, leaves: Sequence[Any], grad_enabled: bool) -> Any:
+        """One step in the engine, traced, and its memory or density printed, where that was asked for."""
         result = self._traced(program, leaves, grad_enabled)
         if self._runtime.print_memory_stats:
             _announce.memory(self, program)
@@ -208,7 +181,7 @@ class ORTModule(torch.nn.Module):
             _announce.density(self, program)
         return result
 
-    def _traced(self, program: Program, leaves: list[Any], grad_enabled: bool) -> Any:
+    def _traced(self, program: Program, leaves: Sequence[Any], grad_enabled: bool) -> Any:
         trace = self._debug.trace
         if trace is None:
             return program(leaves, grad_enabled)
@@ -240,14 +213,13 @@ class ORTModule(torch.nn.Module):
 
     def _in_torch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         _report.count(self._counters, fallback_steps=1)
-        with refusals.noting_hooks(self._module):
-            return self._module(*args, **kwargs)
+        return self._module(*args, **kwargs)
 
-    def _checked_by_torch(self, error: CheckError, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Runs a call in PyTorch for which forward may raise; forward then raises its own error."""
+    def _checked_by_torch(self, error: CheckError, args: tuple[Any, ...]) -> Any:
+        """One call for which forward may have to raise; it does so itself."""
         self._debug.log(logging.WARNING, "ORTModule: this call runs in PyTorch, since %s", error)
-        self._note(f"for some calls, {error}; PyTorch runs such a call and raises its error")
-        result = self._in_torch(args, kwargs)
+        self._note(f"for some calls, {error}; PyTorch raises then what forward would raise")
+        result = self._in_torch(args, {})
         self._fallback.check(FallbackPolicy.FALLBACK_UNSUPPORTED_TORCH_MODEL, f"{error}, and PyTorch did not raise.",
                              error)
         return result
@@ -257,45 +229,27 @@ class ORTModule(torch.nn.Module):
         if reason not in self._counters.reasons:
             self._counters.reasons.append(reason)
 
-    def _export_and_run(self, key: Key, leaves: list[Any], tensors: list[torch.Tensor], grad_enabled: bool,
-                        args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Exports and runs a call whose schema, mode, size or state of the module has no program yet."""
-        if any([trees.register(leaf) for leaf in leaves if not isinstance(leaf, torch.Tensor)]):
-            return self._call(args, kwargs)  # with the containers among the leaves taken apart
+    def _export_and_run(self, key: Key, tensors: Sequence[torch.Tensor], grad_enabled: bool,
+                        args: tuple[Any, ...]) -> Any:
+        """A schema, mode or size for which there is no program yet."""
         if any([tensor.is_nested for tensor in tensors]):
-            self._fall_back(key, FallbackPolicy.FALLBACK_UNSUPPORTED_DATA, "an argument is a nested tensor", None, None)
-            return self._in_torch(args, kwargs)
-        sizes = (key, tuple([tensor.shape for tensor in tensors]))
-        if sizes in self._refused:
-            result = self._in_torch(args, kwargs)
-            self._refused.discard(sizes)  # the module has changed, since it takes them now: the next call exports
-            return result
+            self._fall_back(key, FallbackPolicy.FALLBACK_UNSUPPORTED_DATA, "an argument is a nested tensor", None)
+            return self._in_torch(args, {})
         known = self._programs.setdefault(key, [])
-        size = known[-1].guards(tensors) if known else None
-        reason = size or (known[-1].changed() if known else None)
-        if reason and not size and self._is_restless(known):
-            self._fall_back(key, FallbackPolicy.FALLBACK_UNSUPPORTED_TORCH_MODEL,
-                            f"it was exported {len(known)} times because attributes that forward reads keep changing, "
-                            f"and again {reason}", None, None)
-            return self._in_torch(args, kwargs)
-        if reason:
+        if known and (reason := known[-1].guards(tensors)):
             self._debug.log(logging.WARNING, "ORTModule: %s, so the export at hand does not fit: exporting again",
                             reason)
-        if (sharded := _sharded.reason(self._module)) is not None:
-            self._fall_back(key, FallbackPolicy.FALLBACK_UNSUPPORTED_TORCH_MODEL, sharded, None, None)
-            return self._in_torch(args, kwargs)
         try:
             device = device_of((*tensors, *self._module.parameters(), *self._module.buffers()))
         except UnsupportedError as error:
-            self._fall_back(key, FallbackPolicy.FALLBACK_UNSUPPORTED_DEVICE, str(error), error, None)
-            return self._in_torch(args, kwargs)
+            self._fall_back(key, FallbackPolicy.FALLBACK_UNSUPPORTED_DEVICE, str(error), error)
+            return self._in_torch(args, {})
         try:
             if (view := self.__dict__.get("_view")) is not None:
                 view._execution_manager(key.training)._graph_transition_manager.check_extra_kwargs()
         except UnsupportedError as error:
-            self._fall_back(key, FallbackPolicy.FALLBACK_UNSUPPORTED_ONNX_MODEL, str(error), error, None)
-            return self._in_torch(args, kwargs)
-        self._say_constants(leaves)
+            self._fall_back(key, FallbackPolicy.FALLBACK_UNSUPPORTED_ONNX_MODEL, str(error), error)
+            return self._in_torch(args, {})
         _C.set_log_level(self._debug.log_level.logging_level)
         if self._runtime.cache_dir:
             products.recall(self._runtime.cache_dir)
@@ -309,19 +263,19 @@ class ORTModule(torch.nn.Module):
             try:
                 with exclusive.exclusive():
                     program = (self._cached(key, tensors, device) or self._twin(key, tensors, device)
-                               or self._program(key, exporter, args, kwargs, failures, tuple(by_torch), device))
+                               or self._program(key, exporter, args, failures, tuple(by_torch), device))
                 if program.chain is None:
                     program.double = Double(self._module, key, self._fallback, self._counters, self._debug)
                 if self._debug.verify:
-                    self._debug.log(logging.WARNING, "%s", verify(self._module, program.exported, args, kwargs))
-                result = self._first_run(program, leaves, grad_enabled)
+                    self._debug.log(logging.WARNING, "%s", verify(self._module, program.exported, args))
+                result = self._first_run(program, args, grad_enabled)
             except CheckError as error:
                 if program is not None:
                     known.append(program)
                     _report.register(program)
-                return self._checked_by_torch(error, args, kwargs)
+                return self._checked_by_torch(error, args)
             except SharedMemoryError as error:
-                return self._by_torch(str(error), args, kwargs)
+                return self._by_torch(str(error), args, {})
             except (DefinitionError, VerificationError, ORTModuleFallbackException):
                 raise  # meant for the user
             except Exception as error:
@@ -336,7 +290,6 @@ class ORTModule(torch.nn.Module):
                 if isinstance(error, ExportError) and is_final(exporter, error):
                     break
                 continue
-            program.exported.settle()
             if self._debug.save_onnx:
                 self._save(program, key.training)
             known.append(program)
@@ -348,16 +301,11 @@ class ORTModule(torch.nn.Module):
                 products.keep(self._runtime.cache_dir)
             _report.engine_step(self._counters)
             return result
-        if self._sets_up(sizes, failures):
-            return self._in_torch(args, kwargs)
         self._give_up(key, failures)
         try:
-            return self._in_torch(args, kwargs)
+            return self._in_torch(args, {})
         except Exception:
-            self._fallen.pop(key, None)  # forward itself refuses these arguments: that says nothing of the next ones
-            if len(self._refused) == MAX_REFUSED:
-                self._refused.clear()
-            self._refused.add(sizes)
+            self._fallen.pop(key, None)  # torch itself refuses these arguments: that says nothing of the next ones
             raise
 
     def _say_constants(self, leaves: Iterable[Any]) -> None:
@@ -366,7 +314,7 @@ class ORTModule(torch.nn.Module):
                 self._debug.log(logging.INFO, "Received input of type %s is treated as a constant by ORT by default.",
                                 type(leaf))
 
-    def _first_run(self, program: Program, leaves: list[Any], grad_enabled: bool) -> Any:
+    def _first_run(self, program: Program, leaves: Sequence[Any], grad_enabled: bool) -> Any:
         """A graph that does not run even for the arguments that it was exported with is the exporter's fault,
         or eager's.
         """
@@ -375,15 +323,6 @@ class ORTModule(torch.nn.Module):
             return self._run(program, leaves, grad_enabled)
         except (TypeError, ValueError) as error:
             raise ExportError(f"The exported graph does not run: {error}.") from error
-
-    def _sets_up(self, sizes: tuple[Key, Any], failures: list[tuple[str, Any]]) -> bool:
-        """Whether this call may be one in which the module sets itself up, by hooks or a cache, in PyTorch."""
-        change = self._set_ups.admit(sizes, failures)
-        if change is not None:
-            self._note(f"for a first call: {change} PyTorch runs it, and the module may have set itself up")
-            self._debug.log(logging.INFO, "ORTModule: %s: %s This call runs in PyTorch, in case the module sets itself "
-                            "up in it; the next one is exported", type(self._module).__name__, change)
-        return change is not None
 
     def _all_programs(self) -> list[tuple[Key, list[Program]]]:
         """The programs of each schema, those of its graphs among them."""
@@ -400,11 +339,6 @@ class ORTModule(torch.nn.Module):
                 program.in_backward = handle
         for graph in self._parts.models() if self._parts is not None else ():
             graph._join(handle)
-
-    @staticmethod
-    def _is_restless(known: list[Program]) -> bool:
-        """Whether exports go stale as soon as they are made."""
-        return len(known) >= MAX_STATES or len(known) >= 3 and all(program.steps <= 1 for program in known[-3:])
 
     def _lacking(self, error: Exception, program: Program | None) -> str | None:
         """The torch operator behind a node that the engine does not have, where torch may run it instead."""
@@ -424,10 +358,7 @@ class ORTModule(torch.nn.Module):
         if not self._runtime.cache_dir:
             return None
         runtime = self._runtime
-        text = self._module._captured.text if isinstance(self._module, Graph) else ""
-        if text is None:
-            return None  # it holds constant tensors
-        settings = (text, runtime.onnx_opset_version, runtime.enable_custom_autograd_function,
+        settings = (runtime.onnx_opset_version, runtime.enable_custom_autograd_function,
                     runtime.skipped_autograd_functions, options.read("ONNXTRAIN_EXPORTER"))
         try:
             return cache.digest(self._module, key, settings)
@@ -437,7 +368,7 @@ class ORTModule(torch.nn.Module):
 
     def _cached(self, key: Key, tensors: list[torch.Tensor], device: str) -> Program | None:
         name = self._digest(key)
-        exported = None if name is None else cache.load(self._runtime.cache_dir, name, self._module, tensors)
+        exported = None if name is None else cache.load(self._runtime.cache_dir, name, tensors)
         if exported is None:
             return None
         program = Program(self._module, exported, device=device, memory_level=self._runtime.memory_optimization_level,
@@ -455,17 +386,13 @@ class ORTModule(torch.nn.Module):
         _report.count(self._counters, build_seconds=program.build_seconds)
         return program
 
-    def _program(self, key: Key, exporter: Any, args: tuple[Any, ...], kwargs: dict[str, Any],
-                 failures: list[tuple[str, Any]], by_torch: tuple[str, ...], device: str) -> Program:
+    def _program(self, key: Key, exporter: Any, args: tuple[Any, ...], failures: list[tuple[str, Exception]],
+                 by_torch: tuple[str, ...], device: str) -> Program:
         """Exports, loads, and compares with eager where that is needed or asked for."""
         runtime = self._runtime
         custom = CustomFunctions(runtime.enable_custom_autograd_function, runtime.skipped_autograd_functions)
-        exported = export(self._module, args, kwargs, training=self._module.training, opset=runtime.onnx_opset_version,
-                          exporter=exporter, custom=custom, by_torch=by_torch,
-                          planes="dynamic" if self._programs.get(key) else "fixed",
-                          watched=bool(runtime.cache_dir) and not isinstance(self._module, Graph))
-        if isinstance(self._module, Graph):
-            exported.outside = values.described(values.Entered(), self._module)  # nothing: it holds tensor operations
+        exported = export(self._module, args, opset=runtime.onnx_opset_version, exporter=exporter, custom=custom,
+                          by_torch=by_torch)
         _report.count(self._counters, exports=1, export_seconds=exported.seconds.get("total", 0.0))
         try:
             program = Program(self._module, exported, device=device,
@@ -485,7 +412,7 @@ class ORTModule(torch.nn.Module):
         _report.count(self._counters, build_seconds=program.build_seconds)
         if exported.needs_verification:
             try:
-                rows = compare(self._module, exported, args, kwargs, thaw=True)
+                rows = compare(self._module, exported, args, thaw=True)
             except (TypeError, ValueError) as error:
                 raise ExportError(f"The exported graph does not run: {error}.") from error
             worst = max(rows, key=lambda row: row[1])
@@ -499,7 +426,7 @@ class ORTModule(torch.nn.Module):
             parts.twins.keep(self._module, (key, device), exported)
         name = self._digest(key)
         if name is not None:
-            cache.store(self._runtime.cache_dir, name, self._module, exported)
+            cache.store(self._runtime.cache_dir, name, exported)
         if failures:
             exported.notes.append(f"The {exporter} exporter was used, because: {failures[0][1]}")
         return program
@@ -543,17 +470,14 @@ class ORTModule(torch.nn.Module):
         text = str(error)
         if len(failures) > 1:
             text = f"{text.rstrip('.')}. The TorchScript exporter, tried as well: {failures[1][1]}"
-        state = next((e.state for _, e in failures if getattr(e, "state", None) is not None), None)
-        self._fall_back(key, reason, text, error, state)
+        self._fall_back(key, reason, text, error)
 
-    def _fall_back(self, key: Key | str, reason: FallbackPolicy, text: str, cause: Exception | None,
-                   state: State | None) -> None:
+    def _fall_back(self, key: Key | str, reason: FallbackPolicy, text: str, cause: Exception | None) -> None:
         """Remembers that this signature runs in PyTorch and says so once; raises where the policy forbids it."""
         text = " ".join(text.split()).rstrip(".")
         self._fallback.check(reason, f"{text}.", cause)
-        before = self._fallen.get(key)
-        self._fallen[key] = Fallen(text, state, 1 if before is None else before.tries + 1)
-        if before is None or before.reason != text and before.tries < MAX_TRIES:
+        if self._fallen.get(key) != text:
+            self._fallen[key] = text
             self._note(text)
             self._debug.log(
                 logging.WARNING,

@@ -11,14 +11,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._functorch import is_dead_tensor_wrapper, unwrap_if_dead  # type: ignore[attr-defined]
-from torch.utils import _pytree as pytree
+from torch._C._functorch import is_dead_tensor_wrapper, unwrap_if_dead
 
 from onnxtrain import _C, UnsupportedError, options
-from onnxtrain._export import filled, gradients, trees, views
+from onnxtrain._export import gradients, views
 from onnxtrain._export.errors import StaleError
+from onnxtrain._export.exported import Exported
 from onnxtrain._export.function_apply import CHECKPOINT
-from onnxtrain.export import Exported
 from onnxtrain.ortmodule import _double, _held, _outside_loss, _random
 from onnxtrain.ortmodule._chain import Chain
 from onnxtrain.ortmodule._reach import Conditional, Reach
@@ -108,8 +107,7 @@ _NODES = (_ORTModuleFunction._backward_cls, _SteppingFunction._backward_cls, _he
 
 def _changed(leaves: Sequence[Any], change: Callable[[Tensor], Tensor]) -> list[Any]:
     """The leaves of a call with other tensors."""
-    return trees.Leaves([change(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves],
-                        getattr(leaves, "arguments", None))
+    return [change(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
 
 
 _UNSEEN = ("buffer", "check")  # results without a gradient
@@ -184,8 +182,6 @@ class Program:
             self._held = _held.Held(_forward, _gradients, [source.kind != "parameter" for source in exported.inputs])
         self.double: _double.Double | None = None  # how backward under create_graph=True runs the module
         self.in_backward: Any = None  # onnxtrain.optim.StepInBackward: what updates parameters meanwhile
-        self.changed = exported.state.difference
-        self.modes = exported.modes
         self.steps = 0
         self._watched = device != "cpu"  # whether losses of its outputs find the engine
         self.step_seconds = 0.0  # of all its forwards
@@ -201,12 +197,12 @@ class Program:
         self._expected: list[tuple[str, torch.dtype, torch.Size] | None] = []
         for source in self.exported.inputs:
             expected = None
-            if source.kind in ("parameter", "buffer", "attribute"):
+            if source.kind in ("parameter", "buffer"):
                 path, _, name = source.target.rpartition(".")
                 owner = module.get_submodule(path)
-                store = {"parameter": "_parameters", "buffer": "_buffers", "attribute": "__dict__"}[source.kind]
-                self.sources.append((getattr(owner, store), name))
-                tensor = getattr(owner, store)[name]
+                store = owner._parameters if source.kind == "parameter" else owner._buffers
+                self.sources.append((store, name))
+                tensor = store[name]
                 expected = (source.target, tensor.dtype, tensor.shape)
             elif source.kind == "constant":
                 self.sources.append(({"constant": source.target}, "constant"))
@@ -215,31 +211,21 @@ class Program:
             self._expected.append(expected)
 
     def _bind_outputs(self, module: torch.nn.Module) -> None:
-        self._user_outputs: list[tuple[int, int]] = []  # (output, leaf)
+        self._user_outputs: list[tuple[int, int]] = []  # (output, result)
         self._buffers: list[tuple[int, dict[str, Any], str]] = []
-        self._checks: list[tuple[int, bool]] = []
-        self._written: list[tuple[int, int]] = []  # (output, leaf of the input)
-        self._kept: list[tuple[int, tuple[int, int]]] = []  # (output, (cache, leaf of it))
-        kept: dict[int, dict[int, int]] = {i: {} for i, a in enumerate(self.exported.assignments) if not a.tensors}
+        self._checks: list[int] = []
+        self._written: list[tuple[int, int]] = []  # (output, argument)
         for index, target in enumerate(self.exported.outputs):
             if target.kind == "user":
                 self._user_outputs.append((index, target.target))
             elif target.kind == "check":
-                self._checks.append((index, target.target))
+                self._checks.append(index)
             elif target.kind == "argument":
                 self._written.append((index, target.target))
-            elif target.kind == "cache":
-                self._kept.append((index, target.target))
-            elif target.kind == "attribute":
-                kept.setdefault(target.target[0], {})[target.target[1]] = index
             else:
                 path, _, name = target.target.rpartition(".")
                 self._buffers.append((index, module.get_submodule(path)._buffers, name))
         self.changing = self._changing()
-        self._assignments = [
-            (module.get_submodule(self.exported.assignments[i].module), self.exported.assignments[i], outputs)
-            for i, outputs in sorted(kept.items())
-        ]
         same = dict(self.exported.same)
         self._user_outputs = [(index, leaf) for index, leaf in self._user_outputs if leaf not in same]
         self._views = None if self.exported.views is None else views.Replay(self.exported.views)
@@ -249,12 +235,9 @@ class Program:
             if isinstance(source, str):
                 path, _, name = source.rpartition(".")
                 self._parameters.append((leaf, module.get_submodule(path)._parameters, name))
-        self._single = (self.exported.out_spec.is_leaf() and len(self._user_outputs) == 1)
-        count = self.exported.out_spec.num_leaves
-        # As a graph of Dynamo's has it: a tuple of tensors that are all made by the engine.
-        self._row = [index for index, _ in self._user_outputs] if (
-            [leaf for _, leaf in self._user_outputs] == list(range(count)) and not self._same and not self._parameters
-            and self._views is None and self.exported.out_spec == pytree.tree_structure((0,) * count)) else None
+        # Whether the graph's first outputs are the results, in their order.
+        self._plain = [leaf for _, leaf in self._user_outputs] == list(range(self.exported.results)) == [
+            index for index, _ in self._user_outputs]
 
     def _changing(self) -> frozenset[int]:
         """Inputs of the graph that forward changes, and that its results or gradients depend on as they were."""
@@ -308,7 +291,7 @@ class Program:
         return _random.seed(self.session, self.device)
 
     def __call__(self, leaves: Sequence[Any], grad_enabled: bool) -> Any:
-        """Runs one forward for the flattened user inputs; returns the user's output structure.
+        """Runs one forward for the arguments of the graph; returns its results.
 
         Raises:
             StaleError: a weight has another dtype or shape than at the export, or is gone.
@@ -366,25 +349,19 @@ class Program:
                     _random.restore(self.device, random)
                 raise CheckError(str(error)) from error
             raise
-        if random is not None and any([bool(outputs[index]) != holds for index, holds in self._checks]):
+        if random is not None and not all([bool(outputs[index]) for index in self._checks]):
             _random.restore(self.device, random)
             raise CheckError("a check in forward does not hold")
         if wanted and not self._watched and not self.steps % LOOK_EVERY:
             self._watched = _outside_loss.watch(_NODES, tuple(outputs))
         for index, leaf in self._written:
             leaves[leaf].copy_(outputs[index])  # under autograd, as forward's own change was
-        if self._buffers or self._assignments:
+        if self._buffers:
             self._write_back(outputs)
-        for name, requires_grad in self.exported.flags:
-            self._module.get_parameter(name).requires_grad_(requires_grad)
         self.steps += 1
         self.used = time.monotonic()
         self.step_seconds += self.used - start
-        if self._single and not self.exported.filled:
-            return outputs[self._user_outputs[0][0]]
-        if self._row is not None and not self.exported.filled:
-            return tuple([outputs[index] for index in self._row])
-        return self._structured(outputs, leaves)
+        return outputs[:self.exported.results] if self._plain else self._results(outputs, leaves)
 
     def _check_weights(self, tensors: Sequence[Any]) -> None:
         """The engine refused its inputs: because of one of the module's own?"""
@@ -406,19 +383,12 @@ class Program:
                     owner[name] = value  # forward put a new one in its place
                 else:
                     buffer.copy_(value)
-        for module, assignment, where in self._assignments:
-            leaves = [assignment.constants.get(i) for i in range(assignment.spec.num_leaves)]
-            for leaf, index in where.items():
-                leaves[leaf] = outputs[index]
-            setattr(module, assignment.name, pytree.tree_unflatten(leaves, assignment.spec))
 
     def _weight(self, kind: str, name: str) -> Tensor:
         return self._module.get_parameter(name) if kind == "parameter" else self._module.get_buffer(name)
 
-    def _structured(self, outputs: Sequence[Tensor], leaves: Sequence[Any]) -> Any:
-        flat: list[Any] = [None] * self.exported.out_spec.num_leaves
-        for leaf, value in self.exported.out_constants.items():
-            flat[leaf] = value
+    def _results(self, outputs: Sequence[Tensor], leaves: Sequence[Any]) -> tuple[Tensor, ...]:
+        flat: list[Any] = [None] * self.exported.results
         for index, leaf in self._user_outputs:
             flat[leaf] = outputs[index]
         for leaf, source in self._same:
@@ -427,9 +397,4 @@ class Program:
             flat[leaf] = owner[name]
         if self._views is not None:
             self._views(flat, leaves, self._weight)
-        if self.exported.filled or self.exported.given:
-            caches = filled.among(leaves.arguments)  # type: ignore[attr-defined]
-            filled.put_back(caches, self.exported.filled, {key: outputs[index] for index, key in self._kept}, leaves)
-            for leaf, cache in self.exported.given:
-                flat[leaf] = caches[cache]
-        return pytree.tree_unflatten(flat, self.exported.out_spec)
+        return tuple(flat)

@@ -35,8 +35,8 @@ class RuntimeOptions:
 
     onnx_opset_version, enable_custom_autograd_function, skipped_autograd_functions, cache_dir,
     memory_optimization_level and memory_budget (bytes; a fraction where it is at most 1) have an effect on what is
-    exported after they are set, print_memory_stats and print_input_density on the next step; capture is read when the
-    module is wrapped. The rest is kept for scripts that set it, and changes nothing.
+    exported after they are set, print_memory_stats and print_input_density on the next step. The rest is kept for
+    scripts that set it, and changes nothing.
     """
 
     onnx_opset_version: int = _read("ORTMODULE_ONNX_OPSET_VERSION")  # type: ignore[assignment]
@@ -48,7 +48,6 @@ class RuntimeOptions:
     print_input_density: bool = _read("ORTMODULE_PRINT_INPUT_DENSITY")  # type: ignore[assignment]
     memory_optimization_level: int = _read("ORTMODULE_MEMORY_OPT_LEVEL")  # type: ignore[assignment]
     memory_budget: float | None = _read("ORTMODULE_MEMORY_OPT_BUDGET")  # type: ignore[assignment]
-    capture: str = _read("ONNXTRAIN_CAPTURE")  # type: ignore[assignment]
     skip_check: _SkipCheck = _read("ORTMODULE_SKIPCHECK_POLICY")  # type: ignore[assignment]
     propagate_cast_ops_strategy: object = None
     propagate_cast_ops_level: int = 1

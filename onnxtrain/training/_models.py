@@ -14,8 +14,8 @@ import onnx
 import torch
 from torch import Tensor
 
-from onnxtrain._export import trees
 from onnxtrain.ortmodule import ORTModule
+from onnxtrain.ortmodule._whole import tensors_of
 from onnxtrain.training import _saved
 
 
@@ -134,9 +134,7 @@ class TorchModel:
 
     @staticmethod
     def _tensors(results: Any) -> list[Tensor]:
-        if isinstance(results, Tensor):
-            return [results]
-        return [leaf for leaf in trees.flatten(results)[0] if isinstance(leaf, Tensor)]
+        return list(tensors_of(results))
 
     def _note(self, inputs: Sequence[Any]) -> None:
         """Sizes and dtypes for the export of save(); those of a call with every input."""

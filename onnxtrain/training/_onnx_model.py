@@ -13,10 +13,8 @@ import onnx
 import torch
 from onnx import helper, numpy_helper
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from onnxtrain import _functions, _report
-from onnxtrain._export import attributes
 from onnxtrain._export.exported import Exported, GraphInput, GraphOutput
 from onnxtrain.backend import _to_tensor
 from onnxtrain.export import SMALL_CONSTANT
@@ -147,10 +145,8 @@ class OnnxModel:
         targets = [GraphOutput("user", name, leaf) for leaf, name in enumerate(self._outputs)]
         targets += [GraphOutput("buffer", value, self._names[name]) for name, value in updated.items()]
         _give_out(graph, targets)
-        spec = pytree.tree_flatten([0] * len(self._outputs))[1]
-        exported = Exported(_functions.inline(model).SerializeToString(), tuple(sources), tuple(targets), spec, {},
-                            lambda _: None, (), attributes.State(self._holder, attributes.Record()), "dynamo",
-                            model.opset_import[0].version, {}, [])
+        exported = Exported(_functions.inline(model).SerializeToString(), tuple(sources), tuple(targets),
+                            len(self._outputs), lambda _: None, "dynamo", model.opset_import[0].version, {}, [])
         device = next(iter([*self._holder.parameters(), *self._holder.buffers()]), torch.empty(0)).device
         program = Program(self._holder, exported, device=str(device))
         _report.register(program)

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from onnxtrain import UnsupportedError
 from onnxtrain._export.domain import DOMAIN
-from onnxtrain.export import Exported, export
-from onnxtrain.ortmodule._verify import compare, tolerance
+from onnxtrain._export.exported import Exported
+from onnxtrain.ortmodule._whole import export_whole
 from onnxtrain.utils.torch_io_helper import pytorch_type_to_onnx_dtype
 
 OPSET = 20
@@ -60,7 +60,7 @@ def proto_of(module: torch.nn.Module, example: Sequence[Tensor], own: Callable[[
     """A module in evaluation.
 
     Args:
-        module: takes the inputs in a row.
+        module: takes the inputs in a row. It runs once; see export_whole().
         example: inputs of sizes and dtypes that it takes.
         own: of a weight's name in the module makes its name in the file.
         inputs, outputs: (name, shape) of each, as a description has them.
@@ -68,12 +68,14 @@ def proto_of(module: torch.nn.Module, example: Sequence[Tensor], own: Callable[[
     Raises:
         ExportError, UnsupportedError: see TorchModel.proto().
     """
-    with torch.no_grad():
-        exported = export(module, tuple(example), {}, training=False, opset=OPSET)
-        if exported.needs_verification:
-            worst = max(compare(module, exported, tuple(example), {}), key=lambda row: row[1])
-            if not worst[1] <= tolerance(module):
-                raise UnsupportedError(f"save_as_onnx: the exported graph's {worst[0]} differs from PyTorch's")
+    training = [child for child in module.modules() if child.training]
+    module.eval()
+    try:
+        with torch.no_grad():
+            exported = export_whole(module, tuple(example), {}, opset=OPSET)
+    finally:
+        for child in training:
+            child.training = True
     model = onnx.load_model_from_string(exported.model)
     names = _weights_as_initializers(model, exported, module, own)
     users = {i.target: i.name for i in exported.inputs if i.kind == "user"}

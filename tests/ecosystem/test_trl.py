@@ -15,7 +15,6 @@ import tokenizers  # noqa: E402
 import transformers  # noqa: E402
 
 import onnxtrain  # noqa: E402
-from onnxtrain import options as switches  # noqa: E402
 from onnxtrain.ortmodule import ORTModule  # noqa: E402
 
 WORDS = "[PAD] [UNK] <s> </s> the a cat dog sits runs on mat road red blue big small sees house tree".split()
@@ -75,5 +74,3 @@ def test_steps_run_in_the_engine(make, given, tmp_path):
         torch.testing.assert_close(b, a, rtol=1e-3, atol=1e-5, msg=name)
     counts = onnxtrain.stats(wrapped)
     assert (counts["engine_steps"], counts["fallback_steps"]) == ((3, 1) if given else (4, 0)), counts
-    # Dynamo goes into a Function that it cannot keep whole, and cuts there.
-    assert counts["exports"] == 1 or switches.read("ONNXTRAIN_CAPTURE") == "dynamo"

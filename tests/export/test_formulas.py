@@ -2,7 +2,6 @@
 
 import copy
 
-import pytest
 import sympy
 import torch
 import torch.nn.functional as F
@@ -31,8 +30,7 @@ class Windows(torch.nn.Module):
         return x
 
 
-@pytest.mark.parametrize("capture", ["dynamo", "export"])
-def test_windows_of_other_sizes(capture, monkeypatch):
+def test_windows_of_other_sizes(monkeypatch):
     longest, decide = [0], ShapeEnv.evaluate_expr
 
     def noted(self, formula, *args, **kwargs):
@@ -40,7 +38,6 @@ def test_windows_of_other_sizes(capture, monkeypatch):
             longest[0] = max(longest[0], len(list(sympy.preorder_traversal(self.replace(formula)))))
         return decide(self, formula, *args, **kwargs)
 
-    monkeypatch.setenv("ONNXTRAIN_CAPTURE", capture)
     monkeypatch.setattr(ShapeEnv, "evaluate_expr", noted)
     torch.manual_seed(0)
     plain = Windows()

@@ -5,7 +5,7 @@ import torch
 from opinfo import of_operator, operators
 
 FUNCTIONS = """
-    angle atan2 clamp clamp_max clamp_min copysign corrcoef cov cumprod digamma div.floor_rounding div.trunc_rounding erfinv
+    angle atan2 clamp clamp_max clamp_min copysign cumprod digamma div.floor_rounding div.trunc_rounding erfinv
     expm1 fill floor_divide fmax fmin gather hypot index_add index_copy index_fill index_select lgamma linalg.vector_norm
     log1p logcumsumexp masked_scatter max.reduction_with_dim nn.functional.batch_norm
     nn.functional.binary_cross_entropy_with_logits nn.functional.celu nn.functional.conv3d nn.functional.cross_entropy
@@ -29,12 +29,7 @@ def results(name, dtype, samples, errors):
     return found
 
 
-# Dynamo leaves torch.cov to Python: docs/capture.md.
-BY_EXPORT = [pytest.param(name, marks=pytest.mark.capture("export")) if name in ("corrcoef", "cov") else name
-             for name in FUNCTIONS]
-
-
-@pytest.mark.parametrize("name", BY_EXPORT)
+@pytest.mark.parametrize("name", FUNCTIONS)
 def test_samples(name):
     assert [r.text for r in results(name, torch.float32, 1, 0) if r.outcome == "torch"] == []
 

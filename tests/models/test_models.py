@@ -25,9 +25,15 @@ from seeds import drawn_seed
 from structure import fakes, structure
 from torch import Tensor
 
-import onnxtrain
-import onnxtrain.export
-from onnxtrain.ortmodule import ORTModule
+sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parents[1])]
+import zoo  # noqa: E402
+from harness import drawn_seed, turn_threads  # noqa: E402
+from structure import fakes, structure  # noqa: E402
+
+import onnxtrain  # noqa: E402
+from onnxtrain.export import ExportError  # noqa: E402
+from onnxtrain.ortmodule import ORTModule  # noqa: E402
+from onnxtrain.ortmodule._whole import export_whole  # noqa: E402
 
 # Of the largest entry of a tensor. In float32 two orders of summation are compared; float64 shows what is a defect.
 TOLERANCE = {torch.float32: 2e-3, torch.float64: 1e-9}
@@ -343,6 +349,6 @@ def test_an_export_leaves_the_module_as_it_was(name: str) -> None:
     module, inputs = MODELS[name].make(), MODELS[name].data()
     module(*inputs)  # some set themselves up
     before, drawn = structure(module), torch.get_rng_state()
-    with contextlib.suppress(onnxtrain.export.ExportError):
-        onnxtrain.export.export(module, inputs, {}, training=True)
+    with contextlib.suppress(ExportError):
+        export_whole(module, tuple(inputs), {})
     assert structure(module) == before and not fakes(module) and torch.equal(torch.get_rng_state(), drawn)

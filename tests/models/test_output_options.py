@@ -15,9 +15,11 @@ import torch
 from structure import fakes
 from torch import Tensor
 
-import onnxtrain
-from onnxtrain import options
-from onnxtrain.ortmodule import ORTModule
+sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
+from structure import fakes  # noqa: E402
+
+import onnxtrain  # noqa: E402
+from onnxtrain.ortmodule import ORTModule  # noqa: E402
 
 T = pytest.importorskip("transformers")
 
@@ -120,6 +122,4 @@ def test_as_many_as_eager_at_every_call(name: str, option: str) -> None:
     hooks = [[len(m._forward_hooks) for m in whole.modules()] for whole in (model.module, eager)]
     assert hooks[0] == hooks[1] and not fakes(model.module)
     counts = onnxtrain.stats(model)
-    set_up = bool(sum(hooks[0])) and options.read("ONNXTRAIN_CAPTURE") == "export"  # which Dynamo does itself
-    assert counts["engine_steps"] == 3 - set_up, counts["reasons"]
-    assert counts["engine_steps"] + counts["fallback_steps"] == 3
+    assert (counts["engine_steps"], counts["fallback_steps"]) == (3, 0), counts["reasons"]

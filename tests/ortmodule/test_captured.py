@@ -22,9 +22,8 @@ HELPER = types.SimpleNamespace(scale=2.0)
 
 
 @pytest.fixture(autouse=True)
-def captured(monkeypatch):
+def captured():
     torch._dynamo.reset()
-    monkeypatch.setenv("ONNXTRAIN_CAPTURE", "dynamo")
     yield
     torch._dynamo.reset()
 
@@ -256,14 +255,11 @@ def test_numpys_random_numbers_are_its_own():
     in_engine(both(module(forward), use), 2)
 
 
-@pytest.mark.parametrize("capture", ["export", "dynamo"])
 @pytest.mark.parametrize("number", [
     lambda m, h: h.sum().item(), lambda m, h: h.double().sum().item(), lambda m, h: m.fc.weight[0].tolist()[1],
     lambda m, h: cut(h.double().sum()).item(),
 ], ids=["item", "of float64", "tolist", "behind a cut"])
-def test_no_gradient_goes_through_a_number(number, capture, monkeypatch):
-    monkeypatch.setenv("ONNXTRAIN_CAPTURE", capture)
-
+def test_no_gradient_goes_through_a_number(number):
     def forward(m, x):
         h = m.fc(x)
         return h * number(m, h)
@@ -549,15 +545,12 @@ def test_the_second_process_loads_its_graphs(tmp_path, monkeypatch):
     torch.testing.assert_close(other(X), other.module(X))
 
 
-@pytest.mark.parametrize("capture", ["export", "dynamo"])
-def test_a_parameter_changed_in_forward_runs_in_pytorch(capture, monkeypatch):
+def test_a_parameter_changed_in_forward_runs_in_pytorch():
     """TorchScript's exporter differentiates the clamp, which the first batch does not show."""
     def forward(m, x):
         with torch.no_grad():
             m.fc.weight.clamp_(-1, 1)
         return m.fc(x)
-
-    monkeypatch.setenv("ONNXTRAIN_CAPTURE", capture)
 
     def use(m):
         results = [step(X)(m)[0]]

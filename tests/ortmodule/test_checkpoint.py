@@ -33,10 +33,8 @@ class Net(nn.Module):
         return x
 
 
-@pytest.mark.parametrize("capture", ["dynamo", "export"])
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_a_checkpoint_saves_memory_and_is_named(capture, reentrant, monkeypatch, caplog):
-    monkeypatch.setenv("ONNXTRAIN_CAPTURE", capture)
+def test_a_checkpoint_saves_memory_and_is_named(reentrant, monkeypatch, caplog):
     torch.manual_seed(0)
     plain = Net(False)
     net = Net(True, reentrant)

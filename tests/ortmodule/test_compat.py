@@ -171,16 +171,6 @@ def test_views_of_the_inside():
     assert training._device.type == "cpu" and not model._is_training()
 
 
-@pytest.mark.capture("export")
-def test_a_changed_model_is_seen():
-    model = ORTModule(nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)))
-    model(torch.ones(2, 4))
-    training = model._torch_module._execution_manager(True)
-    assert not training._graph_transition_manager._original_model_has_changed
-    model.module[1].eps = 0.5
-    assert training._graph_transition_manager._original_model_has_changed
-
-
 def test_json_config(tmp_path):
     from onnxtrain.ortmodule.experimental.json_config import load_from_json
 

@@ -171,17 +171,6 @@ def test_values_are_constants_of_their_own_graph(exporter):
     assert in_engine(model)["engine_steps"] == len(calls)
 
 
-@pytest.mark.capture("export")
-def test_an_argument_that_no_graph_takes_runs_in_pytorch():
-    class Opaque:
-        __hash__ = None
-        scale = 2.0
-
-    model = both(module(lambda self, x, o: self.fc(x) * o.scale), step(X, Opaque()))
-    counts = onnxtrain.stats(model)
-    assert counts["fallback_steps"] == 1 and "Opaque" in counts["reasons"][0]
-
-
 # --- the module's state -----------------------------------------------------------------------------------------------
 
 

@@ -3,7 +3,6 @@ no graph is used that is no longer its own.
 """
 
 import copy
-import logging
 import types
 
 import pytest
@@ -96,21 +95,6 @@ def test_a_change_is_seen(name):
                 torch.testing.assert_close(q.grad, p.grad, msg=key)
     if "hook" not in name:
         assert onnxtrain.stats(model)["engine_steps"] == 3, onnxtrain.stats(model)
-
-
-@pytest.mark.capture("export")
-def test_a_hook_runs_in_pytorch_until_it_is_removed():
-    model = ORTModule(Child())
-    seen, x = [], torch.randn(2, 4)
-    model(x)
-    handle = model.module.fc.register_forward_hook(lambda m, args, out: seen.append(out))
-    model(x), model(x)
-    assert len(seen) == 2 and type(seen[0]) is torch.Tensor
-    assert any("forward hook" in reason for reason in onnxtrain.stats(model)["reasons"])
-    handle.remove()
-    torch.testing.assert_close(model(x), model.module(x))
-    counts = onnxtrain.stats(model)
-    assert counts["engine_steps"] == 2 and counts["fallback_steps"] == 2
 
 
 def test_what_forward_does_not_read_exports_nothing():
@@ -212,49 +196,3 @@ def test_attributes_set_in_forward_are_set_with_their_gradients():
             module.h, eager.h = torch.ones(2, 4), torch.ones(2, 4)
     counts = onnxtrain.stats(model)
     assert counts["engine_steps"] == 4 and counts["exports"] == 1
-
-
-class Counter(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.calls = 0
-
-    def forward(self, x):
-        self.calls += 1
-        return x * self.calls
-
-
-@pytest.mark.capture("export")
-def test_an_attribute_that_changes_at_every_call_ends_in_pytorch(caplog):
-    model = ORTModule(Counter())
-    with caplog.at_level(logging.WARNING, "onnxtrain"):
-        for call in range(1, 8):
-            assert model(torch.ones(1)).item() == call
-    assert "keep changing" in caplog.text and onnxtrain.stats(model)["exports"] <= 4
-
-
-class Appending(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.seen = []
-
-    def forward(self, x):
-        self.seen.append(x)
-        return x * 2
-
-
-class Drawing(nn.Module):
-    def forward(self, x):
-        import random
-
-        return x * random.random()
-
-
-@pytest.mark.capture("export")
-def test_effects_that_a_graph_would_lose_run_in_pytorch():
-    model = ORTModule(Appending())
-    model(torch.ones(1)), model(torch.ones(1))
-    assert len(model.seen) == 2 and type(model.seen[0]) is torch.Tensor
-    drawing = ORTModule(Drawing())
-    assert drawing(torch.ones(1)) != drawing(torch.ones(1))
-    assert "random" in onnxtrain.stats(drawing)["reasons"][0]

@@ -13,6 +13,7 @@ from eager_training import DESCRIPTION, Eager, batches, cross_entropy, net, opti
 from onnx import TensorProto, helper, numpy_helper
 
 import onnxtrain
+from onnxtrain.export import ExportError
 from onnxtrain.training import ORTTrainer, amp, optim
 
 
@@ -94,24 +95,19 @@ def test_a_transformer_as_a_file(tmp_path):
 
 
 def test_what_cannot_be_saved(tmp_path):
-    class Custom(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x * 2
-
-        @staticmethod
-        def backward(ctx, grad):
-            return grad * 2
-
-    class Calls(nn.Module):
-        def __init__(self):
+    class Sorts(nn.Module):
+        def __init__(self, cut=False):
             super().__init__()
-            self.fc = nn.Linear(8, 4)
+            self.fc, self.cut = nn.Linear(8, 4), cut
+            self.register_buffer("bounds", torch.tensor([-0.5, 0.0, 0.5]))
 
         def forward(self, x):
-            return Custom.apply(self.fc(x))
+            y = self.fc(x)
+            if self.cut:
+                return y if y.sum() > 0 else -y
+            return y + torch.bucketize(y, self.bounds)
 
-    trainer = trainer_of(Calls(), optim.SGDConfig())
+    trainer = trainer_of(Sorts(), optim.SGDConfig())
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         trainer.save_as_onnx(str(tmp_path / "a.onnx"))
@@ -120,9 +116,35 @@ def test_what_cannot_be_saved(tmp_path):
     assert ["not initialized" in str(caught[0].message), "no folder" in str(caught[-1].message)] == [True, True]
     with pytest.raises(AssertionError, match="'path' must be a valid path string"):
         trainer.save_as_onnx(tmp_path / "a.onnx")
-    with pytest.raises(onnxtrain.UnsupportedError, match="operators that ONNX has not: PythonOp"):
+    with pytest.raises(onnxtrain.UnsupportedError, match="operators that ONNX has not: SearchSorted"):
+        trainer.save_as_onnx(str(tmp_path / "a.onnx"))
+    trainer = trainer_of(Sorts(cut=True), optim.SGDConfig())
+    trainer.train_step(*batches(1)[0])
+    with pytest.raises(ExportError, match="Dynamo does not capture the module as one graph"):
         trainer.save_as_onnx(str(tmp_path / "a.onnx"))
     assert not list(tmp_path.iterdir())
+
+
+class Tenfold(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 10
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 3
+
+
+def test_a_function_is_saved_as_what_its_forward_computes(tmp_path):
+    class Calls(nn.Linear):
+        def forward(self, x):
+            return Tenfold.apply(super().forward(x))
+
+    trainer = trainer_of(Calls(8, 4), optim.SGDConfig())
+    x, label = batches(1)[0]
+    trainer.train_step(x, label)
+    for ours, theirs in zip(trainer.eval_step(x, label), evaluated(saved(trainer, tmp_path), x=x, label=label)):
+        np.testing.assert_allclose(theirs, ours.numpy(), rtol=1e-4, atol=1e-5)
 
 
 def test_functions_of_the_engine_become_functions_of_the_file(tmp_path):

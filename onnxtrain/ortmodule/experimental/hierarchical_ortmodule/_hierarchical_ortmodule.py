@@ -6,9 +6,10 @@ from typing import Any
 
 import torch
 
-from onnxtrain.export import ExportError, export
+from onnxtrain._export.errors import ExportError
 from onnxtrain.ortmodule._debug import DebugOptions
 from onnxtrain.ortmodule._module import ORTModule
+from onnxtrain.ortmodule._whole import export_whole
 
 
 class HierarchicalORTModule(torch.nn.Module):
@@ -62,7 +63,7 @@ class HierarchicalORTModule(torch.nn.Module):
         if not any(isinstance(leaf, torch.Tensor) for leaf in torch.utils._pytree.tree_leaves((args, kwargs))):
             return False
         try:
-            export(module, args, kwargs, training=module.training, exporter="dynamo")
+            export_whole(module, args, kwargs, exporter="dynamo")
         except ExportError:
             return False
         return True

@@ -1,0 +1,120 @@
+"""A module as one graph, which Dynamo captures from end to end: for files, and to see whether a module is one.
+
+Used by training/_saved.py and by HierarchicalORTModule. A file is a snapshot: nothing is guarded.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.nn.modules import transformer
+
+from onnxtrain._export import state
+from onnxtrain._export.captured import Graph, graph_of, places_of
+from onnxtrain._export.errors import ExportError
+from onnxtrain._export.exported import Exported, GraphInput
+from onnxtrain.export import export
+from onnxtrain.ortmodule._captured import CAPTURE, CONTENTS, capturing, entry_of, forget
+from onnxtrain.ortmodule._verify import compare, tolerance
+
+
+def tensors_of(value: Any) -> Iterator[Tensor]:
+    """The tensors of a result, in order, through containers and dataclasses."""
+    if isinstance(value, Tensor):
+        yield value
+        return
+    parts: Any = ()
+    if isinstance(value, dict):
+        parts = value.values()
+    elif isinstance(value, (list, tuple)):
+        parts = value
+    elif dataclasses.is_dataclass(value):
+        parts = vars(value).values()
+    for part in parts:
+        yield from tensors_of(part)
+
+
+def export_whole(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, opset: int = 20,
+                 exporter: Literal["auto", "dynamo", "torchscript"] = "auto") -> Exported:
+    """An export of one call of the module, in the modes that it and torch are in.
+
+    The module runs once, in PyTorch; its attributes, its buffers and the random state are as before afterwards. "user"
+    inputs and outputs are numbered as tensors_of() has those of (args, kwargs) and of the result.
+
+    Raises:
+        ExportError: Dynamo cuts the graph, a result is none of the graph's, or no exporter takes it.
+    """
+    graph, inputs, own, wanted = _captured(module, args, kwargs)
+    exported = export(graph, inputs, opset=opset, exporter=exporter)
+    if exported.needs_verification:
+        worst = max(compare(graph, exported, inputs), key=lambda row: row[1])
+        if not worst[1] <= tolerance(module):
+            raise ExportError(f"The exported graph's {worst[0]} differs from PyTorch's.")
+    given = {id(tensor): i for i, tensor in enumerate(tensors_of((args, kwargs)))}
+    places = {id(tensor): i for i, tensor in enumerate(own)}
+    if any([id(tensor) not in places for tensor in wanted]):
+        raise ExportError("A result of the module is none of what its graph computes: an argument, say, or a weight.")
+    targets = {target.target: target for target in exported.outputs if target.kind == "user"}
+    if len({id(tensor) for tensor in wanted}) < len(wanted) or any(
+            [places[id(tensor)] not in targets for tensor in wanted]):
+        raise ExportError("A result of the module is another result, or a view of one, of an argument or a weight, "
+                          "which no file can say.")
+
+    def placed(source: GraphInput) -> GraphInput:
+        if source.kind != "user":
+            return source
+        tensor = inputs[source.target]  # type: ignore[index]
+        if id(tensor) in given:
+            return dataclasses.replace(source, target=given[id(tensor)])
+        return dataclasses.replace(source, kind="constant", target=tensor)  # of an attribute, or a global
+
+    outputs = [dataclasses.replace(targets[places[id(tensor)]], target=i) for i, tensor in enumerate(wanted)]
+    return dataclasses.replace(exported, inputs=tuple(map(placed, exported.inputs)), results=len(wanted),
+                               outputs=(*outputs, *(o for o in exported.outputs if o.kind != "user")))
+
+
+def _captured(module: torch.nn.Module, args: tuple[Any, ...],
+              kwargs: dict[str, Any]) -> tuple[Graph, Sequence[Any], Sequence[Tensor], list[Tensor]]:
+    """The graph, its arguments and results in this call, and the tensors of the call's result."""
+    from onnxtrain import dynamo
+
+    found: list[Any] = []
+
+    def backend(operations: torch.fx.GraphModule, _: Any) -> Any:
+        operations, numbers, floats, kept = dynamo.prepared(operations)
+
+        def call(*given: Any) -> Any:
+            inputs = [given[i].item() if i in floats else given[i] for i in kept]
+            results = operations.forward(*inputs)
+            found.append((operations, inputs, places_of(module, inputs), results))
+            return numbers.put_back(results, given) if numbers else results
+
+        return call
+
+    entry, fast = entry_of(module), torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)  # its fused operators have no translation
+    try:
+        with state.unchanged(module), state.random_unchanged(), state.private_buffers(module), \
+                state.replaced(transformer, "_detect_is_causal_mask", _as_hinted), \
+                capturing(args, kwargs, CAPTURE | CONTENTS | {"suppress_errors": False}):
+            result = torch.compile(entry, backend=backend, fullgraph=True)(*args, **kwargs)
+    except Exception as error:
+        reason = next(filter(None, map(str.strip, str(error).splitlines())), type(error).__name__)
+        raise ExportError(f"Dynamo does not capture the module as one graph: {reason}") from error
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+        forget(entry.__code__)
+    if len(found) != 1:
+        raise ExportError("Dynamo captured no tensor operations of the module.")
+    operations, inputs, places, results = found[0]
+    graph = graph_of(module, operations, places, dynamo.key(operations))
+    return graph, [value for value, held in zip(inputs, places) if not held], results, list(tensors_of(result))
+
+
+def _as_hinted(mask: Tensor | None, is_causal: bool | None = None, size: int | None = None) -> bool:
+    """torch's own compares a mask's values. Without a hint the mask is applied as it stands, which is never wrong."""
+    return is_causal is True
