@@ -6,8 +6,9 @@
 # --config Debug: assertions and debug information; Release, RelWithDebInfo and MinSizeRel are the same otherwise.
 # --use_cuda: fail where the CUDA part cannot be built (--cuda_home, --cudnn_home, CUDA_HOME, CUDNN_HOME, CUDACXX).
 # --use_mpi: the same for MPI (--mpi_home, MPICC, MPI_CXX_INCLUDE_PATH). --parallel [N]: so many compilers at a time.
-# --build_wheel: a wheel in --build_dir (build/Linux) /CONFIG/dist; without it a build in place. --update, --build and
-# --skip_tests are accepted. PYTHON is the interpreter (python3).
+# --build_wheel: a wheel in --build_dir (build/Linux) /CONFIG/dist; without it a build in place. PYTHON is the interpreter
+# (python3). A value may follow after a space or after =. What the other build's CMake or CI needs is accepted (the last
+# lines of the list below).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 
@@ -16,6 +17,7 @@ folder=build/Linux
 wheel=false
 value() { [ $# -ge 2 ] || { echo "build.sh: $1 needs a value" >&2; exit 2; }; printf '%s' "$2"; }
 while [ $# -gt 0 ]; do
+    case $1 in --*=*) set -- "${1%%=*}" "${1#*=}" "${@:2}" ;; esac
     case $1 in
     --config) config=$(value "$@"); shift ;;
     --build_dir) folder=$(value "$@"); shift ;;
@@ -23,12 +25,19 @@ while [ $# -gt 0 ]; do
     --cudnn_home) CUDNN_HOME=$(value "$@"); export CUDNN_HOME; shift ;;
     --mpi_home) MPI_CXX_INCLUDE_PATH=$(value "$@")/include; export MPI_CXX_INCLUDE_PATH; shift ;;
     --use_cuda) export ONNXTRAIN_CUDA=1 ;;
-    --use_mpi | --use_mpi=true) export ONNXTRAIN_MPI=1 ;;
-    --use_mpi=false) export ONNXTRAIN_MPI=0 ;;
+    --use_mpi)
+        export ONNXTRAIN_MPI=1
+        case ${2:-} in
+        true) shift ;;
+        false) export ONNXTRAIN_MPI=0; shift ;;
+        esac ;;
     --parallel)
         if [[ ${2:-} =~ ^[0-9]+$ ]]; then export ONNXTRAIN_JOBS=$2; shift; fi ;;
     --build_wheel) wheel=true ;;
-    --enable_training | --update | --build | --skip_tests) ;;
+    --cuda_version | --nccl_home) value "$@" >/dev/null; shift ;;
+    --cmake_extra_defines) while [[ ${2:-} == *=* && ${2:-} != --* ]]; do shift; done ;;
+    --enable_training | --enable_training_apis | --enable_training_ops | --update | --build | --build_shared_lib) ;;
+    --skip_tests | --skip_submodule_sync | --allow_running_as_root | --enable_nccl) ;;
     *) echo "build.sh: unknown option $1 (its head lists the options)" >&2; exit 2 ;;
     esac
     shift

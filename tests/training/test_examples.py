@@ -106,9 +106,12 @@ def test_build_script(tmp_path):
     lines = done.stdout.splitlines()
     assert done.returncode == 0 and lines[0] == "setup.py -q egg_info build_ext --inplace"
     assert {"ONNXTRAIN_DEBUG=1", "ONNXTRAIN_MPI=1", "MPI_CXX_INCLUDE_PATH=/other/include"} <= set(lines)
-    for wrong in (["--use_tensorrt"], ["--config", "Fast"], ["--config"]):
+    done = build(tmp_path, "--config=Debug", "--use_mpi=false", "--cmake_extra_defines", "A=1", "B=/c", "--cuda_version=12.8",
+                 "--nccl_home", "/nccl", "--build_shared_lib", "--allow_running_as_root", "--parallel")
+    assert done.returncode == 0 and {"ONNXTRAIN_DEBUG=1", "ONNXTRAIN_MPI=0"} <= set(done.stdout.splitlines())
+    for wrong in (["--use_tensorrt"], ["--config", "Fast"], ["--config"], ["--config=Fast"], ["--nccl_home"]):
         done = build(tmp_path, *wrong)
-        assert done.returncode == 2 and wrong[-1].lstrip("-") in done.stderr
+        assert done.returncode == 2 and wrong[-1].lstrip("-").split("=")[-1] in done.stderr
 
 
 def test_the_build_heeds_the_environment(tmp_path, monkeypatch):
