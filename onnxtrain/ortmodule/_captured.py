@@ -65,6 +65,16 @@ def _asks_for_none() -> Callable[..., Any]:
     return torch.compiler.disable(FunctionCtx.set_materialize_grads)
 
 
+@functools.cache
+def _follow_masks() -> None:
+    """From now on Dynamo takes the mask of torch's transformers for causal where it is told so, and else applies it as
+    it stands. They would look at the mask's values, and a decision by these cuts the graph in each layer.
+    """
+    @torch.compiler.substitute_in_graph(torch.nn.modules.transformer._detect_is_causal_mask)  # type: ignore[misc]
+    def detect(mask: Any, is_causal: bool | None = None, size: int | None = None) -> bool:
+        return is_causal is True
+
+
 @dataclasses.dataclass
 class _Call:
     """A call of an ORTModule that goes on."""
@@ -188,6 +198,7 @@ def _hear_of_captures() -> None:
     """Lets Dynamo say when it begins one; torch._dynamo.reset() makes it forget that."""
     from torch._dynamo.callback import callback_handler
 
+    _follow_masks()
     if _running.capture_begins not in callback_handler.start_callbacks:
         callback_handler.register_start_callback(_running.capture_begins)
 

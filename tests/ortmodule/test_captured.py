@@ -148,6 +148,23 @@ def test_a_branch_on_a_number_is_named(number):
     assert onnxtrain.stats(model)["graph_breaks"] == ["Python decides by a number that a tensor held"]
 
 
+class Masked(nn.Module):
+    """A layer of torch's under a mask, whose values that would look at."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(4, 2, 4, 0.0), 1, enable_nested_tensor=False)
+
+    def forward(self, x):
+        return self.encoder(x, nn.Transformer.generate_square_subsequent_mask(x.shape[0]))
+
+
+def test_a_mask_of_a_transformer_cuts_no_graph():
+    model = both(Masked, lambda m: step(torch.rand(5, 3, 4))(m))
+    in_engine(model, 1)
+    assert onnxtrain.stats(model)["graph_breaks"] == []
+
+
 def cut(value):
     torch._dynamo.graph_break()
     return value
