@@ -111,6 +111,15 @@ def evict(folder: Path, pattern: str, count: int | None = None, size: int | None
         total += length
         if index and (count is not None and index >= count or size is not None and total > size):
             path.unlink(missing_ok=True)
+    clear(folder)
+
+
+def clear(folder: Path) -> None:
+    """Removes what killed processes were writing.
+
+    Raises:
+        OSError: the disk's.
+    """
     for when, _, path in _listed(folder, _TEMPORARY + "*"):
         if when < time.time() - _ABANDONED:
             path.unlink(missing_ok=True)

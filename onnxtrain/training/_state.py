@@ -6,6 +6,7 @@ Used by orttrainer.py, checkpoint.py and legacy.py.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -29,14 +30,23 @@ class TrainingSession:
         self._engine = engine
 
     def get_state(self) -> dict[str, Any]:
-        """Trained weights, and what the optimizer keeps of them, under the names of flat()."""
-        trained = self._engine.weights()
-        return {name: _to_array(value) for name, value in
-                {**copied(trained), **flat_optimizer(self._engine.update.state())}.items()}
+        """Trained weights, and what the optimizer keeps of them, under the names of flat(); with mixed precision
+        ``w_fp16`` too: see get_model_state().
+        """
+        model = self.get_model_state(include_mixed_precision_weights=True)
+        half = {f"{name}_fp16": value for name, value in model.get("mixed_precision", {}).items()}
+        optimizer = {name: _to_array(value) for name, value in flat_optimizer(self._engine.update.state()).items()}
+        return {**model["full_precision"], **half, **optimizer}
 
     def get_model_state(self, include_mixed_precision_weights: bool = False) -> dict[str, Any]:
-        """``{"full_precision": {weight: array}}`` of the trained weights; there are no others of 16 bits."""
-        return {"full_precision": {name: _to_array(value) for name, value in copied(self._engine.weights()).items()}}
+        """``{"full_precision": {weight: array}}`` of the trained weights. With mixed precision, and asked for,
+        "mixed_precision" as well: the same in float16, which autocast makes anew in each step.
+        """
+        weights = copied(self._engine.weights())
+        found = {"full_precision": {name: _to_array(value) for name, value in weights.items()}}
+        if include_mixed_precision_weights and self._engine.mixed_precision:
+            found["mixed_precision"] = {name: _to_array(value.half()) for name, value in weights.items()}
+        return found
 
     def get_optimizer_state(self) -> dict[str, Any]:
         """Per weight, and "shared_optimizer_state": see Update.state()."""
@@ -45,11 +55,11 @@ class TrainingSession:
 
     def get_partition_info_map(self) -> dict[str, Any]:
         """With ZeRO, of each weight that this process updates, or a part of it: its shape, ``original_dim``, and
-        ``megatron_row_partition``, always -1. Else empty.
+        ``megatron_row_partition``, always [-1]. Else empty.
         """
         weights, shards = self._engine.weights(), self._engine.shards
         return {} if shards is None else {
-            name: {"original_dim": list(weights[name].shape), "megatron_row_partition": -1} for name in shards.own}
+            name: {"original_dim": list(weights[name].shape), "megatron_row_partition": [-1]} for name in shards.own}
 
 
 def copied(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -199,7 +209,7 @@ def load_scaler_state(scaler: Any, state: Mapping[str, Any]) -> None:
 
 def written_whole(path: str | os.PathLike[str], write: Callable[[IO[bytes]], Any]) -> None:
     """Lets write() fill a file that becomes this path once it is complete: at every moment the path has the old file
-    or the new one.
+    or the new one. What processes left that were killed an hour ago and more is removed.
 
     Raises:
         FileNotFoundError: there is no such folder.
@@ -214,6 +224,8 @@ def written_whole(path: str | os.PathLike[str], write: Callable[[IO[bytes]], Any
         file.flush()
         os.fchmod(file.fileno(), 0o666 & ~mask)
         os.fsync(file.fileno())
+    with contextlib.suppress(OSError):
+        files.clear(target.parent)
 
 
 def save_tensors(value: dict[str, Any], path: str) -> None:

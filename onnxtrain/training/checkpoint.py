@@ -7,7 +7,7 @@ import glob
 import math
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -168,51 +168,108 @@ def aggregate_checkpoints(paths: Sequence[str], pytorch_format: bool = True) -> 
             update.
         UnsupportedError: of parallel layers. ImportError: h5py is not installed.
     """
-    states = [_checkpoint_storage.load(path) for path in paths]
+    paths = _by_rank(paths)
+    first = _checkpoint_storage.load(paths[0], key="trainer_options")
+    mixed = bool(first["mixed_precision"])
+    rest: dict[str, Any] = {}
+    found: dict[str, Any] = {"model": {}, "optimizer": {}}
+    cut: dict[str, list[int]] = {}
+    for path in paths:  # one after the other: each has all weights
+        state = _checkpoint_storage.load(path)
+        _check("partition_info" in state,
+               "the checkpoints have no partition_info: only those of ZeRO are parts of one")
+        _check("accumulated_gradients" not in state,
+               "the checkpoints were saved within the steps of one update: save after it")
+        rest = rest or {key: value for key, value in state.items() if key not in (*found, "partition_info")}
+        _aggregate_model_states(state, cut, found, mixed)
+        _aggregate_optimizer_states(state, cut, found)
+    weights = found["model"].get("full_precision", {})
+    for name, shape in cut.items():
+        pieces = [(found["optimizer"].get(name, {}), moment) for moment in MOMENTS] + [(weights, name)] * mixed
+        for values, key in pieces:
+            if key in values:
+                _check(values[key].size == math.prod(shape), f"the checkpoints have only parts of {name}")
+                values[key] = values[key].reshape(shape)
+    if pytorch_format:
+        return _to_pytorch_format(found)
+    return {**rest, **found, "trainer_options": {
+        **first, "mixed_precision": mixed, "zero_stage": 0, "world_rank": 0, "world_size": 1,
+        "data_parallel_size": 1, "horizontal_parallel_size": 1}}
+
+
+def _by_rank(paths: Sequence[str]) -> list[str]:
+    """The files of all processes of one run, in the order of their ranks.
+
+    Raises:
+        AssertionError, UnsupportedError: see aggregate_checkpoints().
+    """
     same = ("mixed_precision", "world_size", "zero_stage", "optimizer_name")
-    _check(all({*same, "world_rank"} <= set(state.get("trainer_options", {})) for state in states),
+    options = [_checkpoint_storage.load(path, key="trainer_options") for path in paths]
+    _check(all({*same, "world_rank"} <= set(other) for other in options),
            f"trainer_options has to have {', '.join(same)} and world_rank")
-    states.sort(key=lambda state: int(state["trainer_options"]["world_rank"]))
-    options = [state["trainer_options"] for state in states]
-    first = options[0]
     for key in same:
-        _check(all(other[key] == first[key] for other in options), f"{key} differs between the checkpoints")
+        _check(all(other[key] == options[0][key] for other in options), f"{key} differs between the checkpoints")
     if any(int(other.get("horizontal_parallel_size", 1)) > 1 for other in options):  # older files lack it
         raise UnsupportedError("checkpoints of parallel layers (horizontal_parallel_size above 1) are not supported")
-    _check(int(first["zero_stage"]) > 0 and all("partition_info" in state for state in states),
-           "the checkpoints have no partition_info: only those of ZeRO are parts of one")
-    _check([int(other["world_rank"]) for other in options] == list(range(int(first["world_size"]))),
-           f"the checkpoints are of processes {[int(other['world_rank']) for other in options]}, and there were "
-           f"{int(first['world_size'])}")
-    _check(not any("accumulated_gradients" in state for state in states),
-           "the checkpoints were saved within the steps of one update: save after it")
-    result = {key: value for key, value in states[0].items() if key not in ("model", "optimizer", "partition_info")}
-    cut = {name: [int(size) for size in info["original_dim"]] for state in states
-           for name, info in state["partition_info"].items()}
-    for key, where in (("model", "model"), ("optimizer", "optimizer")):
-        pieces: dict[tuple[str, str], list[Any]] = {}
-        for state in states:
-            for outer, entry in state.get(key, {}).items():
-                for inner, value in entry.items():
-                    pieces.setdefault((outer, inner), []).append(value)
-        for (outer, inner), values in pieces.items():
-            name = outer if key == "optimizer" else inner
-            parted = name in cut and (key == "model" or inner in MOMENTS)
-            if parted and sum(value.size for value in values) == math.prod(cut[name]):
-                value = np.concatenate([value.reshape(-1) for value in values]).reshape(cut[name])
-            else:
-                value = values[0]
-                shaped = not parted or list(value.shape) == cut[name]
-                _check(shaped and all(np.array_equal(value, other, equal_nan=True) for other in values),
-                       f"Value mismatch for {where} state {name}")
-            result.setdefault(key, {}).setdefault(outer, {})[inner] = value
-        result.setdefault(key, {})
-    result["trainer_options"] = {**first, "mixed_precision": bool(first["mixed_precision"]), "zero_stage": 0,
-                                 "world_rank": 0, "world_size": 1, "data_parallel_size": 1,
-                                 "horizontal_parallel_size": 1}
-    if not pytorch_format:
-        return result
-    return {name: torch.from_numpy(np.array(value)) for name, value in result["model"]["full_precision"].items()}
+    _check(int(options[0]["zero_stage"]) > 0, "the checkpoints are not of ZeRO: each is one by itself")
+    ranks, count = [int(other["world_rank"]) for other in options], int(options[0]["world_size"])
+    _check(sorted(ranks) == list(range(count)), f"the checkpoints are of processes {sorted(ranks)}, and there were "
+           f"{count}")
+    return [path for _, path in sorted(zip(ranks, paths))]
+
+
+def _aggregate_model_states(rank_state_dict: Mapping[str, Any], original_dims: dict[str, list[int]],
+                            state_dict: dict[str, Any], mixed_precision: bool) -> None:
+    """Adds one process's weights to those of the processes before it.
+
+    Args:
+        rank_state_dict: its ORTTrainer.state_dict().
+        original_dims: gets the shapes of the weights that its ``partition_info`` names.
+        state_dict: what has been joined so far. A weight that is cut, as onnxruntime-training cuts its float32 weights
+            with mixed precision, is put together one-dimensional.
+        mixed_precision: whether weights may be cut; else they are whole in every process.
+
+    Raises:
+        AssertionError: two processes have different values of one weight.
+    """
+    own = _dims(rank_state_dict, original_dims)
+    joined = state_dict.setdefault("model", {}).setdefault("full_precision", {})
+    for name, value in rank_state_dict.get("model", {}).get("full_precision", {}).items():
+        _join(joined, name, value, own.get(name) if mixed_precision else None, f"model state {name}")
+
+
+def _aggregate_optimizer_states(rank_state_dict: Mapping[str, Any], original_dims: dict[str, list[int]],
+                                state_dict: dict[str, Any]) -> None:
+    """The same of the optimizer's state, whose moments are cut with mixed precision and without."""
+    own = _dims(rank_state_dict, original_dims)
+    joined = state_dict.setdefault("optimizer", {})
+    for name, entry in rank_state_dict.get("optimizer", {}).items():
+        for key, value in entry.items():
+            _join(joined.setdefault(name, {}), key, value, own.get(name) if key in MOMENTS else None,
+                  f"optimizer state {name}")
+
+
+def _dims(state: Mapping[str, Any], original_dims: dict[str, list[int]]) -> dict[str, list[int]]:
+    own = {name: [int(size) for size in info["original_dim"]]
+           for name, info in state.get("partition_info", {}).items()}
+    original_dims.update(own)
+    return own
+
+
+def _join(joined: dict[str, Any], key: str, value: Any, shape: list[int] | None, what: str) -> None:
+    """Appends a piece of a tensor of this shape; anything else has to be what is there already."""
+    if key not in joined:
+        joined[key] = value
+    elif shape is not None and list(value.shape) != shape:
+        joined[key] = np.concatenate([joined[key].reshape(-1), value.reshape(-1)])
+    else:
+        _check(np.array_equal(joined[key], value, equal_nan=True), f"Value mismatch for {what}")
+
+
+def _to_pytorch_format(state_dict: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """The weights and buffers of a state as tensors by name."""
+    return {name: torch.from_numpy(np.array(value))
+            for name, value in state_dict.get("model", {}).get("full_precision", {}).items()}
 
 
 def _check(condition: bool, message: str) -> None:

@@ -2,6 +2,7 @@
 
 import copy
 import os
+import time
 import warnings
 
 import numpy as np
@@ -162,6 +163,11 @@ def test_a_file_is_whole_or_not_there(tmp_path):
     with pytest.raises(OSError, match="disk full"):
         written_whole(tmp_path / "y", fails)
     assert os.listdir(tmp_path) == ["x.ort.pt"]
+    for name, age in ((".onnxtrain-old", 7200), (".onnxtrain-new", 60)):  # of processes that were killed
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (time.time() - age,) * 2)
+    checkpoint.experimental_save_checkpoint(made, str(tmp_path), "x")
+    assert sorted(os.listdir(tmp_path)) == [".onnxtrain-new", "x.ort.pt"]
     with pytest.raises(FileNotFoundError, match="no folder"):
         written_whole(tmp_path / "no" / "y", fails)
     with pytest.raises(AssertionError, match="checkpoint_dir directory doesn't exist"):
@@ -217,6 +223,30 @@ class TestHdf5:
             with pytest.raises(error):
                 storage.save(wrong, tmp_path / "b")
         assert os.listdir(tmp_path) == ["a"]
+
+    def test_parts_are_joined(self, tmp_path):
+        """As onnxruntime-training cuts them: with mixed precision weights too, else moments alone."""
+        from onnxtrain.training import _checkpoint_storage as storage
+
+        whole = np.arange(12, dtype=np.float32).reshape(3, 4)
+        for mixed in (False, True):
+            paths = [str(tmp_path / f"{mixed}{rank}") for rank in (1, 0)]
+            for path, rank, piece in zip(paths, (1, 0), (slice(5, 12), slice(0, 5))):
+                cut = whole.reshape(-1)[piece]
+                storage.save({
+                    "model": {"full_precision": {"w": cut if mixed else whole, "bias": np.ones(2)}},
+                    "optimizer": {"w": {"Moment_1": cut, "Moment_2": cut + 1, "Update_Count": np.array([4])}},
+                    "partition_info": {"w": {"original_dim": [3, 4], "megatron_row_partition": [-1]}},
+                    "trainer_options": {"mixed_precision": mixed, "zero_stage": 1, "world_size": 2, "world_rank": rank,
+                                        "optimizer_name": "AdamOptimizer"}}, path)
+            state = checkpoint.aggregate_checkpoints(paths, pytorch_format=False)
+            np.testing.assert_equal(state["model"]["full_precision"], {"w": whole, "bias": np.ones(2)})
+            np.testing.assert_equal(state["optimizer"]["w"], {"Moment_1": whole, "Moment_2": whole + 1,
+                                                              "Update_Count": np.array([4])})
+            assert state["trainer_options"]["mixed_precision"] is mixed and state["trainer_options"]["zero_stage"] == 0
+            assert torch.equal(checkpoint.aggregate_checkpoints(paths)["w"], torch.from_numpy(whole))
+            with pytest.raises(AssertionError, match=r"processes \[1\], and there were 2"):
+                checkpoint.aggregate_checkpoints(paths[:1])
 
     def test_parts_are_refused(self, tmp_path):
         from onnxtrain import UnsupportedError

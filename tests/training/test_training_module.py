@@ -350,6 +350,10 @@ def test_mixed_precision_has_a_scaler_unless_given():
     trainer = trainer_of(net(), optim.SGDConfig(), mixed_precision={"enabled": True})
     trainer.train_step(*batches(1)[0])
     assert isinstance(trainer.options.mixed_precision.loss_scaler, amp.DynamicLossScaler)
+    session, weight = trainer._training_session, trainer._torch_model.first.weight.detach()
+    half = session.get_model_state(include_mixed_precision_weights=True)["mixed_precision"]["first.weight"]
+    assert torch.equal(torch.from_numpy(half), weight.half()) and "mixed_precision" not in session.get_model_state()
+    np.testing.assert_array_equal(session.get_state()["first.weight_fp16"], half)
     with pytest.raises(ValueError, match="Loss Scaler cannot be specified when Mixed Precision is not enabled"):
         trainer_of(net(), optim.SGDConfig(), mixed_precision={"loss_scaler": amp.DynamicLossScaler()}).train_step(
             *batches(1)[0])
