@@ -123,7 +123,7 @@ def prepared(graph: torch.fx.GraphModule) -> tuple[torch.fx.GraphModule, _Number
     if numbers:
         numbers.take_out()
     floats = _floats_as_arguments(graph)
-    kept = _sizes_from_tensors(graph)
+    kept = _without_unread_numbers(graph, _sizes_from_tensors(graph))
     graph.recompile()
     return graph, numbers, floats, kept
 
@@ -406,6 +406,20 @@ def _sizes_from_tensors(graph: torch.fx.GraphModule) -> list[int]:
     for index in set(range(len(placeholders))).difference(kept):
         graph.graph.erase_node(placeholders[index])
     return kept
+
+
+def _without_unread_numbers(graph: torch.fx.GraphModule, kept: Sequence[int]) -> list[int]:
+    """Takes out whole numbers that no operation reads, each of which would be a constant of an export: where arguments
+    are views of one tensor Dynamo gives their offsets, which are others in each batch. Returns the arguments that are
+    left of those that were kept.
+    """
+    left = []
+    for index, placeholder in zip(kept, _placeholders(graph), strict=True):
+        if isinstance(_example(placeholder), torch.SymInt) and not placeholder.users:
+            graph.graph.erase_node(placeholder)
+        else:
+            left.append(index)
+    return left
 
 
 class _Numbers:

@@ -133,6 +133,13 @@ def test_one_tensor_twice_and_then_two():
     in_engine(both(forward, lambda m: (step(X, X)(m)[0], step(X, Y)(m)[0])), 2)
 
 
+def test_batches_that_are_views_of_one_tensor_share_an_export():
+    rows = torch.linspace(-1, 1, 80).reshape(20, 4)
+    model = both(module(lambda m, x, y: m.fc(x) * y),
+                 lambda m: [step(rows[i:i + 4], rows[i + 1:i + 5])(m) for i in (0, 4, 8, 12)])
+    assert in_engine(model, 4)["exports"] == 1
+
+
 def test_a_branch_on_a_value_is_two_graphs_in_the_engine():
     model = both(module(lambda m, x: m.fc(x) if x.sum() > 0 else m.fc(-x)), lambda m: [m(X), m(-X), m(X)])
     in_engine(model, 3)
