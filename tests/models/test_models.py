@@ -25,11 +25,6 @@ from seeds import drawn_seed
 from structure import fakes, structure
 from torch import Tensor
 
-sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parents[1])]
-import zoo  # noqa: E402
-from harness import drawn_seed, turn_threads  # noqa: E402
-from structure import fakes, structure  # noqa: E402
-
 import onnxtrain  # noqa: E402
 from onnxtrain.export import ExportError  # noqa: E402
 from onnxtrain.ortmodule import ORTModule  # noqa: E402

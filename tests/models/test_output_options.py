@@ -15,11 +15,8 @@ import torch
 from structure import fakes
 from torch import Tensor
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
-from structure import fakes  # noqa: E402
-
-import onnxtrain  # noqa: E402
-from onnxtrain.ortmodule import ORTModule  # noqa: E402
+import onnxtrain
+from onnxtrain.ortmodule import ORTModule
 
 T = pytest.importorskip("transformers")
 

@@ -16,6 +16,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,22 +29,30 @@ TRAINER_FILES = ("orttrainer_frontend", "orttrainer_bert_toy_onnx", "orttrainer_
 # The first GPU is the CPU; the cases of a second and third stay what they are, and are skipped by the files themselves.
 READ_AS = ((r"""(["'])cuda(:0)?\1""", '"cpu"'), (r"\.cuda\(\)", '.to("cpu")'), (r"\btorch\.version\.cuda\b", '"cpu"'),
            (r"\bnot torch\.cuda\.is_available\(\)", "False"),
-           (r"\b28785\b", "285"))  # words of the sample's corpus, which is a made one (stand_ins.py)
+           (r"\b28785\b", "285"),  # words of the sample's corpus, which is a made one (stand_ins.py)
+           # Two trainers train one module: the old release on copies of its weights, here the weights are the module's.
+           (r"= run_test\(\n(\s*)model,", r"= run_test(\n\1__import__('copy').deepcopy(model),"))
 
 
 def prepared(checkout: Path, folder: Path) -> None:
     """The Python tests of a checkout, copied to `folder`, with the device's name exchanged; and what they read."""
+    copied(checkout, folder, READ_AS)
     for model in (checkout / "onnxruntime/test/testdata").glob("bert_toy*.onnx"):
         (folder / "testdata").mkdir(exist_ok=True)
         shutil.copy(model, folder / "testdata")
     if not (folder / "testdata/bert_toy_postprocessed.onnx").exists():
         subprocess.run([sys.executable, ROOT / "tests/upstream/stand_ins.py", folder / "testdata/bert_toy_postprocessed.onnx"],
-                       check=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+                       check=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(
+                           [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])})
+
+
+def copied(checkout: Path, folder: Path, read_as: Sequence[tuple[str, str]]) -> None:
+    """The Python tests of a checkout, copied to `folder`, with these patterns replaced."""
     for path in [*(checkout / "onnxruntime/test/python").glob("*.py"), *(checkout / "samples").rglob("*"),
                  *(checkout / FOLDER).rglob("*")]:
         if path.suffix == ".py":
             text = path.read_text(encoding="utf-8")
-            for pattern, instead in READ_AS:
+            for pattern, instead in read_as:
                 text = re.sub(pattern, instead, text)
             roots = (checkout / FOLDER, checkout / "onnxruntime/test/python", checkout)
             below = path.relative_to(next(root for root in roots if path.is_relative_to(root)))

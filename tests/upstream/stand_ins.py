@@ -30,17 +30,21 @@ def _module(name: str, **contents: Any) -> types.ModuleType:
     return module
 
 
-def _extract_archive(archive: str, to_path: str | None = None) -> list[str]:
-    """Files of test, validation and training text, of random words."""
+def write_corpus(folder: Path) -> list[str]:
+    """Files of test, validation and training text, of random words; those that are there stay."""
     draw = random.Random(3)
     files = []
     for part in ("test", "valid", "train"):
-        path = Path(f"{part}.txt")
+        path = folder / f"{part}.txt"
         if not path.exists():
-            words = [f"w{number}" for number in range(WORDS)] + [f"w{draw.randrange(WORDS)}" for _ in range(4000)]
+            words = [f"w{number}" for number in range(WORDS)] + [f"w{draw.randrange(WORDS)}" for _ in range(16000)]
             path.write_text(" ".join(words) + "\n", encoding="utf-8")
         files.append(str(path))
     return files
+
+
+def _extract_archive(archive: str, to_path: str | None = None) -> list[str]:
+    return write_corpus(Path())
 
 
 def _vocabulary(lists: Any) -> dict[str, int]:
