@@ -73,6 +73,8 @@ def run_one(folder: Path, file: str, name: str, count: int, launcher: str, secon
     arguments = [file, "--scenario", name]
     if "save" in file:
         shutil.rmtree(folder / checkpoints_of(name), ignore_errors=True)  # of an earlier run with --work
+    elif SAVED.search(name):
+        (folder / checkpoints_of(name)).mkdir(parents=True, exist_ok=True)  # some write their states beside
     if "adasum" not in name:
         arguments += ["--checkpoint_dir", "." if "backend" in file else checkpoints_of(name)]
     stats = folder / "stats"
