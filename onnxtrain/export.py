@@ -316,7 +316,7 @@ def _torchscript(flat: _Flat, names: list[str], leaves: list[Any], opset: int, n
 
     module = flat.module
     if module._captured.reads_contents:
-        raise ExportError("TorchScript would freeze a number or a size that hangs on the contents of a tensor.")
+        raise ExportError("TorchScript would freeze a data-dependent number or size.")
     # Copies: the trace runs forward, which may change its arguments.
     tensors = tuple(mutations.copied(leaf) for leaf in leaves if isinstance(leaf, Tensor))
     if not tensors:

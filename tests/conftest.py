@@ -1,4 +1,4 @@
-"""For every test: the sample of the sweeps."""
+"""For every test: the sample of the sweeps, the seed of the run, and where child processes find helpers."""
 
 import os
 import time
@@ -61,3 +61,5 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     if _samples(config):
         terminalreporter.write_line(f"Of each sweep 1 case in {PARTS} ran; {DAY}={os.environ[DAY]} repeats this "
                                     "sample, --full runs every case.")
+    if terminalreporter.stats.keys() & {"failed", "error"}:
+        terminalreporter.write_line(f"{SEED}={drawn_seed()} repeats the random cases of this run.")

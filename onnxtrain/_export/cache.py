@@ -84,7 +84,7 @@ def _meta(exported: Any) -> dict[str, Any]:
         "inputs": [(i.kind, i.name, i.target) for i in exported.inputs],
         "outputs": [(o.kind, o.name, o.target) for o in exported.outputs],
         "results": exported.results,
-        "guards": exported.guards.source,  # type: ignore[attr-defined]
+        "guards": exported.guards.source,
         "exporter": exported.exporter, "opset": exported.opset,
         "notes": exported.notes, "conditional": exported.conditional, "same": exported.same,
         "views": exported.views,
@@ -156,7 +156,8 @@ def _read(path: Path, tensors: Sequence[Tensor]) -> Any | None:
     return Exported(
         model, tuple(GraphInput(*i) for i in meta["inputs"]), tuple(GraphOutput(*o) for o in meta["outputs"]),
         int(meta["results"]), guards, meta["exporter"], meta["opset"], {"total": 0.0},
-        [*meta["notes"], f"Loaded from {path}."], conditional=tuple(tuple(part) for part in meta["conditional"]),
+        [*meta["notes"], f"Loaded from {path}."],
+        conditional=(tuple(meta["conditional"][0]), tuple(meta["conditional"][1])),
         same=tuple(tuple(pair) for pair in meta["same"]), views=_views(meta["views"]),
     )
 

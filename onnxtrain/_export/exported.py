@@ -8,8 +8,6 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Literal
 
-from torch import Tensor
-
 from onnxtrain._export import functions
 from onnxtrain._export import guards as shape_guards
 
@@ -20,7 +18,7 @@ class GraphInput:
 
     kind: Literal["parameter", "buffer", "constant", "user"]
     name: str  # in the graph
-    target: str | int | Tensor  # name in the module; index among the arguments; the tensor
+    target: Any  # str: name in the module; int: index among the arguments; Tensor: the constant
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +31,7 @@ class GraphOutput:
 
     kind: Literal["user", "buffer", "check", "argument"]
     name: str  # in the graph
-    target: int | str  # index among the results, or the arguments; name of the buffer
+    target: Any  # int: index among the results, or the arguments; str: name of the buffer
 
 
 @dataclasses.dataclass

@@ -67,7 +67,8 @@ _NOT_RESHAPED = frozenset((
     "linear", "cat", "to", "detach", "clone", "contiguous", "requires_grad_", "transpose", "permute", "unsqueeze",
     "relu", "gelu", "silu", "tanh", "sigmoid", "dropout", "add", "sub", "mul", "div", "neg", "matmul", "float",
     "zeros", "empty", "tensor", "new_empty", "new_zeros", "zeros_like", "empty_like"))
-_SIZES = frozenset((Tensor.shape.__get__, Tensor.size, Tensor.dim, Tensor.numel, Tensor.ndim.__get__, torch.numel))
+_SIZES = frozenset((Tensor.shape.__get__, Tensor.size, Tensor.dim, Tensor.numel,  # type: ignore[attr-defined]
+                    Tensor.ndim.__get__, torch.numel))  # type: ignore[attr-defined]
 
 
 class Rewrite(TorchFunctionMode):
@@ -91,8 +92,8 @@ class Rewrite(TorchFunctionMode):
         self._leaves: list[Tensor] = []  # made without a gradient, of which one was asked for
 
     def _want_gradient(self, tensor: Tensor, requires_grad: bool = True) -> Tensor:
-        """A tensor that is made in the graph and asks for a gradient of its own, as reentrant checkpoints do: nobody
-        can see it where the tensor is no result.
+        """A tensor that is made in the graph and asks for a gradient of its own, as reentrant checkpoints do: no other
+        code can see it where the tensor is no result.
         """
         if tensor.requires_grad != bool(requires_grad):
             if not requires_grad or any([tensor is given for given in self._given]):
@@ -127,7 +128,7 @@ class Rewrite(TorchFunctionMode):
         return result
 
 
-_FLAGS = frozenset((Tensor.requires_grad_, Tensor.requires_grad.__set__))
+_FLAGS = frozenset((Tensor.requires_grad_, Tensor.requires_grad.__set__))  # type: ignore[attr-defined]
 
 
 def _any_empty(tensors: list[Tensor]) -> bool:

@@ -642,7 +642,7 @@ def registry_reused() -> Iterator[None]:
         yield
         return
 
-    class Translation(_registration.OnnxDecompMeta):  # type: ignore[misc, name-defined]
+    class Translation(_registration.OnnxDecompMeta):
         """One whose signature is read from the function's source when it is asked for."""
 
         def __post_init__(self) -> None:

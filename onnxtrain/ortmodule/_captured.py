@@ -70,7 +70,7 @@ def _follow_masks() -> None:
     """From now on Dynamo takes the mask of torch's transformers for causal where it is told so, and else applies it as
     it stands. They would look at the mask's values, and a decision by these cuts the graph in each layer.
     """
-    @torch.compiler.substitute_in_graph(torch.nn.modules.transformer._detect_is_causal_mask)  # type: ignore[misc]
+    @torch.compiler.substitute_in_graph(torch.nn.modules.transformer._detect_is_causal_mask)
     def detect(mask: Any, is_causal: bool | None = None, size: int | None = None) -> bool:
         return is_causal is True
 
@@ -183,7 +183,8 @@ def capturing(args: tuple[Any, ...], kwargs: dict[str, Any], wanted: dict[str, A
         stack.enter_context(replaced(FunctionCtx, "set_materialize_grads", _asks_for_none()))
         if hasattr(torch.compiler.config, "dynamic_sources"):
             sources = [torch.compiler.config.dynamic_sources, *_dynamic_sizes(args, kwargs)]
-            stack.enter_context(torch.compiler.config.patch(dynamic_sources=",".join(filter(None, sources))))
+            named = ",".join(filter(None, sources))
+            stack.enter_context(torch.compiler.config.patch(dynamic_sources=named))  # type: ignore[attr-defined]
         yield
 
 

@@ -193,7 +193,7 @@ def _executes(node: Any) -> bool:
         return True
 
 
-def _substitute(module: torch.nn.Module, places: dict[int, Tensor]) -> None:
+def _substitute(module: torch.nn.Module, places: dict[int, Any]) -> None:
     """Puts tensors in the places of others, wherever the module holds these; state.unchanged() takes them back.
 
     Buffers that are in no place are exchanged for copies, since forward may write them.

@@ -77,7 +77,7 @@ class ORTModule(torch.nn.Module):
         self._runtime = RuntimeOptions()
         options.warn_of_ignored()
         self._counters = _report.Counters()
-        self._module = module
+        self._module: Any = module  # a Graph, where it is one of Dynamo's
         self._programs: dict[Key, list[Program]] = {}
         self._known: dict[tuple[bytes, tuple[Any, ...]], tuple[Key, list[Program]]] = {}  # by what C says of tensors
         self._fallen: dict[Key | str, str] = {}  # why PyTorch runs such calls
@@ -366,7 +366,7 @@ class ORTModule(torch.nn.Module):
             self._debug.log(logging.INFO, "ORTModule: exports are not kept in %s: %s", runtime.cache_dir, reason)
             return None
 
-    def _cached(self, key: Key, tensors: list[torch.Tensor], device: str) -> Program | None:
+    def _cached(self, key: Key, tensors: Sequence[torch.Tensor], device: str) -> Program | None:
         name = self._digest(key)
         exported = None if name is None else cache.load(self._runtime.cache_dir, name, tensors)
         if exported is None:
@@ -376,7 +376,7 @@ class ORTModule(torch.nn.Module):
         _report.count(self._counters, cached_exports=1, build_seconds=program.build_seconds)
         return program
 
-    def _twin(self, key: Key, tensors: list[torch.Tensor], device: str) -> Program | None:
+    def _twin(self, key: Key, tensors: Sequence[torch.Tensor], device: str) -> Program | None:
         """From the export of a graph that computes the same with other weights."""
         parts = self.__dict__.get("_part_of", lambda: None)()
         exported = None if parts is None else parts.twins.find(self._module, (key, device), tensors)

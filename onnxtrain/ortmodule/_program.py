@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._functorch import is_dead_tensor_wrapper, unwrap_if_dead
+from torch._C._functorch import is_dead_tensor_wrapper, unwrap_if_dead  # type: ignore[attr-defined]
 
 from onnxtrain import _C, UnsupportedError, options
 from onnxtrain._export import gradients, views
@@ -202,7 +202,7 @@ class Program:
                 owner = module.get_submodule(path)
                 store = owner._parameters if source.kind == "parameter" else owner._buffers
                 self.sources.append((store, name))
-                tensor = store[name]
+                tensor: Any = store[name]
                 expected = (source.target, tensor.dtype, tensor.shape)
             elif source.kind == "constant":
                 self.sources.append(({"constant": source.target}, "constant"))

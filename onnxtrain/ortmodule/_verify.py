@@ -95,7 +95,7 @@ def _run(module: Graph, call: Callable[[Sequence[Any]], Sequence[Tensor]], args:
     """Outputs, gradients of every input and parameter, and buffers, by name; which outputs have a gradient."""
     leaves = _with_grad(args, every)
     outputs = call(leaves)
-    weights = {f"grad {name}": p for name, p in module.named_parameters() if p.requires_grad}
+    weights: dict[str, Tensor] = {f"grad {name}": p for name, p in module.named_parameters() if p.requires_grad}
     weights |= {f"grad of input {i}": x for i, x in enumerate(leaves) if isinstance(x, Tensor) and x.requires_grad}
     found: dict[str, Tensor | None] = {f"output {i}": output.detach() for i, output in enumerate(outputs)}
     generator = torch.Generator().manual_seed(0)

@@ -67,7 +67,7 @@ def export_whole(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[st
     def placed(source: GraphInput) -> GraphInput:
         if source.kind != "user":
             return source
-        tensor = inputs[source.target]  # type: ignore[index]
+        tensor = inputs[source.target]
         if id(tensor) in given:
             return dataclasses.replace(source, target=given[id(tensor)])
         return dataclasses.replace(source, kind="constant", target=tensor)  # of an attribute, or a global

@@ -40,7 +40,7 @@ class TrainingSession:
 
     def get_model_state(self, include_mixed_precision_weights: bool = False) -> dict[str, Any]:
         """``{"full_precision": {weight: array}}`` of the trained weights. With mixed precision, and asked for,
-        "mixed_precision" as well: the same in float16, which autocast makes anew in each step.
+        "mixed_precision" as well: the same in float16, which autocast makes again in each step.
         """
         weights = copied(self._engine.weights())
         found = {"full_precision": {name: _to_array(value) for name, value in weights.items()}}

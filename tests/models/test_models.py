@@ -25,10 +25,10 @@ from seeds import drawn_seed
 from structure import fakes, structure
 from torch import Tensor
 
-import onnxtrain  # noqa: E402
-from onnxtrain.export import ExportError  # noqa: E402
-from onnxtrain.ortmodule import ORTModule  # noqa: E402
-from onnxtrain.ortmodule._whole import export_whole  # noqa: E402
+import onnxtrain
+from onnxtrain.export import ExportError
+from onnxtrain.ortmodule import ORTModule
+from onnxtrain.ortmodule._whole import export_whole
 
 # Of the largest entry of a tensor. In float32 two orders of summation are compared; float64 shows what is a defect.
 TOLERANCE = {torch.float32: 2e-3, torch.float64: 1e-9}
