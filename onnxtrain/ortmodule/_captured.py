@@ -66,7 +66,7 @@ def _asks_for_none() -> Callable[..., Any]:
 
 
 @functools.cache
-def _follow_masks() -> None:
+def follow_masks() -> None:
     """From now on Dynamo takes the mask of torch's transformers for causal where it is told so, and else applies it as
     it stands. They would look at the mask's values, and a decision by these cuts the graph in each layer.
     """
@@ -199,7 +199,7 @@ def _hear_of_captures() -> None:
     """Lets Dynamo say when it begins one; torch._dynamo.reset() makes it forget that."""
     from torch._dynamo.callback import callback_handler
 
-    _follow_masks()
+    follow_masks()
     if _running.capture_begins not in callback_handler.start_callbacks:
         callback_handler.register_start_callback(_running.capture_begins)
 

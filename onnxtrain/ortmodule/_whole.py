@@ -11,14 +11,13 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.nn.modules import transformer
 
 from onnxtrain._export import state
 from onnxtrain._export.captured import Graph, graph_of, places_of
 from onnxtrain._export.errors import ExportError
 from onnxtrain._export.exported import Exported, GraphInput
 from onnxtrain.export import export
-from onnxtrain.ortmodule._captured import CAPTURE, CONTENTS, capturing, entry_of, forget
+from onnxtrain.ortmodule._captured import CAPTURE, CONTENTS, capturing, entry_of, follow_masks, forget
 from onnxtrain.ortmodule._verify import compare, tolerance
 
 
@@ -95,11 +94,11 @@ def _captured(module: torch.nn.Module, args: tuple[Any, ...],
 
         return call
 
+    follow_masks()
     entry, fast = entry_of(module), torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)  # its fused operators have no translation
     try:
         with state.unchanged(module), state.random_unchanged(), state.private_buffers(module), \
-                state.replaced(transformer, "_detect_is_causal_mask", _as_hinted), \
                 capturing(args, kwargs, CAPTURE | CONTENTS | {"suppress_errors": False}):
             result = torch.compile(entry, backend=backend, fullgraph=True)(*args, **kwargs)
     except Exception as error:
@@ -113,8 +112,3 @@ def _captured(module: torch.nn.Module, args: tuple[Any, ...],
     operations, inputs, places, results = found[0]
     graph = graph_of(module, operations, places, dynamo.key(operations))
     return graph, [value for value, held in zip(inputs, places) if not held], results, list(tensors_of(result))
-
-
-def _as_hinted(mask: Tensor | None, is_causal: bool | None = None, size: int | None = None) -> bool:
-    """torch's own compares a mask's values. Without a hint the mask is applied as it stands, which is never wrong."""
-    return is_causal is True

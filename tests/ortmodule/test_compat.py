@@ -145,7 +145,7 @@ def test_a_script_runs_unedited(tmp_path):
         done = run(*arguments)
         assert done.returncode == 2 and done.stderr.startswith("usage:")
     (tmp_path / "no.json").write_text("{}")
-    assert "no trace of onnxtrain" in run("profile", str(tmp_path / "no.json")).stderr
+    assert "not a trace of onnxtrain" in run("profile", str(tmp_path / "no.json")).stderr
 
 
 def test_views_of_the_inside():
