@@ -382,6 +382,30 @@ def _expression(value: Any) -> Any:
     return value.node.expr if isinstance(value, torch.SymInt) else None
 
 
+# Of whole numbers, as a condition's text has it: an upper bound, or one number. Operators have lower bounds for sizes.
+_OF_ONE_NUMBER = re.compile(r"expression (u\d+ <=? -?\d{1,9}|-?\d{1,9} >=? u\d+|(Eq|Ne)\(u\d+, -?\d+\)) on node")
+
+
+def checks_contents(graph: torch.fx.GraphModule) -> bool:
+    """Whether forward checks a number that it read from a tensor, as `assert not bool(x.isnan().any())` does.
+
+    Dynamo keeps such a check as a condition of the numbers, without its exception. Other conditions of whole numbers
+    are those of sizes, which operators check by themselves.
+    """
+    read: dict[torch.fx.Node, bool] = {}  # nodes that depend on such a number; whether it is a whole one
+    for node in graph.graph.nodes:
+        found = [read[source] for source in node.all_input_nodes if source in read]
+        if node.target is torch.ops.aten._assert_scalar.default:
+            if found and (not all(found) or _OF_ONE_NUMBER.search(str(node.args[1]))):
+                return True
+        elif node.op == "call_method" and node.target == "item":
+            source = _example(node.args[0])
+            read[node] = source.dtype is not torch.bool and not source.is_floating_point()
+        elif found and not isinstance(_example(node), Tensor):
+            read[node] = all(found)
+    return False
+
+
 def _symbols(value: Any) -> set[Any]:
     """Those in the formula of a symbolic number; a condition of a tensor's value is that its symbol is 1."""
     kinds = tuple(symbolic for symbolic, _ in _KINDS)

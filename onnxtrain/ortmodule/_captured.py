@@ -400,6 +400,7 @@ class Parts:
         self._refused: dict[tuple[Any, ...], _Refused] = {}
         self._wrong: dict[tuple[Any, ...], int] = {}  # how often a capture of such a call ended in an exception
         self.keeps_contents = True
+        self.checks = False  # a capture has ended since forward checks what a tensor holds
 
     def models(self) -> Iterable[Any]:
         """The ORTModules of the graphs."""
@@ -423,6 +424,9 @@ class Parts:
 
             if _running.call is not None:
                 here()._note_seeds(_running.call.new_cuts())  # before a graph behind a cut runs
+            if here().keeps_contents and dynamo.checks_contents(graph):
+                here().checks = True
+                raise LookupError("forward checks what a tensor holds: Python makes this call, and the check in others")
             return dynamo.compiled(graph, example_inputs, here)
 
         here = self._here
@@ -569,7 +573,9 @@ class Parts:
         if counters.torch_graphs == by_torch and (counters.engine_graphs > engine or mode in self._nothing):
             _report.engine_step(counters)
         else:
-            if counters.torch_graphs == by_torch:
+            if self.checks and self.keeps_contents:
+                self._refuse(mode, args, kwargs)
+            elif counters.torch_graphs == by_torch:
                 cut = next(reversed(counters.graph_breaks), None)
                 self._fall_back("Dynamo captured no tensor operations of it" + (f": {cut}" if cut else ""))
                 self._refuse(mode, args, kwargs)

@@ -121,3 +121,44 @@ def test_sizes_made_of_contents():
             Sized()(x, torch.tensor(sizes))
         with pytest.raises(type(eager.value), match=re.escape(str(eager.value))):
             model(x, torch.tensor(sizes))
+
+
+def positive(x):
+    assert bool((x > 0).all()), "not positive"
+    return x * 2
+
+
+def below(x):
+    assert x.max().item() < 100.0, "too large"
+    return x * 2
+
+
+def checked_by_torch(x):
+    torch._check(int(x.min()) > 0)
+    return x * 2
+
+
+def few(x):
+    assert x.long().max().item() < 50
+    return x * 2
+
+
+@pytest.mark.parametrize("check, wrong", [(few, 70.0), (positive, -1.0), (below, 100.0), (checked_by_torch, -1.0)])
+def test_a_check_of_a_number_that_a_tensor_held(check, wrong):
+    """Dynamo has it as a condition of a graph's numbers, without the exception: such a capture is given up."""
+    class Module(nn.Linear):
+        def forward(self, x):
+            return check(x) + super().forward(x)
+
+    torch.manual_seed(0)
+    eager = Module(4, 4)
+    model = ORTModule(copy.deepcopy(eager))
+    for _ in range(3):
+        x = torch.rand(2, 4) + 1
+        torch.testing.assert_close(model(x), eager(x))
+    with pytest.raises((AssertionError, RuntimeError)) as expected:
+        eager(torch.full((2, 4), wrong))
+    with pytest.raises(expected.type):
+        model(torch.full((2, 4), wrong))
+    counts = onnxtrain.stats(model)
+    assert counts["engine_steps"] >= 2  # the first may be PyTorch's
