@@ -67,6 +67,8 @@ def compiled(graph: torch.fx.GraphModule, example_inputs: Sequence[Any],
     if not _computes(graph):
         return graph.forward
     try:
+        if checks_contents(graph):
+            raise LookupError("it checks a number that a tensor holds")
         graph, numbers, floats, kept = prepared(graph)
     except LookupError as error:
         if parts is not None:

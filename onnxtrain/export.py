@@ -38,7 +38,7 @@ from onnxtrain._export.domain import register_symbolics
 from onnxtrain._export.errors import ArgumentError, ExportError, Untraceable
 from onnxtrain._export.exported import Exported, GraphInput, GraphOutput
 from onnxtrain._export.function_apply import CustomFunctions
-from onnxtrain._export.translations import registry_reused, translations, wide_numbers
+from onnxtrain._export.translations import translations, wide_numbers
 
 PLAIN_TENSORS = frozenset((Tensor, torch.nn.Parameter, torch.nn.Buffer))
 _NUMBERS = (bool, int, float, complex)
@@ -203,7 +203,7 @@ def _dynamo(flat: _Flat, names: list[str], leaves: list[Any], opset: int, notes:
     functional.simplify(program)
     traced = time.perf_counter()
     drawn = functions.drawn_by_torch() if all(t.is_cpu for t in (*tensors, *module.parameters())) else {}
-    with registry_reused(), wide_numbers(), retrace.spared():
+    with retrace.registry_reused(), wide_numbers(), retrace.spared():
         translated: Any = torch.onnx.export(
             program, opset_version=opset, optimize=False, verbose=False,
             custom_translation_table=translations(opset) | drawn | functions.by_torch(flat.by_torch),
@@ -302,8 +302,7 @@ def _torch_export(flat: _Flat, tensors: tuple[Tensor, ...]) -> torch.export.Expo
     axes = [each | open_ for each, open_ in zip(axes, flat.module._captured.dynamic, strict=True)]
     dynamic = [tuple(dict.fromkeys(each, auto) for each in axes)] if axes else None
     flat.traced = _Traced()
-    with state.unchanged(flat.module), formulas.bounded(), \
-            torch._dynamo.config.patch(fake_tensor_cache_enabled=False):
+    with state.unchanged(flat.module), formulas.bounded():
         return torch.export.export(flat, tensors, strict=False, dynamic_shapes=dynamic)
 
 

@@ -23,19 +23,14 @@ typedef struct storage {
 } storage;
 
 typedef struct planner {
-    const ont_graph *g;
-    const ont_plan_step *steps;
-    uint32_t n_steps, split, n_forward_outputs;
-    bool (*is_view)(const ont_node *);
-    const ont_value *const *delivered;
-    const int32_t *gradient_of;
+    const ont_plan_input *in;
     storage *s; /* per value id */
     ont_plan *plan;
 } planner;
 
 static uint32_t root_of(const planner *p, uint32_t id)
 {
-    ONT_ASSERT(id < p->g->n_values);
+    ONT_ASSERT(id < p->in->g->n_values);
     while (p->s[id].parent != id) id = p->s[id].parent;
     return id;
 }
@@ -49,8 +44,8 @@ static void extend_live_range(storage *s, uint32_t step)
 
 static ont_status init_storage(planner *p)
 {
-    for (uint32_t i = 0; i < p->g->n_values; i++) {
-        const ont_value *v = p->g->values[i];
+    for (uint32_t i = 0; i < p->in->g->n_values; i++) {
+        const ont_value *v = p->in->g->values[i];
         storage *s = &p->s[i];
         *s = (storage){.parent = i, .first = NONE, .output = NONE, .block = NONE};
         if (!v->has_shape) continue; /* belongs to a removed node */
@@ -59,15 +54,15 @@ static ont_status init_storage(planner *p)
                   : v->kind == ONT_VALUE_CONSTANT ? ONT_LOCATION_CONSTANT
                                                   : ONT_LOCATION_SLAB;
     }
-    for (const ont_node *node = p->g->first; node; node = node->next)
-        if (p->is_view(node)) p->s[node->outputs[0]->id].parent = node->inputs[0].value->id;
+    for (const ont_node *node = p->in->g->first; node; node = node->next)
+        if (p->in->is_view(node)) p->s[node->outputs[0]->id].parent = node->inputs[0].value->id;
     return ONT_OK;
 }
 
 static void compute_live_ranges(planner *p)
 {
-    for (uint32_t t = 0; t < p->n_steps; t++) {
-        const ont_node *node = p->steps[t].node;
+    for (uint32_t t = 0; t < p->in->n_steps; t++) {
+        const ont_node *node = p->in->steps[t].node;
         for (uint32_t i = 0; i < node->n_inputs; i++)
             if (node->inputs[i].value) extend_live_range(&p->s[root_of(p, node->inputs[i].value->id)], t);
         for (uint32_t i = 0; i < node->n_outputs; i++)
@@ -78,8 +73,8 @@ static void compute_live_ranges(planner *p)
 /* Whether the output goes to the gradient callback between two steps, so that it needs no block. */
 static bool is_delivered(const planner *p, uint32_t output)
 {
-    return p->delivered && p->delivered[output] &&
-           p->s[root_of(p, p->g->outputs[output]->id)].kind != ONT_LOCATION_INPUT;
+    return p->in->delivered && p->in->delivered[output] &&
+           p->s[root_of(p, p->in->g->outputs[output]->id)].kind != ONT_LOCATION_INPUT;
 }
 
 /*
@@ -88,14 +83,14 @@ static bool is_delivered(const planner *p, uint32_t output)
  */
 static void assign_output_blocks(planner *p)
 {
-    for (uint32_t i = 0; i < p->g->n_outputs; i++) {
-        storage *s = &p->s[root_of(p, p->g->outputs[i]->id)];
+    for (uint32_t i = 0; i < p->in->g->n_outputs; i++) {
+        storage *s = &p->s[root_of(p, p->in->g->outputs[i]->id)];
         p->plan->deliver_before[i] = ONT_PLAN_BLOCK;
         if (is_delivered(p, i)) continue;
-        bool forward = i < p->n_forward_outputs;
-        uint32_t end = forward ? p->split : p->n_steps;
+        bool forward = i < p->in->n_forward_outputs;
+        uint32_t end = forward ? p->in->split : p->in->n_steps;
         /* A value computed in forward cannot be in a block that backward allocates. */
-        bool same_phase = s->first != NONE && (forward || s->first >= p->split);
+        bool same_phase = s->first != NONE && (forward || s->first >= p->in->split);
         if (s->kind == ONT_LOCATION_SLAB && s->output == NONE && same_phase) {
             s->output = i;
             s->kind = ONT_LOCATION_OUTPUT;
@@ -110,11 +105,11 @@ static void assign_output_blocks(planner *p)
 /* Finds the first step before which each delivered output may be delivered, and extends its live range to there. */
 static void place_delivered(planner *p)
 {
-    for (uint32_t i = 0; i < p->g->n_outputs; i++) {
+    for (uint32_t i = 0; i < p->in->g->n_outputs; i++) {
         if (!is_delivered(p, i)) continue;
-        storage *s = &p->s[root_of(p, p->g->outputs[i]->id)];
-        const storage *target = &p->s[root_of(p, p->delivered[i]->id)];
-        uint32_t at = p->split;
+        storage *s = &p->s[root_of(p, p->in->g->outputs[i]->id)];
+        const storage *target = &p->s[root_of(p, p->in->delivered[i]->id)];
+        uint32_t at = p->in->split;
         if (s->kind != ONT_LOCATION_CONSTANT && s->first != NONE && s->first >= at) at = s->first + 1;
         if (target->first != NONE && target->last >= at) at = target->last + 1;
         if (at) extend_live_range(s, at - 1);
@@ -140,8 +135,8 @@ static bool is_sole_input(const planner *p, const ont_node *node, uint32_t index
  */
 static bool may_join_output(const planner *p, const ont_value *v, const storage *from, const storage *to)
 {
-    bool forward = to->output < p->n_forward_outputs;
-    return forward ? from->last < p->split : from->first >= p->split || ont_is_early_gradient(v);
+    bool forward = to->output < p->in->n_forward_outputs;
+    return forward ? from->last < p->in->split : from->first >= p->in->split || ont_is_early_gradient(v);
 }
 
 /*
@@ -150,18 +145,18 @@ static bool may_join_output(const planner *p, const ont_value *v, const storage 
  */
 static bool may_share_in_place(const planner *p, uint32_t t, uint32_t i, uint32_t from)
 {
-    const ont_node *node = p->steps[t].node;
+    const ont_node *node = p->in->steps[t].node;
     const ont_value *in = node->inputs[i].value, *out = ont_node_out(node, 0);
-    return i < 32 && p->steps[t].inplace >> i & 1 && p->s[from].bytes == p->s[root_of(p, out->id)].bytes &&
+    return i < 32 && p->in->steps[t].inplace >> i & 1 && p->s[from].bytes == p->s[root_of(p, out->id)].bytes &&
            ont_shape_count(&in->shape) == ont_shape_count(&out->shape) && is_sole_input(p, node, i, from);
 }
 
 static void share_inplace(planner *p)
 {
-    for (uint32_t t = 0; t < p->n_steps; t++) {
-        const ont_node *node = p->steps[t].node;
+    for (uint32_t t = 0; t < p->in->n_steps; t++) {
+        const ont_node *node = p->in->steps[t].node;
         const ont_value *out = ont_node_out(node, 0);
-        if (!p->steps[t].inplace || !out) continue;
+        if (!p->in->steps[t].inplace || !out) continue;
         for (uint32_t i = 0; i < node->n_inputs && i < 32; i++) {
             const ont_value *in = node->inputs[i].value;
             if (!in) continue;
@@ -182,7 +177,7 @@ static void share_inplace(planner *p)
 /* Whether step t, which ends the live range of `from` and begins that of `to`, may work in place on them. */
 static bool may_write_in_place(const planner *p, uint32_t t, uint32_t from, uint32_t to)
 {
-    const ont_node *node = p->steps[t].node;
+    const ont_node *node = p->in->steps[t].node;
     const ont_value *out = ont_node_out(node, 0);
     if (!out || root_of(p, out->id) != to) return false;
     for (uint32_t i = 0; i < node->n_inputs; i++) {
@@ -195,12 +190,12 @@ static bool may_write_in_place(const planner *p, uint32_t t, uint32_t from, uint
 /* Finds the gradients that may alias their inputs, after storage has been shared and live ranges are final. */
 static void find_aliased_inputs(planner *p)
 {
-    for (uint32_t i = p->n_forward_outputs; p->gradient_of && i < p->g->n_outputs; i++) {
-        if (p->gradient_of[i] < 0) continue;
-        const ont_value *input = p->g->inputs[p->gradient_of[i]], *output = p->g->outputs[i];
+    for (uint32_t i = p->in->n_forward_outputs; p->in->gradient_of && i < p->in->g->n_outputs; i++) {
+        if (p->in->gradient_of[i] < 0) continue;
+        const ont_value *input = p->in->g->inputs[p->in->gradient_of[i]], *output = p->in->g->outputs[i];
         uint32_t from = root_of(p, input->id), to = root_of(p, output->id);
         const storage *src = &p->s[from], *dst = &p->s[to];
-        p->plan->early_outputs[i] = dst->output == i && dst->first < p->split;
+        p->plan->early_outputs[i] = dst->output == i && dst->first < p->in->split;
         if (p->plan->early_outputs[i] || dst->output != i || src->kind != ONT_LOCATION_INPUT || src->first == NONE ||
             src->bytes != dst->bytes)
             continue;
@@ -212,14 +207,14 @@ static void find_aliased_inputs(planner *p)
 
 static ont_status assign(planner *p, ont_arena *arena)
 {
-    uint32_t n = 0, capacity = p->g->n_values + p->n_steps;
+    uint32_t n = 0, capacity = p->in->g->n_values + p->in->n_steps;
     ont_plan_block *blocks = ont_calloc(capacity + 1, sizeof *blocks);
-    size_t *per_step = ont_calloc(p->n_steps + 1, sizeof *per_step);
+    size_t *per_step = ont_calloc(p->in->n_steps + 1, sizeof *per_step);
     ont_status status = blocks && per_step ? ONT_OK : ONT_ENOMEM;
-    uint32_t *work = ont_arena_array(arena, p->n_steps + 1, sizeof *work);
-    p->plan->lifetimes = ont_arena_array(arena, p->g->n_values + 1, sizeof *p->plan->lifetimes);
+    uint32_t *work = ont_arena_array(arena, p->in->n_steps + 1, sizeof *work);
+    p->plan->lifetimes = ont_arena_array(arena, p->in->g->n_values + 1, sizeof *p->plan->lifetimes);
     if (status != ONT_OK || !work || !p->plan->lifetimes) goto done;
-    for (uint32_t i = 0; i < p->g->n_values; i++) {
+    for (uint32_t i = 0; i < p->in->g->n_values; i++) {
         storage *s = &p->s[i];
         if (s->parent != i || s->kind != ONT_LOCATION_SLAB || s->first == NONE) continue;
         s->block = n;
@@ -227,23 +222,23 @@ static ont_status assign(planner *p, ont_arena *arena)
         blocks[n++] = (ont_plan_block){.bytes = s->bytes, .first = s->first, .last = s->last};
     }
     p->plan->n_lifetimes = n;
-    for (uint32_t t = 0; t < p->n_steps; t++) {
+    for (uint32_t t = 0; t < p->in->n_steps; t++) {
         work[t] = n;
-        if (p->steps[t].work_bytes)
-            blocks[n++] = (ont_plan_block){.bytes = p->steps[t].work_bytes, .first = t, .last = t};
+        if (p->in->steps[t].work_bytes)
+            blocks[n++] = (ont_plan_block){.bytes = p->in->steps[t].work_bytes, .first = t, .last = t};
     }
     ONT_TRYGOTO(status, done, ont_plan_assign(blocks, n, &p->plan->slab_bytes));
-    p->plan->lower_bound = ont_plan_lower_bound(blocks, n, p->n_steps, per_step);
-    for (uint32_t t = 0; t < p->n_steps; t++)
-        p->plan->work_offsets[t] = p->steps[t].work_bytes ? blocks[work[t]].offset : 0;
-    for (uint32_t i = 0; i < p->g->n_values; i++) {
+    p->plan->lower_bound = ont_plan_lower_bound(blocks, n, p->in->n_steps, per_step);
+    for (uint32_t t = 0; t < p->in->n_steps; t++)
+        p->plan->work_offsets[t] = p->in->steps[t].work_bytes ? blocks[work[t]].offset : 0;
+    for (uint32_t i = 0; i < p->in->g->n_values; i++) {
         const storage *s = &p->s[root_of(p, i)];
         ont_location *location = &p->plan->locations[i];
         if (s->kind == ONT_LOCATION_SLAB && s->block == NONE) continue;
         *location = (ont_location){.kind = s->kind};
         if (s->kind == ONT_LOCATION_SLAB) location->offset = blocks[s->block].offset;
         if (s->kind == ONT_LOCATION_OUTPUT) location->index = s->output;
-        if (s->kind == ONT_LOCATION_INPUT) location->index = p->g->values[root_of(p, i)]->input;
+        if (s->kind == ONT_LOCATION_INPUT) location->index = p->in->g->values[root_of(p, i)]->input;
         if (s->kind == ONT_LOCATION_CONSTANT) location->index = root_of(p, i);
     }
 done:
@@ -265,8 +260,7 @@ ont_status ont_plan_memory(const ont_plan_input *in, ont_arena *arena, ont_plan 
     if (!result.locations || !result.work_offsets || !result.copied_outputs || !result.deliver_before ||
         !result.may_alias_input || !result.early_outputs)
         return ONT_ENOMEM;
-    planner p = {g, in->steps, in->n_steps, in->split, in->n_forward_outputs, in->is_view, in->delivered,
-                 in->gradient_of, NULL, &result};
+    planner p = {in, NULL, &result};
     p.s = ont_calloc(g->n_values + 1, sizeof *p.s);
     if (!p.s) return ONT_ENOMEM;
     ont_status status;

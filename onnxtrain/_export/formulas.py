@@ -49,7 +49,11 @@ def _shorten(sizes: ShapeEnv, formula: sympy.Basic, decide: Any) -> None:
 
 @contextmanager
 def bounded() -> Iterator[None]:
-    """While a module is captured: no condition on a long formula is decided before it is shortened."""
+    """While a module is captured: no condition on a long formula is decided before it is shortened, and no result of
+    symbolic sizes is kept, since it takes longer to keep than to make again.
+    """
+    from torch._dynamo import config
+
     decide = ShapeEnv.evaluate_expr
 
     def evaluate_expr(self: ShapeEnv, formula: Any, *args: Any, **kwargs: Any) -> Any:
@@ -58,5 +62,5 @@ def bounded() -> Iterator[None]:
             _shorten(self, formula, decide)
         return decide(self, formula, *args, **kwargs)
 
-    with replaced(ShapeEnv, "evaluate_expr", evaluate_expr):
+    with replaced(ShapeEnv, "evaluate_expr", evaluate_expr), config.patch(fake_tensor_cache_enabled=False):
         yield

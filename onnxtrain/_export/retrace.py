@@ -1,4 +1,4 @@
-"""Skips two passes of torch.onnx that would trace a program again without changing it.
+"""Skips two passes of torch.onnx that would trace a program again without changing it, and keeps its registry.
 
 Between the traced program and its translation torch.onnx runs two passes. Each executes every node again with fake
 tensors and symbolic sizes: decompositions, which take most of its time, and type promotion. The first changes nothing
@@ -9,7 +9,10 @@ one type or are already cast. Programs that clearly meet these conditions skip t
 from __future__ import annotations
 
 import contextlib
+import copy
+import functools
 import operator
+import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -145,4 +148,62 @@ def spared() -> Iterator[None]:
     with replaced(_fx_passes, "decompose_with_registry", decompose_where_needed), \
             replaced(_fx_passes, "insert_type_promotion_nodes", promote_where_needed), \
             replaced(type_promotion, "get_type_promotion_rule", rule_of):
+        yield
+
+
+_registries: dict[Any, Any] = {}
+
+
+@contextlib.contextmanager
+def registry_reused() -> Iterator[None]:
+    """Within, torch.onnx makes its registry once, and reads the signature of a translation when a node needs it.
+
+    By itself it parses the source of 500 functions for every export, which takes one second. torch.export walks through
+    all operators of the dispatcher once for each namespace: here once for each export.
+    """
+    try:
+        from onnxscript.function_libs.torch_lib import registration
+        from torch._export import utils
+        from torch.onnx._internal.exporter import _registration
+
+        original = _registration.ONNXRegistry.from_torchlib.__func__  # type: ignore[attr-defined]
+        materialize = functools.cache(utils._materialize_cpp_cia_ops)
+        _ = _registration.onnxscript_apis.get_torchlib_ops, registration.default_registry
+    except (ImportError, AttributeError):  # another torch: slower, not wrong
+        yield
+        return
+
+    class Translation(_registration.OnnxDecompMeta):
+        """One whose signature is read from the function's source when it is asked for."""
+
+        def __post_init__(self) -> None:
+            if self.signature is None:
+                del self.signature
+
+        def __getattr__(self, name: str) -> Any:  # where there is no such attribute
+            if name != "signature":
+                raise AttributeError(name)
+            self.signature = None
+            super().__post_init__()
+            return self.signature
+
+    def torchlib_functions() -> list[types.SimpleNamespace]:
+        from onnxscript.function_libs.torch_lib import ops  # noqa: F401  fills the registry
+
+        return [types.SimpleNamespace(qualified_name=name, function=each, is_complex=is_complex)
+                for name, found in registration.default_registry.items() if not name.startswith("internal::")
+                for is_complex, listed in ((False, found.overloads), (True, found.complex)) for each in listed]
+
+    def from_torchlib(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        key = (args, tuple(sorted(kwargs.items())))
+        if key not in _registries:
+            with replaced(_registration, "OnnxDecompMeta", Translation), \
+                    replaced(_registration.onnxscript_apis, "get_torchlib_ops", torchlib_functions):
+                _registries[key] = original(cls, *args, **kwargs)
+        registry = copy.copy(_registries[key])
+        registry.functions = {target: list(found) for target, found in registry.functions.items()}
+        return registry
+
+    with replaced(_registration.ONNXRegistry, "from_torchlib", classmethod(from_torchlib)), \
+            replaced(utils, "_materialize_cpp_cia_ops", materialize):
         yield

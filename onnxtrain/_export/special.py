@@ -152,24 +152,6 @@ def std_mean(input: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
     return torch.std(input, *args, **kwargs), torch.mean(input, dim, keepdim)
 
 
-def cov(input: Tensor, *, correction: int = 1, fweights: Tensor | None = None,
-        aweights: Tensor | None = None) -> Tensor:
-    if fweights is not None or aweights is not None or input.dim() > 2:
-        return torch.cov(input, correction=correction, fweights=fweights, aweights=aweights)
-    rows = input if input.dim() == 2 else input.reshape(1, -1)
-    centred = rows - rows.mean(1, keepdim=True)
-    result = centred @ centred.transpose(0, 1) / max(rows.shape[1] - correction, 0)
-    return result.reshape(()) if rows.shape[0] == 1 else result
-
-
-def corrcoef(input: Tensor) -> Tensor:
-    c = cov(input)
-    if c.dim() == 0:
-        return c / c
-    deviation = torch.sqrt(torch.diagonal(c))
-    return (c / deviation.unsqueeze(1) / deviation.unsqueeze(0)).clip(-1, 1)
-
-
 def multilabel_margin_loss(
     input: Tensor, target: Tensor, size_average: bool | None = None, reduce: bool | None = None, reduction: str = "mean"
 ) -> Tensor:
@@ -328,7 +310,7 @@ def _of_fixed_ends(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return spaced
 
 
-_METHODS = ("hypot", "copysign", "fmax", "fmin", "cov", "corrcoef",
+_METHODS = ("hypot", "copysign", "fmax", "fmin",
             "logcumsumexp", "xlogy", "index_fill", "inner")
 SPECIAL: dict[Any, Callable[..., Any]] = {
     torch.polygamma: polygamma,

@@ -6,11 +6,8 @@ translations() is the custom_translation_table of torch.onnx.export; one functio
 from __future__ import annotations
 
 import contextlib
-import copy
-import functools
 import math
 import operator
-import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -618,64 +615,6 @@ def _reshaped(op: Any) -> Table:
 
     return {aten.reshape.default: reshape, aten.flatten.using_ints: flatten,
             aten.repeat_interleave.self_int: repeat_interleave}
-
-
-_registries: dict[Any, Any] = {}
-
-
-@contextlib.contextmanager
-def registry_reused() -> Iterator[None]:
-    """Within, torch.onnx makes its registry once, and reads the signature of a translation when a node needs it.
-
-    By itself it parses the source of 500 functions for every export, which takes one second. torch.export walks through
-    all operators of the dispatcher once for each namespace: here once for each export.
-    """
-    try:
-        from onnxscript.function_libs.torch_lib import registration
-        from torch._export import utils
-        from torch.onnx._internal.exporter import _registration
-
-        original = _registration.ONNXRegistry.from_torchlib.__func__  # type: ignore[attr-defined]
-        materialize = functools.cache(utils._materialize_cpp_cia_ops)
-        _ = _registration.onnxscript_apis.get_torchlib_ops, registration.default_registry
-    except (ImportError, AttributeError):  # another torch: slower, not wrong
-        yield
-        return
-
-    class Translation(_registration.OnnxDecompMeta):
-        """One whose signature is read from the function's source when it is asked for."""
-
-        def __post_init__(self) -> None:
-            if self.signature is None:
-                del self.signature
-
-        def __getattr__(self, name: str) -> Any:  # where there is no such attribute
-            if name != "signature":
-                raise AttributeError(name)
-            self.signature = None
-            super().__post_init__()
-            return self.signature
-
-    def torchlib_functions() -> list[types.SimpleNamespace]:
-        from onnxscript.function_libs.torch_lib import ops  # noqa: F401  fills the registry
-
-        return [types.SimpleNamespace(qualified_name=name, function=each, is_complex=is_complex)
-                for name, found in registration.default_registry.items() if not name.startswith("internal::")
-                for is_complex, listed in ((False, found.overloads), (True, found.complex)) for each in listed]
-
-    def from_torchlib(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        key = (args, tuple(sorted(kwargs.items())))
-        if key not in _registries:
-            with replaced(_registration, "OnnxDecompMeta", Translation), \
-                    replaced(_registration.onnxscript_apis, "get_torchlib_ops", torchlib_functions):
-                _registries[key] = original(cls, *args, **kwargs)
-        registry = copy.copy(_registries[key])
-        registry.functions = {target: list(found) for target, found in registry.functions.items()}
-        return registry
-
-    with replaced(_registration.ONNXRegistry, "from_torchlib", classmethod(from_torchlib)), \
-            replaced(utils, "_materialize_cpp_cia_ops", materialize):
-        yield
 
 
 @contextlib.contextmanager

@@ -49,9 +49,8 @@ MAX_CAPTURES = 64  # of one mode; Dynamo runs the module in PyTorch after them
 # numbers, which it would draw from torch's generator; and it keeps data-dependent numbers and sizes in the
 # graph, until it captures nothing of a module so.
 CAPTURE = {"skip_nnmodule_hook_guards": False, "allow_rnn": True, "suppress_errors": True,
-             "use_numpy_random_stream": True,
-             "record_runtime_overhead": False,  # a note for torch's profiler at each run of a graph: 10 us
-             "fake_tensor_cache_enabled": False}  # with symbolic sizes an entry takes longer to make than a result
+           "use_numpy_random_stream": True,
+           "record_runtime_overhead": False}  # a note for torch's profiler at each run of a graph: 10 us
 _OF_NUMPY = "numpy"  # in the reason of a cut: from there on NumPy's functions, and loops of them, are Python's
 CONTENTS = {"capture_scalar_outputs": True, "capture_dynamic_output_shape_ops": True}
 _TALKING = ("torch._dynamo.convert_frame", "torch._subclasses.fake_tensor")  # of what is left to Python
@@ -400,7 +399,6 @@ class Parts:
         self._refused: dict[tuple[Any, ...], _Refused] = {}
         self._wrong: dict[tuple[Any, ...], int] = {}  # how often a capture of such a call ended in an exception
         self.keeps_contents = True
-        self.checks = False  # a capture has ended since forward checks what a tensor holds
 
     def models(self) -> Iterable[Any]:
         """The ORTModules of the graphs."""
@@ -424,9 +422,9 @@ class Parts:
 
             if _running.call is not None:
                 here()._note_seeds(_running.call.new_cuts())  # before a graph behind a cut runs
-            if here().keeps_contents and dynamo.checks_contents(graph):
-                here().checks = True
-                raise LookupError("forward checks what a tensor holds: Python makes this call, and the check in others")
+            if dynamo.checks_contents(graph):
+                here().keeps_contents = False
+                raise LookupError("Python makes this call, and in later ones the check of what a tensor holds")
             return dynamo.compiled(graph, example_inputs, here)
 
         here = self._here
@@ -539,7 +537,7 @@ class Parts:
             whole._say_constants(pytree.tree_leaves((args, kwargs)))
             reason = _sharded.reason(self._module) or _misread(self._module)
             call = self._calls[mode] = self._compiled() if reason is None else self.by_torch(self._module, reason)
-        engine, by_torch = counters.engine_graphs, counters.torch_graphs
+        engine, by_torch, kept = counters.engine_graphs, counters.torch_graphs, self.keeps_contents
         outer, _running.call = _running.call, (current := _Call(self, args, kwargs, call))
         if outer is not None:
             outer.note_cuts()
@@ -570,12 +568,13 @@ class Parts:
                 self._nothing.add(mode)
             elif not current.is_whole:
                 self._nothing.discard(mode)
+        gave_up = kept and not self.keeps_contents
+        if gave_up:
+            self._drop(mode)  # the next call is captured in parts
         if counters.torch_graphs == by_torch and (counters.engine_graphs > engine or mode in self._nothing):
             _report.engine_step(counters)
         else:
-            if self.checks and self.keeps_contents:
-                self._refuse(mode, args, kwargs)
-            elif counters.torch_graphs == by_torch:
+            if counters.torch_graphs == by_torch and not gave_up:
                 cut = next(reversed(counters.graph_breaks), None)
                 self._fall_back("Dynamo captured no tensor operations of it" + (f": {cut}" if cut else ""))
                 self._refuse(mode, args, kwargs)

@@ -37,6 +37,26 @@ class Checked(nn.Module):
 X, LABELS = torch.randn(3, 4, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 3, 1])
 
 
+@pytest.mark.parametrize("x, labels, error, text", [
+    (X, torch.tensor([0, 4, 1]), ValueError, "a label is too large"),
+    (X / 0, LABELS, AssertionError, "not finite"),
+    (X - 200, LABELS, RuntimeError, "out of range"),
+    (X + 200, LABELS, RuntimeError, "out of range"),
+    (X * 0, LABELS, RuntimeError, "all zero"),
+], ids=["label", "finite", "below", "above", "zero"])
+def test_a_check_fires(x, labels, error, text):
+    model = ORTModule(Checked())
+    for _ in range(2):
+        model(X, LABELS).backward()
+    before = torch.get_rng_state()
+    seen = model.seen.clone()
+    with pytest.raises(error, match=text):
+        model(x, labels)
+    assert torch.equal(torch.get_rng_state(), before) and torch.equal(model.seen, seen)
+    model(X, LABELS).backward()
+    assert onnxtrain.stats(model)["engine_steps"] >= 3
+
+
 def test_the_first_call_fires():
     model = ORTModule(Checked())
     with pytest.raises(ValueError, match="a label is too large"):
@@ -121,6 +141,22 @@ def test_sizes_made_of_contents():
             Sized()(x, torch.tensor(sizes))
         with pytest.raises(type(eager.value), match=re.escape(str(eager.value))):
             model(x, torch.tensor(sizes))
+
+
+@pytest.mark.parametrize("forward", [
+    lambda m, x: m.fc(x) if x.sum() > 0 else m.fc(-x),
+    lambda m, x: m.fc(x if (x > 0).any() and x.sum() < 3 else -x),
+], ids=["branch", "part of a branch"])
+def test_other_branches_are_pythons(forward):
+    class Branch(Classified):
+        def forward(self, x):
+            return forward(self, x)
+
+    model = ORTModule(Branch())
+    for x in (X, -X, X + 100, X):
+        torch.testing.assert_close(model(x), model.module(x))
+    counts = onnxtrain.stats(model)
+    assert counts["engine_steps"] >= 2 and counts["engine_steps"] + counts["fallback_steps"] == 4
 
 
 def positive(x):
