@@ -24,7 +24,7 @@ const ont_kernel_list ont_cuda_lists[] = {
     EW_OURS(AbsGrad) EW_OURS(ErfGrad) EW_OURS(TanhGrad) EW_OURS(SigmoidGrad) EW_OURS(ReluGrad) EW_OURS(LeakyReluGrad)
     EW_OURS(EluGrad) EW_OURS(SeluGrad) EW_OURS(HardSigmoidGrad) EW_OURS(HardSwishGrad) EW_OURS(GeluGrad)
     EW_OURS(SoftplusGrad) EW_OURS(Log1p) EW_OURS(Expm1) EW_OURS(Remainder) EW_OURS(Atan2)
-    EW_OURS(Lgamma) EW_OURS(Digamma) EW_OURS(Trigamma) EW_OURS(Erfinv) EW_OURS(Logit) EW_OURS(LogitGrad)
+    EW_OURS(Lgamma) EW_OURS(Digamma) EW_OURS(Trigamma) EW_OURS(Erfc) EW_OURS(Erfinv) EW_OURS(Logit) EW_OURS(LogitGrad)
     EW(Where) ONE("", "And", 7, elementwise, 0) ONE("", "Or", 7, elementwise, 0)
     ONE("", "Xor", 7, elementwise, 0) EW(Not)
     EW(IsNaN) ONE("", "Clip", 6, elementwise, 0) EW_OURS(HardTanh) ONE("", "Cast", 6, elementwise, 0)

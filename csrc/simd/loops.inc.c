@@ -41,6 +41,7 @@ INLINE float f32_vlgamma(float a) { return (float)f64_vlgamma((double)a); }
 INLINE float f32_verfinv(float a) { return (float)f64_erfinv((double)a); }
 #define f32_vtanh tanhf
 #define f32_verf erff
+#define f32_verfc erfcf
 INLINE float f32_vnormal(float a) { return 0.5f * (1 + erff(a * 0.707106781f)); }
 INLINE float f32_vsigmoid(float a) { return 1 / (1 + expf(-a)); }
 #else
@@ -67,6 +68,7 @@ INLINE float f32_vsigmoid(float a) { return 1 / (1 + expf(-a)); }
 #define f32_vnormal f32_normal
 #define f32_vtanh f32_tanh
 #define f32_verf f32_erf
+#define f32_verfc f32_erfc
 #define f32_vsigmoid f32_sigmoid
 #endif
 INLINE double f64_vsigmoid(double a) { return 1 / (1 + exp(-a)); }
@@ -82,6 +84,7 @@ INLINE double f64_vnormal(double a) { return 0.5 * (1 + erf(a * 0.70710678118654
 #define vexpm1(a) GENERIC(f32_vexpm1, expm1)(a)
 #define vlog1p(a) GENERIC(f32_vlog1p, log1p)(a)
 #define verf(a) GENERIC(f32_verf, erf)(a)
+#define verfc(a) GENERIC(f32_verfc, erfc)(a)
 #define vtanh(a) GENERIC(f32_vtanh, tanh)(a)
 #define vsigmoid(a) GENERIC(f32_vsigmoid, f64_vsigmoid)(a)
 #define vsin(a) GENERIC(f32_vsin, sin)(a)

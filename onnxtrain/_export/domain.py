@@ -96,7 +96,8 @@ def _register_schemas() -> None:
     floats = ["tensor(float16)", "tensor(float)", "tensor(double)", "tensor(bfloat16)"]
     for name, operands, doc in (("Log1p", "x", "log(1 + x)"), ("Expm1", "x", "exp(x) - 1"),
                                 ("Lgamma", "x", "log |gamma(x)|"), ("Digamma", "x", "Lgamma's derivative"),
-                                ("Erfinv", "x", "Erf's inverse"), ("Logit", "x", "log(x / (1 - x))"),
+                                ("Erfc", "x", "1 - Erf"), ("Erfinv", "x", "Erf's inverse"),
+                                ("Logit", "x", "log(x / (1 - x))"),
                                 ("Remainder", "xy", "As torch's: exact, with the sign of the divisor."),
                                 ("Atan2", "yx", "The angle of (x, y)")):
         onnx.defs.register_schema(
@@ -256,7 +257,7 @@ def register_symbolics(opset: int) -> None:
 
         return translate
 
-    for name in ("Lgamma", "Digamma", "Erfinv"):
+    for name in ("Lgamma", "Digamma", "Erfc", "Erfinv"):
         register_custom_op_symbolic(f"aten::{name.lower()}", of_float(name), opset)
     register_custom_op_symbolic("aten::cumprod", cumprod, opset)
     register_custom_op_symbolic("onnxtrain::batch_norm", batch_norm, opset)

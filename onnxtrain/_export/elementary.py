@@ -41,7 +41,16 @@ def _near_zero(op: Any, own: Any) -> Table:
         empty = op.Equal(op.ReduceMax(self, axes, keepdims=1), _number(op, -math.inf, self))
         return op.Where(empty, zero, op.Softmax(op.Where(empty, zero, self), axis=dim))
 
-    return {aten.log1p.default: lambda self: own.Log1p(self), aten.expm1.default: lambda self: own.Expm1(self),
+    def expm1(self):
+        return own.Expm1(self)
+
+    def erfc(self):
+        return own.Erfc(self)
+
+    # Names of torch.special that torch.onnx translates keep them.
+    return {aten.log1p.default: lambda self: own.Log1p(self),
+            aten.expm1.default: expm1, aten.special_expm1.default: expm1,
+            aten.erfc.default: erfc, aten.special_erfc.default: erfc,
             aten.lgamma.default: lambda self: own.Lgamma(self), aten.digamma.default: lambda self: own.Digamma(self),
             aten.erfinv.default: lambda self: own.Erfinv(self),
             aten.signbit.default: signbit, aten._safe_softmax.default: safe_softmax}

@@ -360,6 +360,13 @@ def test_functions_that_torch_runs():
     agree({"erfcx": torch.special.erfcx, "log_ndtr": torch.special.log_ndtr}, [torch.linspace(-12, 9, 22)])
 
 
+def test_digits_of_small_results():
+    """1 - Erf and Exp - 1 have none left."""
+    agree({"erfc": torch.erfc}, [torch.linspace(-3, 8, 23)])
+    agree({"expm1": torch.special.expm1}, [torch.logspace(-12, 1, 14)])
+    agree({"its logarithm": lambda x: torch.special.erfc(x).log()}, [torch.linspace(1, 8, 15)])
+
+
 def test_logsigmoid_in_float64():
     agree({"logsigmoid": F.logsigmoid, "bce": lambda x: F.binary_cross_entropy_with_logits(x, torch.zeros_like(x))},
           [tensor([-700.0, -30.0, -20.5, 0.0, 20.5, 30.0, 700.0]).double()])

@@ -132,6 +132,9 @@ CASES += [
     flat("Digamma", V([-INF, -2.0, -0.0, 0.0, 1e30, INF, NAN]), domain=OURS, torch=torch.digamma, name="ends"),
     Case("Trigamma", [R(3, 17, low=0.2, high=5)], domain=OURS, torch=lambda x: torch.polygamma(1, x), grad=False,
          tol64=1e-9),
+    Case("Erfc", [R(3, 17)], domain=OURS, torch=torch.erfc, fd=True),
+    Case("Erfc", [V([-INF, -9.0, -0.0, 1e-20, 1.0, 4.0, 9.0, 11.0, INF, NAN])], domain=OURS, torch=torch.erfc,
+         name="ends"),
     Case("Erfinv", [R(3, 17, low=-0.9, high=0.9)], domain=OURS, torch=torch.erfinv, fd=True),
     Case("Erfinv", [V([-2.0, -1.0, -0.0, 1e-20, 0.85, 0.99999, 1.0, 2.0, NAN])], domain=OURS, torch=torch.erfinv,
          name="ends"),
@@ -252,8 +255,8 @@ SPECIAL = torch.tensor([0.0, -0.0, INF, -INF, NAN, 1.0, -1.0, 0.5, -0.5, 2.0, 89
 ULPS = [("Sin", torch.sin, 1.1), ("Cos", torch.cos, 1.1), ("Tan", torch.tan, 2.5), ("Asin", torch.asin, 2),
         ("Acos", torch.acos, 1.5), ("Atan", torch.atan, 2.2), ("Tanh", torch.tanh, 2), ("Expm1", torch.expm1, 2),
         ("Log1p", torch.log1p, 2), ("Atanh", torch.atanh, 2.5), ("Lgamma", torch.lgamma, 1),
-        ("Digamma", torch.digamma, 1), ("Erfinv", torch.erfinv, 3)]
-DOMAINS = dict.fromkeys(("Expm1", "Log1p", "Remainder", "Lgamma", "Digamma", "Erfinv"), OURS)
+        ("Digamma", torch.digamma, 1), ("Erfinv", torch.erfinv, 3), ("Erfc", torch.erfc, 6)]
+DOMAINS = dict.fromkeys(("Expm1", "Log1p", "Remainder", "Lgamma", "Digamma", "Erfinv", "Erfc"), OURS)
 
 
 def numbers(n, seed=0):

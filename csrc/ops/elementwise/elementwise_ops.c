@@ -63,6 +63,7 @@ static void lgamma_grad(ont_grad *g) { GI(0, B("Mul", GO(0), U("ours:Digamma", I
 static void digamma_grad(ont_grad *g) { GI(0, B("Mul", GO(0), U("ours:Trigamma", I(0)))); }
 static void logit_grad(ont_grad *g) { GI(0, B("ours:LogitGrad", I(0), GO(0))); }
 static void erf_grad(ont_grad *g) { GI(0, B("ours:ErfGrad", I(0), GO(0))); }
+static void erfc_grad(ont_grad *g) { GI(0, U("Neg", B("ours:ErfGrad", I(0), GO(0)))); }
 static void tanh_grad(ont_grad *g) { GI(0, B("ours:TanhGrad", O(0), GO(0))); }
 static void sigmoid_grad(ont_grad *g) { GI(0, B("ours:SigmoidGrad", O(0), GO(0))); }
 static void relu_grad(ont_grad *g) { GI(0, B("ours:ReluGrad", O(0), GO(0))); }
@@ -125,6 +126,7 @@ UNARY_OURS(Expm1, expm1_grad);
 UNARY_OURS(Lgamma, lgamma_grad);
 UNARY_OURS(Digamma, digamma_grad);
 UNARY_OURS(Trigamma, NULL);
+UNARY_OURS(Erfc, erfc_grad);
 UNARY_OURS(Erfinv, erfinv_grad);
 UNARY_OURS(Logit, logit_grad);
 UNARY_WITH("", LeakyRelu, 6, leaky_relu_grad, "alpha:f");
