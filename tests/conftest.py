@@ -1,4 +1,4 @@
-"""For every test: the sample of the sweeps, the seed of the run, and where child processes find helpers."""
+"""For every test: the day's sample, the seed of the run, and where child processes find helpers."""
 
 import os
 import time
@@ -9,16 +9,21 @@ import pytest
 from seeds import SEED, drawn_seed
 
 SWEEP = 8  # cases of one test function from which on it is a sweep
-PARTS = 3  # days in which a run of the whole suite has seen every case of every sweep
+PARTS = 7  # days in which runs of the whole suite have seen every case of every sweep, and every slow test
 DAY = "ONNXTRAIN_TEST_DAY"
 # Folders that are one sweep each: their tests take seconds and ask the same of many libraries, models and trainers.
-SWEPT = ("tests/ecosystem/", "tests/models/", "tests/training/")
+SWEPT = ("tests/cuda/", "tests/ecosystem/", "tests/models/", "tests/training/")
+SLOW = Path(__file__).with_name("slow.txt")  # test functions that took more than SECONDS, which are one sweep
+SECONDS = 5
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true",
                      help=f"every case of every sweep; without it, a run of whole folders without -k takes 1 of "
                           f"{PARTS}, others each day")
+    parser.addoption("--find-slow", action="store_true",
+                     help=f"afterwards, write {SLOW.name}: the tests of this run of more than {SECONDS} s, and what was "
+                          "known of others")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -37,16 +42,18 @@ def _named(config: pytest.Config) -> list[Path]:
     return [Path(argument.split("::")[0]) for argument in config.args]
 
 
-def _sweep(nodeid: str) -> str:
-    """What a test is a case of: its folder, or else its function."""
-    return next((folder for folder in SWEPT if nodeid.startswith(folder)), nodeid.split("[")[0])
+def _sweep(nodeid: str, slow: set[str]) -> str:
+    """What a test is a case of: its folder, the slow tests, or else its function."""
+    function = nodeid.split("[")[0]
+    return next((folder for folder in SWEPT if nodeid.startswith(folder)), SLOW.name if function in slow else function)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not _samples(config):
         return
     whole = {path.resolve() for path in _named(config) if path.is_file()}
-    sweeps = [_sweep(item.nodeid) for item in items]
+    slow = set(SLOW.read_text().splitlines())
+    sweeps = [_sweep(item.nodeid, slow) for item in items]
     cases, seen = Counter(sweeps), Counter[str]()
     kept, left = [], []
     for item, sweep in zip(items, sweeps, strict=True):
@@ -57,9 +64,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = kept
 
 
+def _write_slow(terminalreporter: pytest.TerminalReporter) -> None:
+    """Fixtures of a file count for the test that was the first to need them."""
+    took: dict[str, Counter[str]] = {}
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                took.setdefault(report.nodeid.split("[")[0], Counter())[report.nodeid] += report.duration
+    found = {function for function, cases in took.items()
+             if max(cases.values()) > SECONDS and not function.startswith(SWEPT)}
+    kept = {function for function in SLOW.read_text().splitlines() if function not in took}
+    SLOW.write_text("".join(f"{function}\n" for function in sorted(found | kept)))
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     if _samples(config):
         terminalreporter.write_line(f"Of each sweep 1 case in {PARTS} ran; {DAY}={os.environ[DAY]} repeats this "
                                     "sample, --full runs every case.")
+    if config.option.find_slow:
+        _write_slow(terminalreporter)
     if terminalreporter.stats.keys() & {"failed", "error"}:
         terminalreporter.write_line(f"{SEED}={drawn_seed()} repeats the random cases of this run.")

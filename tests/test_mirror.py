@@ -1,4 +1,5 @@
-"""Every source file has a test file of its name, or stands in unmirrored.txt, which must not grow; no test edits sys.path.
+"""Every source file has a test file of its name, or stands in unmirrored.txt, which must not grow; no test edits
+sys.path; slow.txt names tests that exist.
 
 A source file `csrc/ops/loss/ctc.c` or `onnxtrain/ortmodule/_debug.py` has its tests in a `test_ctc.py`, a
 `test_debug.py`, or for layers that need no Python in a `tests/unit/ctc.c`. docs/internals/testing.md says which folder
@@ -43,6 +44,17 @@ def test_the_list_shrinks():
     assert listed() == sorted(set(listed()))
     done = sorted(set(listed()) - unmirrored())
     assert not done, f"these have a test of their name, or are gone; remove them from {LIST.name}: {done}"
+
+
+def test_slow_tests_exist():
+    """A name that has changed would be run every day."""
+    gone = []
+    for line in (TESTS / "slow.txt").read_text(encoding="utf-8").splitlines():
+        file, function = line.split("::")
+        path = ROOT / file
+        if not path.exists() or f"def {function}(" not in path.read_text(encoding="utf-8"):
+            gone.append(line)
+    assert not gone
 
 
 def test_tests_leave_the_path_alone():
