@@ -1,7 +1,10 @@
 """`python -m onnxtrain`: what this build and this machine have, and how to get what is missing.
 
-`python -m onnxtrain run script.py ...` runs a script with `onnxruntime.training` importable; `python -m onnxtrain
-profile trace.json` prints where the time of a trace of DebugOptions(profile=) went.
+| command | what it does |
+| --- | --- |
+| `run script.py ...` | runs a script with `onnxruntime.training` importable |
+| `migrate script.py ...` | lists what scripts use of onnxruntime-training; status 1 if anything must change |
+| `profile trace.json` | prints where the time of a trace of DebugOptions(profile=) went |
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ import torch
 
 from onnxtrain import _C
 
-USAGE = "usage: python -m onnxtrain [run script.py ... | profile trace.json]"
+USAGE = "usage: python -m onnxtrain [run script.py ... | migrate script.py ... | profile trace.json]"
 
 
 def main(arguments: list[str]) -> int:
@@ -25,6 +28,8 @@ def main(arguments: list[str]) -> int:
             build()
         case ["run", script, *rest] if script not in ("-h", "--help"):
             run(script, rest)
+        case ["migrate", *scripts] if scripts:
+            return migrate(scripts)
         case ["profile", trace]:
             from onnxtrain._profile import table
 
@@ -42,6 +47,23 @@ def run(script: str, rest: list[str]) -> None:
     sys.argv = [script, *rest]
     sys.path[0] = str(Path(script).resolve().parent)
     runpy.run_path(script, run_name="__main__")
+
+
+def migrate(scripts: list[str]) -> int:
+    """A report of each script. 0: they run as they are; 1: names must change; 2: a file could not be read."""
+    from onnxtrain._migrate import report
+
+    status = 0
+    for script in scripts:
+        try:
+            text, works = report(Path(script))
+        except (OSError, SyntaxError, UnicodeDecodeError) as error:
+            print(f"{script}: {error}", file=sys.stderr)
+            status = 2
+            continue
+        print(text)
+        status = max(status, 0 if works else 1)
+    return status
 
 
 def cuda() -> str:
