@@ -20,6 +20,7 @@ class Counters:
     build_seconds: float = 0.0
     reasons: list[str] = dataclasses.field(default_factory=list)
     graph_breaks: list[str] = dataclasses.field(default_factory=list)
+    unread_results: int = 0
     whole: Counters | None = None  # of the ORTModule of which this counts one graph: the steps are the whole's
     engine_graphs: int = 0  # that ran for this one's steps, in the engine and in PyTorch
     torch_graphs: int = 0
@@ -41,6 +42,14 @@ def count(module_counters: Counters, **amounts: Any) -> None:
         for name, amount in amounts.items():
             for counters in (module_counters, _process):
                 setattr(counters, name, getattr(counters, name) + amount)
+
+
+def note(module_counters: Counters, what: str, text: str) -> None:
+    """Adds a text to the reasons or graph_breaks of a module and of the process, once."""
+    with _lock:
+        for counters in (module_counters, _process):
+            if text not in (texts := getattr(counters, what)):
+                texts.append(text)
 
 
 def engine_step(module_counters: Counters) -> None:
@@ -74,6 +83,7 @@ def stats(model: Any = None) -> dict[str, Any]:
         slab_bytes: planned activations of the programs used last.
         reasons: one text for each cause of fallbacks.
         graph_breaks: one text for each place where Dynamo cut a graph and Python runs.
+        unread_results: results that are computed only when they are read, since no code reads them.
     """
     if model is None:
         counters, programs = _process, list(_programs)
@@ -134,6 +144,8 @@ def explain(model: Any) -> str:
     if counts["specialisations"]:
         lines.append(f"  sizes: {counts['specialisations']} specialised in {counts['specialise_seconds'] * 1e3:.1f} "
                      f"ms, the latest in {counts['last_specialise_seconds'] * 1e3:.1f} ms")
+    if counts["unread_results"]:
+        lines.append(f"  not computed, since no code reads them: {counts['unread_results']} results")
     lines += [f"  cut by Dynamo at: {reason}" for reason in counts["graph_breaks"]]
     lines += [f"  in PyTorch because: {reason}" for reason in counts["reasons"]]
     text = "\n".join(lines)

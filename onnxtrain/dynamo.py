@@ -7,6 +7,7 @@ of the package (group "torch_dynamo_backends"), so nothing has to be imported.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import logging
 import operator
@@ -22,7 +23,7 @@ from torch.utils import checkpoint
 from onnxtrain import _report
 from onnxtrain._export import functions
 from onnxtrain._export.captured import graph_of
-from onnxtrain.ortmodule import ORTModule
+from onnxtrain.ortmodule import ORTModule, _unread
 from onnxtrain.ortmodule._captured import Bound
 from onnxtrain.ortmodule._key import function_mode
 
@@ -66,6 +67,7 @@ def compiled(graph: torch.fx.GraphModule, example_inputs: Sequence[Any],
     """A function of the graph's arguments. With `parts`, the graph is one of an ORTModule's."""
     if not _computes(graph):
         return graph.forward
+    whole = graph
     try:
         if checks_contents(graph):
             raise LookupError("it checks a number that a tensor holds")
@@ -78,8 +80,9 @@ def compiled(graph: torch.fx.GraphModule, example_inputs: Sequence[Any],
         return _counted(graph)
     has_numbers = bool(numbers)
     bound: Bound | None = None
+    model: Any = None
     if parts is None:
-        model: Any = ORTModule(graph_of(graph, graph, [()] * len(_placeholders(graph)), key(graph)))
+        model = ORTModule(graph_of(graph, graph, [()] * len(_placeholders(graph)), key(graph)))
         model._announced.update((True, False))  # a table for each graph would bury what matters
     enables_grad = any(node.target is torch._C._set_grad_enabled and node.args == (True,) for node in graph.graph.nodes)
 
@@ -110,7 +113,22 @@ def compiled(graph: torch.fx.GraphModule, example_inputs: Sequence[Any],
             results = model._call(tuple(arguments), {})  # no hook of all modules is for a graph
         return numbers.put_back(results, given) if has_numbers else results
 
-    return call
+    if parts is None or not _unread.applies([_example(result) for result in _results(whole)
+                                              if isinstance(result, torch.fx.Node)]):
+        return call
+    return _unread.Results(
+        call, functools.partial(_compiled_without, _copy(whole), example_inputs, parts),
+        lambda: parts().may_run_again(model), lambda number: parts().note_unread(number)).__call__
+
+
+def _compiled_without(graph: torch.fx.GraphModule, example_inputs: Sequence[Any], parts: Callable[[], Any],
+                      places: set[int]) -> Callable[..., Any]:
+    """The graph's function without the results at these places; an export leaves out what was for them alone."""
+    shorter = _copy(graph)
+    output = next(node for node in reversed(shorter.graph.nodes) if node.op == "output")
+    output.args = tuple([None if i in places else result for i, result in enumerate(_results(shorter))]),
+    shorter.recompile()
+    return compiled(shorter, example_inputs, parts)
 
 
 def prepared(graph: torch.fx.GraphModule) -> tuple[torch.fx.GraphModule, _Numbers, frozenset[int], list[int]]:
@@ -178,12 +196,24 @@ def _refuse_transforms(graph: torch.fx.GraphModule) -> None:
             raise LookupError("torch.func differentiates in it with its own interpreter")
 
 
-def _copied(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
+def _results(graph: torch.fx.GraphModule) -> Sequence[Any]:
+    """The nodes of a graph's results, and what stands beside them."""
+    output = next(node for node in reversed(graph.graph.nodes) if node.op == "output")
+    return output.args[0]
+
+
+def _copy(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
     """The same operations and attributes; Dynamo goes on reading the arguments of its own graph."""
     own = torch.fx.Graph()
     own.output(own.graph_copy(graph.graph, {}))
     copied = torch.fx.GraphModule(graph, own)
     copied.meta.update(graph.meta)
+    return copied
+
+
+def _copied(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """A copy whose operators an export can follow, in graphs inside as well."""
+    copied = _copy(graph)
     for name, part in graph.named_children():
         if isinstance(part, torch.fx.GraphModule) and hasattr(copied, name):
             setattr(copied, name, _copied(part))

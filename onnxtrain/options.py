@@ -246,7 +246,8 @@ _NAMES = [
              default_text="that of the weights"),
     Variable("ONNXTRAIN_DISABLE", "", str, "names of passes joined by commas",
              "turns off optional passes; `schedule` turns off the reordering of steps, `winograd` Winograd's "
-             "convolution, `outside_loss` the engine's cross_entropy of scores outside the module"),
+             "convolution, `outside_loss` the engine's cross_entropy of scores outside the module, `unread` results "
+             "that are computed only when they are read"),
 ]
 VARIABLES = {variable.name: variable for variable in _NAMES}
 

@@ -461,6 +461,20 @@ class Parts:
             model.__dict__["_view"] = weakref.proxy(view)
         return Bound(model, places)
 
+    def may_run_again(self, model: Any) -> bool:
+        """Whether a graph of this module can run once more for results that were left out, and nothing else comes of
+        that; and whether these results go nowhere but to the caller."""
+        whole = self._model()
+        debug = whole._debug
+        programs = [] if model is None else [program for _, known in model._all_programs() for program in known]
+        return (bool(programs) and all(program.is_pure for program in programs) and not model._fallen
+                and not whole._counters.graph_breaks and not self.seeds and not debug.verify and not debug.save_onnx
+                and all(graph.__dict__.get("_in_backward") is None for graph in (whole, model)))
+
+    def note_unread(self, number: int) -> None:
+        """For explain(): how many results of a graph are not computed until they are read."""
+        self._model()._counters.unread_results = number
+
     def by_torch(self, operations: Callable[..., Any], reason: str) -> Callable[..., Any]:
         """What PyTorch runs, where the policy allows it."""
         here = self._here
@@ -477,11 +491,8 @@ class Parts:
 
     def note_cuts(self, reasons: Sequence[str]) -> None:
         """Says where Dynamo has cut this module's graphs."""
-        found = self._model()._counters.graph_breaks
         for reason in reasons:
-            line = " ".join(reason.split("\n")[0].split())
-            if line not in found:
-                found.append(line)
+            _report.note(self._model()._counters, "graph_breaks", " ".join(reason.split("\n")[0].split()))
         self._note_seeds(reasons)
 
     def _note_seeds(self, cuts: Iterable[str]) -> None:

@@ -226,8 +226,7 @@ class ORTModule(torch.nn.Module):
 
     def _note(self, reason: str) -> None:
         """Notes a reason for stats() and explain(), once."""
-        if reason not in self._counters.reasons:
-            self._counters.reasons.append(reason)
+        _report.note(self._counters, "reasons", reason)
 
     def _export_and_run(self, key: Key, tensors: Sequence[torch.Tensor], grad_enabled: bool,
                         args: tuple[Any, ...]) -> Any:

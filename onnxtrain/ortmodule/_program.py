@@ -225,6 +225,8 @@ class Program:
             else:
                 path, _, name = target.target.rpartition(".")
                 self._buffers.append((index, module.get_submodule(path)._buffers, name))
+        # Whether a run gives its results, and changes nothing else.
+        self.is_pure = not (self._buffers or self._checks or self._written or self.chain or self.conditional)
         self.changing = self._changing()
         same = dict(self.exported.same)
         self._user_outputs = [(index, leaf) for index, leaf in self._user_outputs if leaf not in same]

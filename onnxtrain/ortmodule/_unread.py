@@ -1,0 +1,240 @@
+"""Results that no code reads are not computed: scores, hidden states or a cache that a model returns beside its loss.
+
+A graph with a loss among its results is watched for STEPS training steps. Where no reference to another result is left
+when backward begins, and no gradient reaches it, the graph is exported once more without that result, and an
+UnreadResult stands for it from then on: a tensor that is computed by the whole graph, from the same arguments and
+random numbers, when anything reads it. Where that happens often, each step computes all results again. Without its
+scores a step computes only the rows of the head that have a label, stores no scores of a large vocabulary, and skips
+padding up to the loss.
+
+Called by dynamo.py for the graphs of an ORTModule. ONNXTRAIN_DISABLE=unread leaves it out.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from onnxtrain import options
+from onnxtrain.ortmodule import _random
+
+STEPS = 4  # in which no code reads a result before it is left out
+READS = 2  # steps in which code reads one after all, with fewer than QUIET steps between two
+QUIET = 8
+LEAST_ELEMENTS = 1 << 18  # of a result; smaller ones alone are cheap
+_TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-9}  # of a loss without the other results; else 2e-2
+_log = logging.getLogger("onnxtrain")
+
+
+class UnreadResult(Tensor):
+    """Stands for a result that is computed when it is read. Every function of torch reads it, but for its dtype and
+    device."""
+
+    _pending: _Pending
+    _place: int
+
+    @staticmethod
+    def of(pending: _Pending, place: int, dtype: torch.dtype, device: torch.device) -> UnreadResult:
+        """The result at this place of a graph's results."""
+        made = Tensor._make_wrapper_subclass(UnreadResult, (0,), dtype=dtype, device=device)
+        made._pending, made._place = pending, place
+        return made
+
+    def computed(self) -> Tensor:
+        """The tensor for which this one stands."""
+        return self._pending.results()[self._place]
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function in _KNOWN:
+            with torch._C.DisableTorchFunctionSubclass():
+                return function(*args)
+        args, kwargs = pytree.tree_map_only(UnreadResult, UnreadResult.computed, (args, kwargs or {}))
+        return function(*args, **kwargs)
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+            cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise RuntimeError(f"{function} was called by code that does not see Python's tensors, on a result of an "
+                           "ORTModule that is computed when it is read. Call clone() on the result first, or set "
+                           "ONNXTRAIN_DISABLE=unread.")
+
+
+_KNOWN = frozenset(getattr(Tensor, name).__get__ for name in ("dtype", "device", "layout", "is_cuda", "is_cpu",
+                                                              "is_sparse", "is_nested", "is_quantized", "is_meta")
+                   ) | {Tensor.is_floating_point, Tensor.is_complex}
+
+
+class _Pending:
+    """The results of one step that are not computed yet."""
+
+    def __init__(self, graph: Results, given: Sequence[Any], random: Any, device: str) -> None:
+        self._graph, self._given, self._random, self._device = graph, given, random, device
+        self._versions = _versions(given)
+        self._results: Sequence[Any] | None = None
+
+    def results(self) -> Sequence[Any]:
+        """All results of the graph.
+
+        Raises RuntimeError where weights or arguments have changed since.
+        """
+        if self._results is None:
+            if self._versions != _versions(self._given):
+                raise RuntimeError(
+                    f"a result of an ORTModule was not computed, since no code had read it in {STEPS} steps, and "
+                    "weights or arguments have changed since. Read it before the optimizer's step, or set "
+                    "ONNXTRAIN_DISABLE=unread.")
+            self._graph.was_read()
+            later = _random.state(self._device)
+            _random.restore(self._device, self._random)
+            try:
+                with torch.enable_grad():
+                    self._results = self._graph.run(*self._given)
+            finally:
+                _random.restore(self._device, later)
+            self._given = ()
+        return self._results
+
+
+def _versions(given: Sequence[Any]) -> list[int]:
+    """How often each tensor was changed in place."""
+    return [value._version for value in given if isinstance(value, Tensor) and not value.is_inference()]
+
+
+def is_loss(value: Any) -> bool:
+    """Whether a result is what a training step calls backward() on."""
+    return isinstance(value, Tensor) and value.dim() == 0 and value.is_floating_point()
+
+
+def applies(results: Sequence[Any]) -> bool:
+    """Whether there is a loss among results, and anything beside it."""
+    return any(map(is_loss, results)) and any(isinstance(value, Tensor) and not is_loss(value) for value in results)
+
+
+class Results:
+    """One graph, and which of its results no code reads.
+
+    Args:
+        run: computes all results.
+        without: a function as `run` that computes None at these places.
+        allowed: whether results may be left out now: the graph changes nothing but its results, so that running it
+            again has no effect.
+        note: is told how many results are left out.
+    """
+
+    def __init__(self, run: Callable[..., Sequence[Any]],
+                 without: Callable[[set[int]], Callable[..., Sequence[Any]]],
+                 allowed: Callable[[], bool], note: Callable[[int], None]) -> None:
+        self.run, self._without, self._allowed, self._note = run, without, allowed, note
+        self._unread: set[int] | None = None  # of those that have been watched
+        self._large = False
+        self._steps = 0
+        self._reads = 0
+        self._quiet = 0  # steps since the latest of them
+        self._over = "unread" in options.read("ONNXTRAIN_DISABLE").split(",")
+        self._short: Callable[..., Sequence[Any]] | None = None
+        self._kinds: dict[int, tuple[torch.dtype, torch.device]] = {}
+
+    def __call__(self, *given: Any) -> Sequence[Any]:
+        """The graph's results."""
+        if self._over or not torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return self.run(*given)
+        if self._short is not None:
+            return self._run_short(given) if self._allowed() else self.run(*given)
+        if self._steps >= STEPS and self._allowed():
+            return self._leave_out(given)
+        results = self.run(*given)
+        self._watch(results)
+        return results
+
+    def was_read(self) -> None:
+        """A step's results were computed after all."""
+        self._reads = 1 if self._quiet > QUIET else self._reads + 1
+        self._quiet = 0
+        if self._reads == READS:
+            self._give_up("results are read that were not read before: all are computed at each step again")
+
+    def _give_up(self, reason: str) -> None:
+        if self._short is not None:
+            self._note(0)
+        self._over, self._short = True, None
+        _log.info("ORTModule: %s", reason)
+
+    def _watch(self, results: Sequence[Any]) -> None:
+        """Looks, when backward begins, for results that are still held."""
+        node = next((value.grad_fn for value in results if is_loss(value) and value.grad_fn is not None), None)
+        if node is None:
+            return
+        if self._unread is None:
+            self._unread = {i for i, value in enumerate(results) if isinstance(value, Tensor) and not is_loss(value)}
+        watched = [(i, weakref.ref(results[i]), results[i].output_nr if results[i].grad_fn is node else None)
+                   for i in self._unread]
+        self._kinds = {i: (results[i].dtype, results[i].device) for i in self._unread}
+        self._large = any(results[i].numel() >= LEAST_ELEMENTS for i in self._unread)
+
+        def look(gradients: Sequence[Tensor | None]) -> None:
+            assert self._unread is not None
+            self._unread -= {i for i, result, place in watched
+                             if result() is not None or place is not None and gradients[place] is not None}
+            self._steps += 1
+            if not self._unread or not self._large:
+                self._over = True
+
+        node.register_prehook(look)
+
+    def _leave_out(self, given: Sequence[Any]) -> Sequence[Any]:
+        """Runs a step both ways. Without the unread results, the others and the random numbers must be the same."""
+        assert self._unread is not None
+        device = str(next(iter(self._kinds.values()))[1])
+        before = _random.state(device)
+        results = self.run(*given)
+        after = _random.state(device)
+        try:
+            short = self._without(self._unread)
+            _random.restore(device, before)
+            others = short(*given)
+            drawn = _random.state(device)
+        finally:
+            _random.restore(device, after)
+        same = torch.equal(drawn[0], after[0]) and drawn[1] == after[1] and all(
+            _is_close(a, b) for a, b in zip(results, others, strict=True) if is_loss(a))
+        if not same or not self._allowed():
+            self._give_up("results that no code reads are computed, since the rest is not the same without them")
+        else:
+            self._short = short
+            self._note(len(self._unread))
+            _log.info("ORTModule: %d results that no code reads are computed when they are read", len(self._unread))
+        return results
+
+    def _run_short(self, given: Sequence[Any]) -> Sequence[Any]:
+        assert self._short is not None and self._unread is not None
+        device = str(next(iter(self._kinds.values()))[1])
+        self._quiet += 1
+        pending = _Pending(self, given, _random.state(device), device)
+        results = list(self._short(*given))
+        for i in self._unread:
+            results[i] = UnreadResult.of(pending, i, *self._kinds[i])
+        node = next((value.grad_fn for value in results if is_loss(value) and value.grad_fn is not None), None)
+        if node is None:
+            self._give_up("a loss without a gradient is computed with all other results")
+            return self.run(*given)
+        held = weakref.ref(pending)
+
+        def compute_if_held(gradients: Sequence[Tensor | None]) -> None:
+            """Before weights can change."""
+            if (pending := held()) is not None:
+                pending.results()
+
+        node.register_prehook(compute_if_held)
+        return tuple(results)
+
+
+def _is_close(a: Tensor, b: Tensor) -> bool:
+    tolerance = _TOLERANCE.get(a.dtype, 2e-2)
+    return torch.allclose(a.detach(), b.detach(), rtol=tolerance, atol=tolerance, equal_nan=True)
