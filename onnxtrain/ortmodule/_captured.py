@@ -7,6 +7,7 @@ operations as a module that has the user's parameters and buffers. Used by _modu
 
 from __future__ import annotations
 
+import builtins
 import collections
 import contextlib
 import dataclasses
@@ -171,9 +172,11 @@ def _dynamic_sizes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[st
 @contextlib.contextmanager
 def capturing(args: tuple[Any, ...], kwargs: dict[str, Any], wanted: dict[str, Any]) -> Iterator[None]:
     """Dynamo's settings for the capture of a call, those of `wanted` that this torch has among them."""
-    from torch._dynamo import config
+    from torch._dynamo import config, symbolic_convert
 
     with contextlib.ExitStack() as stack:
+        if (imported := getattr(symbolic_convert, "_import_module", None)) is not None:
+            imported.cache_clear()  # another module may have taken a name
         stack.enter_context(config.patch({name: value for name, value in wanted.items() if hasattr(config, name)}))
         stack.enter_context(formulas.bounded())
         if gc.isenabled():  # a capture makes millions of objects, and few of them are garbage
@@ -204,15 +207,17 @@ def _hear_of_captures() -> None:
 
 
 def entry_of(module: torch.nn.Module) -> Callable[..., Any]:
-    """A function that calls the module: with code of its own, by which Dynamo keeps what it compiled, and a name of its
-    own, by which it keeps what it saw change: another module's number is no change of this one's.
+    """A function that calls the module: with code of its own, by which Dynamo keeps what it compiled; a name of its
+    own, by which it keeps what it saw change: another module's number is no change of this one's; and globals of its
+    own, to which it adds the Python modules that it reads, by name: another module may take that name later.
     """
     def call(*args: Any, **kwargs: Any) -> Any:
         kind = torch.nn.Module  # noqa: F841  a class of modules in a variable: a capture without operations is kept too
         return module(*args, **kwargs)
 
     code = call.__code__.replace(co_name=f"call_{next(_entries)}")
-    return types.FunctionType(code, call.__globals__, code.co_name, None, call.__closure__)
+    scope = {"__name__": __name__, "__builtins__": builtins, "torch": torch}
+    return types.FunctionType(code, scope, code.co_name, None, call.__closure__)
 
 
 def _captures(entry: Callable[..., Any]) -> int:

@@ -5,6 +5,7 @@ import collections
 import copy
 import functools
 import random
+import sys
 import types
 
 import numpy
@@ -138,6 +139,30 @@ def test_batches_that_are_views_of_one_tensor_share_an_export():
     model = both(module(lambda m, x, y: m.fc(x) * y),
                  lambda m: [step(rows[i:i + 4], rows[i + 1:i + 5])(m) for i in (0, 4, 8, 12)])
     assert in_engine(model, 4)["exports"] == 1
+
+
+def test_two_python_modules_of_one_name():
+    """The one that stands in sys.modules is read, as after `del sys.modules[name]` and another import."""
+    source = """
+import torch
+seen = []
+class Seeing(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = torch.nn.Linear(4, 2)
+    def forward(self, x):
+        return note(self.fc(x))
+def note(h):
+    seen.append(1)
+    return h * number
+"""
+    for number in (2.0, 3.0):
+        sys.modules["replaced"] = python = types.ModuleType("replaced")
+        python.number = number
+        exec(source, vars(python))
+        in_engine(both(python.Seeing, lambda m: [m(X), m(X)]), 2)
+        assert len(python.seen) == 4
+    del sys.modules["replaced"]
 
 
 def test_a_branch_on_a_value_is_two_graphs_in_the_engine():
