@@ -118,11 +118,11 @@ def compiled(graph: torch.fx.GraphModule, example_inputs: Sequence[Any],
         return call
     return _unread.Results(
         call, functools.partial(_compiled_without, _copy(whole), example_inputs, parts),
-        lambda: parts().may_run_again(model), lambda number: parts().note_unread(number)).__call__
+        lambda: parts().may_run_again(model), lambda number: parts().note_unread(model, number)).__call__
 
 
 def _compiled_without(graph: torch.fx.GraphModule, example_inputs: Sequence[Any], parts: Callable[[], Any],
-                      places: set[int]) -> Callable[..., Any]:
+                      places: frozenset[int]) -> Callable[..., Any]:
     """The graph's function without the results at these places; an export leaves out what was for them alone."""
     shorter = _copy(graph)
     output = next(node for node in reversed(shorter.graph.nodes) if node.op == "output")

@@ -476,9 +476,13 @@ class Parts:
                 and not whole._counters.graph_breaks and not self.seeds and not debug.verify and not debug.save_onnx
                 and all(graph.__dict__.get("_in_backward") is None for graph in (whole, model)))
 
-    def note_unread(self, number: int) -> None:
+    def note_unread(self, model: Any, number: int) -> None:
         """For explain(): how many results of a graph are not computed until they are read."""
         self._model()._counters.unread_results = number
+        if number:
+            for _, programs in model._all_programs():
+                for program in programs:
+                    program.rest()
 
     def by_torch(self, operations: Callable[..., Any], reason: str) -> Callable[..., Any]:
         """What PyTorch runs, where the policy allows it."""

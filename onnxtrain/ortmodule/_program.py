@@ -5,6 +5,7 @@ The step path is here. Called by _module.py for inputs whose schema and guards f
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -161,11 +162,11 @@ class Program:
                                parameters, _ORTModuleFunction.apply, device, memory_level, memory_budget)
             self.sessions = self.chain.sessions
         else:
-            self.sessions = [
-                _C.Session(model, device=device, torch_random=_random.as_torch(device), recompute=memory_level,
-                           budget=memory_budget,
-                           parameters=bytes([i.name in parameters for i in exported.inputs]),
-                           programs=PROGRAMS, rows=_packed_rows())]
+            self._session = functools.partial(
+                _C.Session, model, device=device, torch_random=_random.as_torch(device), recompute=memory_level,
+                budget=memory_budget, parameters=bytes([i.name in parameters for i in exported.inputs]),
+                programs=PROGRAMS, rows=_packed_rows())
+            self.sessions = [self._session()]
         self.session: Any = self.sessions[0] if self.sessions else None
         self.first_call: tuple[list[tuple[int, ...]], bytes] | None = None  # shapes of the graph's inputs, and the mask
         self.random = self.session is not None and self.session.random
@@ -264,6 +265,12 @@ class Program:
         model, _ = gradients.applied(self.exported.model, self.exported.functions)
         return _C.Session(model, device=self.device, torch_random=_random.as_torch(self.device), recompute=level,
                           budget=budget, parameters=bytes([i.kind == "parameter" for i in self.exported.inputs]))
+
+    def rest(self) -> None:
+        """Gives back the memory of steps. The next step plans again."""
+        if self.chain is None:
+            self.sessions = [self._session()]
+            self.session = self.sessions[0]
 
     @property
     def agent(self) -> Agent:

@@ -23,6 +23,7 @@ from torch.utils import _pytree as pytree
 
 from onnxtrain import options
 from onnxtrain.ortmodule import _random
+from onnxtrain.ortmodule._key import torch_modes
 
 STEPS = 4  # in which no code reads a result before it is left out
 READS = 2  # steps in which code reads one after all, with fewer than QUIET steps between two
@@ -76,28 +77,30 @@ class _Pending:
 
     def __init__(self, graph: Results, given: Sequence[Any], random: Any, device: str) -> None:
         self._graph, self._given, self._random, self._device = graph, given, random, device
-        self._versions = _versions(given)
+        self._versions, self._modes = _versions(given), torch_modes()
         self._results: Sequence[Any] | None = None
 
     def results(self) -> Sequence[Any]:
         """All results of the graph.
 
-        Raises RuntimeError where weights or arguments have changed since.
+        Raises RuntimeError where weights, arguments or torch's modes have changed since.
         """
         if self._results is None:
-            if self._versions != _versions(self._given):
-                raise RuntimeError(
-                    f"a result of an ORTModule was not computed, since no code had read it in {STEPS} steps, and "
-                    "weights or arguments have changed since. Read it before the optimizer's step, or set "
-                    "ONNXTRAIN_DISABLE=unread.")
-            self._graph.was_read()
-            later = _random.state(self._device)
-            _random.restore(self._device, self._random)
-            try:
-                with torch.enable_grad():
+            kind = torch.device(self._device).type
+            enabled, dtype = self._modes[:2] if kind == "cpu" else self._modes[2:4]
+            with torch.autocast(kind, dtype, enabled), torch.enable_grad():
+                if self._versions != _versions(self._given) or self._modes != torch_modes():
+                    raise RuntimeError(
+                        f"a result of an ORTModule was not computed, since no code had read it in {STEPS} steps, and "
+                        "weights, arguments or torch's modes have changed since. Read it before the optimizer's step, "
+                        "or set ONNXTRAIN_DISABLE=unread.")
+                self._graph.was_read()
+                later = _random.state(self._device)
+                _random.restore(self._device, self._random)
+                try:
                     self._results = self._graph.run(*self._given)
-            finally:
-                _random.restore(self._device, later)
+                finally:
+                    _random.restore(self._device, later)
             self._given = ()
         return self._results
 
@@ -125,14 +128,15 @@ class Results:
         without: a function as `run` that computes None at these places.
         allowed: whether results may be left out now: the graph changes nothing but its results, so that running it
             again has no effect.
-        note: is told how many results are left out.
+        note: is told how many results are left out, before `run` is needed less.
     """
 
     def __init__(self, run: Callable[..., Sequence[Any]],
-                 without: Callable[[set[int]], Callable[..., Sequence[Any]]],
+                 without: Callable[[frozenset[int]], Callable[..., Sequence[Any]]],
                  allowed: Callable[[], bool], note: Callable[[int], None]) -> None:
         self.run, self._without, self._allowed, self._note = run, without, allowed, note
         self._unread: set[int] | None = None  # of those that have been watched
+        self._left_out: frozenset[int] = frozenset()
         self._large = False
         self._steps = 0
         self._reads = 0
@@ -180,6 +184,8 @@ class Results:
 
         def look(gradients: Sequence[Tensor | None]) -> None:
             assert self._unread is not None
+            if self._short is not None:
+                return
             self._unread -= {i for i, result, place in watched
                              if result() is not None or place is not None and gradients[place] is not None}
             self._steps += 1
@@ -188,15 +194,19 @@ class Results:
 
         node.register_prehook(look)
 
+    def _device(self) -> str:
+        return str(next(iter(self._kinds.values()))[1])
+
     def _leave_out(self, given: Sequence[Any]) -> Sequence[Any]:
         """Runs a step both ways. Without the unread results, the others and the random numbers must be the same."""
         assert self._unread is not None
-        device = str(next(iter(self._kinds.values()))[1])
+        self._left_out = frozenset(self._unread)
+        device = self._device()
         before = _random.state(device)
         results = self.run(*given)
         after = _random.state(device)
         try:
-            short = self._without(self._unread)
+            short = self._without(self._left_out)
             _random.restore(device, before)
             others = short(*given)
             drawn = _random.state(device)
@@ -208,17 +218,17 @@ class Results:
             self._give_up("results that no code reads are computed, since the rest is not the same without them")
         else:
             self._short = short
-            self._note(len(self._unread))
-            _log.info("ORTModule: %d results that no code reads are computed when they are read", len(self._unread))
+            self._note(len(self._left_out))
+            _log.info("ORTModule: %d results that no code reads are computed when they are read", len(self._left_out))
         return results
 
     def _run_short(self, given: Sequence[Any]) -> Sequence[Any]:
-        assert self._short is not None and self._unread is not None
-        device = str(next(iter(self._kinds.values()))[1])
+        assert self._short is not None
+        device = self._device()
         self._quiet += 1
         pending = _Pending(self, given, _random.state(device), device)
         results = list(self._short(*given))
-        for i in self._unread:
+        for i in self._left_out:
             results[i] = UnreadResult.of(pending, i, *self._kinds[i])
         node = next((value.grad_fn for value in results if is_loss(value) and value.grad_fn is not None), None)
         if node is None:

@@ -81,6 +81,8 @@ def test_a_training_that_reads_the_loss_alone():
             optimizer.zero_grad()
         assert unread(model) == (seed >= STEPS)
     assert onnxtrain.stats(model)["engine_steps"] == 3 * STEPS and onnxtrain.stats(model)["exports"] == 2
+    full, short = [program for _, programs in model._all_programs() for program in programs]
+    assert full.totals()["slab_bytes"] == 0 < short.totals()["slab_bytes"]
     assert "not computed, since no code reads them: 1 results" in onnxtrain.explain(model)
 
 
@@ -166,8 +168,56 @@ def test_a_result_that_is_read_after_weights_changed():
     result = model(*batch(9))
     with torch.no_grad():
         next(model.parameters()).zero_()
-    with pytest.raises(RuntimeError, match="weights or arguments have changed since. Read it before"):
+    with pytest.raises(RuntimeError, match="have changed since. Read it before"):
         result["scores"].sum()
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_autocast_of_the_step(held):
+    """Reading, and backward, come after the region."""
+    eager, model = pair()
+    seen = []
+    for seed in range(STEPS + 3):
+        for m in (eager, model):
+            with torch.autocast("cpu", torch.bfloat16):
+                result = m(*batch(seed))
+            if seed < STEPS + 1:
+                loss = result["loss"]
+                del result
+                loss.backward()
+            elif held:
+                result["loss"].backward()
+            if seed > STEPS:
+                seen.append(result["scores"].detach())
+    assert type(result["scores"]) is UnreadResult
+    for want, got in zip(seen[::2], seen[1::2], strict=True):
+        torch.testing.assert_close(got, want, rtol=2e-2, atol=2e-2)
+
+
+def test_a_mode_that_has_changed():
+    _, model = pair()
+    settled(model)
+    result = model(*batch(9))
+    torch.use_deterministic_algorithms(True)
+    try:
+        with pytest.raises(RuntimeError, match="modes have changed"):
+            result["scores"].sum()
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_backward_of_steps_that_began_before():
+    """They tell nothing of results that are left out by then."""
+    eager, model = pair()
+    old = [model(*batch(seed)) for seed in range(2)]
+    settled(model)
+    for result in old:
+        (result["loss"] + result["scores"].mean()).backward()
+    model.zero_grad()
+    for m in (eager, model):
+        result = m(*batch(9))
+        (result["loss"] + result["scores"].mean()).backward()
+    same_gradients(model, eager)
 
 
 def test_results_of_two_steps_before_one_backward():
