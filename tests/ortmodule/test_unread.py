@@ -129,6 +129,19 @@ def test_what_is_known_is_no_reading():
     assert unread(model) == 1
 
 
+def test_float_is_no_reading():
+    """Accelerate calls it on every result of a model in bfloat16."""
+    eager, model = pair()
+    for m in (eager, model):
+        m.to(torch.bfloat16)
+    settled(model)
+    for seed in range(2 * READS):
+        scores = model(*batch(seed))["scores"].float()
+        assert type(scores) is UnreadResult and scores.dtype is torch.float32
+    torch.testing.assert_close(scores * 1, eager(*batch(seed))["scores"].float(), rtol=2e-2, atol=2e-2)
+    assert unread(model) == 1
+
+
 def test_results_that_are_read_are_computed_again_from_then_on():
     eager, model = pair()
     settled(model)
