@@ -168,7 +168,7 @@ def test_a_file_is_whole_or_not_there(tmp_path):
         os.utime(tmp_path / name, (time.time() - age,) * 2)
     checkpoint.experimental_save_checkpoint(made, str(tmp_path), "x")
     assert sorted(os.listdir(tmp_path)) == [".onnxtrain-new", "x.ort.pt"]
-    with pytest.raises(FileNotFoundError, match="no folder"):
+    with pytest.raises(FileNotFoundError, match="does not exist"):
         written_whole(tmp_path / "no" / "y", fails)
     with pytest.raises(AssertionError, match="checkpoint_dir directory doesn't exist"):
         checkpoint.experimental_save_checkpoint(made, str(tmp_path / "no"))
