@@ -80,7 +80,7 @@ class _Pending:
     """The results of one step that are not computed yet."""
 
     def __init__(self, graph: Results, given: Sequence[Any], random: Any, device: str) -> None:
-        self._graph, self._given, self._random, self._device = graph, given, random, device
+        self._graph, self._given, self.random, self._device = graph, given, random, device
         self._versions, self._modes = _versions(given), torch_modes()
         self._results: Sequence[Any] | None = None
 
@@ -100,7 +100,7 @@ class _Pending:
                         "or set ONNXTRAIN_DISABLE=unread.")
                 self._graph.was_read()
                 later = _random.state(self._device)
-                _random.restore(self._device, self._random)
+                _random.restore(self._device, self.random)
                 try:
                     self._results = self._graph.run(*self._given)
                 finally:
@@ -214,6 +214,9 @@ class Results:
             _random.restore(device, before)
             others = short(*given)
             drawn = _random.state(device)
+        except Exception as error:  # the whole graph runs
+            self._give_up(f"results that no code reads are computed: the graph without them does not run: {error}")
+            return results
         finally:
             _random.restore(device, after)
         same = torch.equal(drawn[0], after[0]) and drawn[1] == after[1] and all(
@@ -237,6 +240,7 @@ class Results:
         node = next((value.grad_fn for value in results if is_loss(value) and value.grad_fn is not None), None)
         if node is None:
             self._give_up("a loss without a gradient is computed with all other results")
+            _random.restore(device, pending.random)
             return self.run(*given)
         held = weakref.ref(pending)
 

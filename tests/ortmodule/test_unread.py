@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import onnxtrain
+from onnxtrain import dynamo
 from onnxtrain.ortmodule import ORTModule, _unread
 from onnxtrain.ortmodule._unread import READS, STEPS, UnreadResult
 
@@ -300,6 +301,18 @@ def test_where_results_are_not_left_out(name, monkeypatch):
         module.forward = cut
     model = settled(ORTModule(module))
     assert unread(model) == 0 and type(model(*batch(1))["scores"]) is torch.Tensor
+
+
+def test_a_graph_that_does_not_run_without_them(monkeypatch):
+    """Such as one that torch's exporters refuse, where the policy makes that an error."""
+    def raising(*args):
+        raise RuntimeError("none")
+
+    monkeypatch.setattr(dynamo, "_compiled_without", raising)
+    eager, model = pair()
+    settled(model)
+    assert unread(model) == 0 and onnxtrain.stats(model)["fallback_steps"] == 0
+    torch.testing.assert_close(loss_alone(model, 9), loss_alone(eager, 9))
 
 
 def test_code_that_sees_no_python_gets_an_error():
