@@ -73,8 +73,8 @@ class _Names(ast.NodeVisitor):
             self.found.setdefault(node.value, node.lineno)
 
 
-def _resolve(name: str) -> tuple[object, str]:
-    """The object of a full name, and what of the name is there."""
+def _existing(name: str) -> str:
+    """As much of a full name as there is in the alias."""
     parts = name.split(".")
     importlib.import_module("onnxtrain.compat.onnxruntime")
     found: object = importlib.import_module(parts[0])
@@ -83,9 +83,9 @@ def _resolve(name: str) -> tuple[object, str]:
             try:
                 importlib.import_module(".".join(parts[:i]))
             except ImportError:
-                return None, ".".join(parts[: i - 1])
+                return ".".join(parts[: i - 1])
         found = getattr(found, part)
-    return found, name
+    return name
 
 
 def _status(name: str) -> str:
@@ -104,7 +104,7 @@ def _status(name: str) -> str:
             "leave it out: there is nothing to configure" if member else "write onnxtrain.ortmodule"
     if name in ("onnxruntime.SessionOptions", "onnxruntime.GraphOptimizationLevel"):
         return f"{WORKS} without effect"
-    _, there = _resolve(name)
+    there = _existing(name)
     if there == name:
         return WORKS
     if name.startswith(("onnxruntime.training", "onnxruntime.capi.ort_trainer", "onnxruntime.capi.training")):
@@ -133,7 +133,7 @@ def report(script: Path) -> tuple[str, bool]:
     lines = [f"{script}", *(f"{each.line:>6}  {each.name:<{width}}  {each.status}" for each in found)]
     wrong = [each for each in found if not each.works]
     if wrong:
-        lines.append(f"  {len(wrong)} of {len(found)} names need a change.")
+        lines.append(f"  {len(wrong)} of {len(found)} to change.")
     else:
-        lines.append(f"  All {len(found)} names work: python -m onnxtrain run {script}")
+        lines.append(f"  Nothing to change: python -m onnxtrain run {script}")
     return "\n".join(lines), not wrong

@@ -145,7 +145,7 @@ def explain(model: Any) -> str:
         lines.append(f"  sizes: {counts['specialisations']} specialised in {counts['specialise_seconds'] * 1e3:.1f} "
                      f"ms, the latest in {counts['last_specialise_seconds'] * 1e3:.1f} ms")
     if counts["unread_results"]:
-        lines.append(f"  not computed, since no code reads them: {counts['unread_results']} results")
+        lines.append(f"  results that are not computed until code reads them: {counts['unread_results']}")
     lines += [f"  cut by Dynamo at: {reason}" for reason in counts["graph_breaks"]]
     lines += [f"  in PyTorch because: {reason}" for reason in counts["reasons"]]
     text = "\n".join(lines)

@@ -69,7 +69,7 @@ def compiled(graph: torch.fx.GraphModule, example_inputs: Sequence[Any],
         return graph.forward
     whole = graph
     try:
-        if checks_contents(graph):
+        if parts is None and checks_contents(graph):  # an ORTModule captures once more without such numbers
             raise LookupError("it checks a number that a tensor holds")
         graph, numbers, floats, kept = prepared(graph)
     except LookupError as error:
@@ -113,20 +113,20 @@ def compiled(graph: torch.fx.GraphModule, example_inputs: Sequence[Any],
             results = model._call(tuple(arguments), {})  # no hook of all modules is for a graph
         return numbers.put_back(results, given) if has_numbers else results
 
-    if parts is None or not _unread.applies([_example(result) for result in _results(whole)
+    if parts is None or not _unread.applies([_example(result) for result in _output(whole).args[0]
                                               if isinstance(result, torch.fx.Node)]):
         return call
     return _unread.Results(
         call, functools.partial(_compiled_without, _copy(whole), example_inputs, parts),
-        lambda: parts().may_run_again(model), lambda number: parts().note_unread(model, number)).__call__
+        lambda: parts().may_run_again(model), lambda more: parts().note_unread(model, more)).__call__
 
 
 def _compiled_without(graph: torch.fx.GraphModule, example_inputs: Sequence[Any], parts: Callable[[], Any],
                       places: frozenset[int]) -> Callable[..., Any]:
     """The graph's function without the results at these places; an export leaves out what was for them alone."""
     shorter = _copy(graph)
-    output = next(node for node in reversed(shorter.graph.nodes) if node.op == "output")
-    output.args = tuple([None if i in places else result for i, result in enumerate(_results(shorter))]),
+    output = _output(shorter)
+    output.args = tuple([None if i in places else result for i, result in enumerate(output.args[0])]),
     shorter.recompile()
     return compiled(shorter, example_inputs, parts)
 
@@ -196,10 +196,9 @@ def _refuse_transforms(graph: torch.fx.GraphModule) -> None:
             raise LookupError("torch.func differentiates in it with its own interpreter")
 
 
-def _results(graph: torch.fx.GraphModule) -> Sequence[Any]:
-    """The nodes of a graph's results, and what stands beside them."""
-    output = next(node for node in reversed(graph.graph.nodes) if node.op == "output")
-    return output.args[0]
+def _output(graph: torch.fx.GraphModule) -> Any:
+    """The node whose first argument has the results."""
+    return next(node for node in reversed(graph.graph.nodes) if node.op == "output")
 
 
 def _copy(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
@@ -485,7 +484,7 @@ class _Numbers:
     """
 
     def __init__(self, graph: torch.fx.GraphModule) -> None:
-        self._output = next(node for node in reversed(graph.graph.nodes) if node.op == "output")
+        self._output = _output(graph)
         self._results = list(self._output.args[0])
         self._tensors = [i for i, node in enumerate(self._results)
                          if isinstance(node, torch.fx.Node) and isinstance(_example(node), Tensor)]

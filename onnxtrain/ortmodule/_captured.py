@@ -476,10 +476,10 @@ class Parts:
                 and not whole._counters.graph_breaks and not self.seeds and not debug.verify and not debug.save_onnx
                 and all(graph.__dict__.get("_in_backward") is None for graph in (whole, model)))
 
-    def note_unread(self, model: Any, number: int) -> None:
-        """For explain(): how many results of a graph are not computed until they are read."""
-        self._model()._counters.unread_results = number
-        if number:
+    def note_unread(self, model: Any, more: int) -> None:
+        """Counts results of a graph that are not computed until they are read, or, below 0, no longer."""
+        _report.count(self._model()._counters, unread_results=more)
+        if more > 0:  # the whole graph hardly runs from now on
             for _, programs in model._all_programs():
                 for program in programs:
                     program.rest()

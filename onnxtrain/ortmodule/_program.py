@@ -227,7 +227,8 @@ class Program:
                 path, _, name = target.target.rpartition(".")
                 self._buffers.append((index, module.get_submodule(path)._buffers, name))
         # Whether a run gives its results, and changes nothing else.
-        self.is_pure = not (self._buffers or self._checks or self._written or self.chain or self.conditional)
+        self.is_pure = (self.chain is None and self.conditional is None
+                        and not (self._buffers or self._checks or self._written))
         self.changing = self._changing()
         same = dict(self.exported.same)
         self._user_outputs = [(index, leaf) for index, leaf in self._user_outputs if leaf not in same]
@@ -262,9 +263,7 @@ class Program:
         """
         if self.chain is not None:
             raise UnsupportedError("a graph in segments, with calls of torch between them, has no plan as a whole")
-        model, _ = gradients.applied(self.exported.model, self.exported.functions)
-        return _C.Session(model, device=self.device, torch_random=_random.as_torch(self.device), recompute=level,
-                          budget=budget, parameters=bytes([i.kind == "parameter" for i in self.exported.inputs]))
+        return self._session(recompute=level, budget=budget, rows=0)
 
     def rest(self) -> None:
         """Gives back the memory of steps. The next step plans again."""

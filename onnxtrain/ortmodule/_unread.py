@@ -129,34 +129,32 @@ class Results:
 
     Args:
         run: computes all results.
-        without: a function as `run` that computes None at these places.
+        without: makes a function as `run` that computes None at these places.
         allowed: whether results may be left out now: the graph changes nothing but its results, so that running it
             again has no effect.
-        note: is told how many results are left out, before `run` is needed less.
+        note: is told how many results are left out, and how many less than before, below 0.
     """
 
     def __init__(self, run: Callable[..., Sequence[Any]],
                  without: Callable[[frozenset[int]], Callable[..., Sequence[Any]]],
                  allowed: Callable[[], bool], note: Callable[[int], None]) -> None:
-        self.run, self._without, self._allowed, self._note = run, without, allowed, note
-        self._unread: set[int] | None = None  # of those that have been watched
-        self._left_out: frozenset[int] = frozenset()
-        self._large = False
-        self._steps = 0
+        self.run, self._allowed, self._note = run, allowed, note
+        disabled = "unread" in options.read("ONNXTRAIN_DISABLE").split(",")
+        self._without = None if disabled else without  # None: all results are computed for good
+        self._unread: dict[int, tuple[torch.dtype, torch.device]] | None = None  # of those that have been watched
+        self._short: Callable[..., Sequence[Any]] | None = None  # leaves them out; from then on they stay the same
+        self._steps = 0  # that have been watched
         self._reads = 0
         self._quiet = 0  # steps since the latest of them
-        self._over = "unread" in options.read("ONNXTRAIN_DISABLE").split(",")
-        self._short: Callable[..., Sequence[Any]] | None = None
-        self._kinds: dict[int, tuple[torch.dtype, torch.device]] = {}
 
     def __call__(self, *given: Any) -> Sequence[Any]:
         """The graph's results."""
-        if self._over or not torch.is_grad_enabled() or torch.compiler.is_compiling():
+        if self._without is None or not torch.is_grad_enabled():
             return self.run(*given)
         if self._short is not None:
-            return self._run_short(given) if self._allowed() else self.run(*given)
+            return self._run_short(self._short, given) if self._allowed() else self.run(*given)
         if self._steps >= STEPS and self._allowed():
-            return self._leave_out(given)
+            return self._leave_out(self._without, given)
         results = self.run(*given)
         self._watch(results)
         return results
@@ -169,48 +167,45 @@ class Results:
             self._give_up("results are read that were not read before: all are computed at each step again")
 
     def _give_up(self, reason: str) -> None:
-        if self._short is not None:
-            self._note(0)
-        self._over, self._short = True, None
+        if self._short is not None and self._unread:
+            self._note(-len(self._unread))
+        self._without = self._short = None
         _log.info("ORTModule: %s", reason)
 
     def _watch(self, results: Sequence[Any]) -> None:
         """Looks, when backward begins, for results that are still held."""
-        node = next((value.grad_fn for value in results if is_loss(value) and value.grad_fn is not None), None)
+        node = _node_of(results)
         if node is None:
             return
         if self._unread is None:
-            self._unread = {i for i, value in enumerate(results) if isinstance(value, Tensor) and not is_loss(value)}
+            self._unread = {i: (value.dtype, value.device) for i, value in enumerate(results)
+                            if isinstance(value, Tensor) and not is_loss(value)}
         watched = [(i, weakref.ref(results[i]), results[i].output_nr if results[i].grad_fn is node else None)
                    for i in self._unread]
-        self._kinds = {i: (results[i].dtype, results[i].device) for i in self._unread}
-        self._large = any(results[i].numel() >= LEAST_ELEMENTS for i in self._unread)
+        large = any(results[i].numel() >= LEAST_ELEMENTS for i in self._unread)
 
         def look(gradients: Sequence[Tensor | None]) -> None:
-            assert self._unread is not None
-            if self._short is not None:
+            if self._short is not None or self._unread is None:
                 return
-            self._unread -= {i for i, result, place in watched
-                             if result() is not None or place is not None and gradients[place] is not None}
+            read = {i for i, result, place in watched
+                    if result() is not None or place is not None and gradients[place] is not None}
+            self._unread = {i: kind for i, kind in self._unread.items() if i not in read}
             self._steps += 1
-            if not self._unread or not self._large:
-                self._over = True
+            if not self._unread or not large:
+                self._without = None
 
         node.register_prehook(look)
 
-    def _device(self) -> str:
-        return str(next(iter(self._kinds.values()))[1])
-
-    def _leave_out(self, given: Sequence[Any]) -> Sequence[Any]:
+    def _leave_out(self, without: Callable[[frozenset[int]], Callable[..., Sequence[Any]]],
+                   given: Sequence[Any]) -> Sequence[Any]:
         """Runs a step both ways. Without the unread results, the others and the random numbers must be the same."""
-        assert self._unread is not None
-        self._left_out = frozenset(self._unread)
-        device = self._device()
+        assert self._unread
+        unread, device = self._unread, _device_of(self._unread)
         before = _random.state(device)
         results = self.run(*given)
         after = _random.state(device)
         try:
-            short = self._without(self._left_out)
+            short = without(frozenset(unread))
             _random.restore(device, before)
             others = short(*given)
             drawn = _random.state(device)
@@ -224,24 +219,24 @@ class Results:
         if not same or not self._allowed():
             self._give_up("results that no code reads are computed, since the rest is not the same without them")
         else:
-            self._short = short
-            self._note(len(self._left_out))
-            _log.info("ORTModule: %d results that no code reads are computed when they are read", len(self._left_out))
+            self._unread, self._short = unread, short
+            self._note(len(unread))
+            _log.info("ORTModule: %d results that no code reads are computed when they are read", len(unread))
         return results
 
-    def _run_short(self, given: Sequence[Any]) -> Sequence[Any]:
-        assert self._short is not None
-        device = self._device()
+    def _run_short(self, short: Callable[..., Sequence[Any]], given: Sequence[Any]) -> Sequence[Any]:
+        assert self._unread
+        unread, device = self._unread, _device_of(self._unread)
         self._quiet += 1
         pending = _Pending(self, given, _random.state(device), device)
-        results = list(self._short(*given))
-        for i in self._left_out:
-            results[i] = UnreadResult.of(pending, i, *self._kinds[i])
-        node = next((value.grad_fn for value in results if is_loss(value) and value.grad_fn is not None), None)
+        results = list(short(*given))
+        node = _node_of(results)
         if node is None:
             self._give_up("a loss without a gradient is computed with all other results")
             _random.restore(device, pending.random)
             return self.run(*given)
+        for i, kind in unread.items():
+            results[i] = UnreadResult.of(pending, i, *kind)
         held = weakref.ref(pending)
 
         def compute_if_held(gradients: Sequence[Tensor | None]) -> None:
@@ -251,6 +246,15 @@ class Results:
 
         node.register_prehook(compute_if_held)
         return tuple(results)
+
+
+def _node_of(results: Sequence[Any]) -> Any:
+    """The autograd node of the loss, or None."""
+    return next((value.grad_fn for value in results if is_loss(value) and value.grad_fn is not None), None)
+
+
+def _device_of(unread: dict[int, tuple[torch.dtype, torch.device]]) -> str:
+    return str(next(iter(unread.values()))[1])
 
 
 def _is_close(a: Tensor, b: Tensor) -> bool:

@@ -84,7 +84,7 @@ def test_a_training_that_reads_the_loss_alone():
     assert onnxtrain.stats(model)["engine_steps"] == 3 * STEPS and onnxtrain.stats(model)["exports"] == 2
     full, short = [program for _, programs in model._all_programs() for program in programs]
     assert full.totals()["slab_bytes"] == 0 < short.totals()["slab_bytes"]
-    assert "not computed, since no code reads them: 1 results" in onnxtrain.explain(model)
+    assert "not computed until code reads them: 1" in onnxtrain.explain(model)
 
 
 READERS = {
@@ -116,6 +116,19 @@ def test_gradients_of_what_is_read():
         (result["loss"] + result["scores"].square().mean()).backward()
     same_gradients(model, eager)
     assert unread(model) == 1
+
+
+def test_counts_of_two_graphs_and_of_the_process():
+    """Another kind of argument makes a graph of its own."""
+    _, model = pair()
+    before = onnxtrain.stats()["unread_results"]
+    for arguments in (lambda seed: batch(seed), lambda seed: (batch(seed)[0].int(), batch(seed)[1])):
+        for seed in range(STEPS + 1):
+            model(*arguments(seed))["loss"].backward()
+    assert unread(model) == onnxtrain.stats()["unread_results"] - before == 2
+    for seed in range(READS):
+        model(*batch(seed))["scores"].sum()
+    assert unread(model) == onnxtrain.stats()["unread_results"] - before == 1
 
 
 def test_what_is_known_is_no_reading():
