@@ -223,7 +223,7 @@ def _aggregate_model_states(rank_state_dict: Mapping[str, Any], original_dims: d
     """Adds one process's weights to those of the processes before it.
 
     Args:
-        rank_state_dict: its ORTTrainer.state_dict().
+        rank_state_dict: its ORTTrainer.state_dict(). Without "model" nothing is added.
         original_dims: gets the shapes of the weights that its ``partition_info`` names.
         state_dict: what has been joined so far. A weight that is cut, as onnxruntime-training cuts its float32 weights
             with mixed precision, is put together one-dimensional.
@@ -233,8 +233,10 @@ def _aggregate_model_states(rank_state_dict: Mapping[str, Any], original_dims: d
         AssertionError: two processes have different values of one weight.
     """
     own = _dims(rank_state_dict, original_dims)
+    if "model" not in rank_state_dict:
+        return
     joined = state_dict.setdefault("model", {}).setdefault("full_precision", {})
-    for name, value in rank_state_dict.get("model", {}).get("full_precision", {}).items():
+    for name, value in rank_state_dict["model"].get("full_precision", {}).items():
         _join(joined, name, value, own.get(name) if mixed_precision else None, f"model state {name}")
 
 
@@ -242,8 +244,10 @@ def _aggregate_optimizer_states(rank_state_dict: Mapping[str, Any], original_dim
                                 state_dict: dict[str, Any]) -> None:
     """The same of the optimizer's state, whose moments are cut with mixed precision and without."""
     own = _dims(rank_state_dict, original_dims)
+    if "optimizer" not in rank_state_dict:
+        return
     joined = state_dict.setdefault("optimizer", {})
-    for name, entry in rank_state_dict.get("optimizer", {}).items():
+    for name, entry in rank_state_dict["optimizer"].items():
         for key, value in entry.items():
             _join(joined.setdefault(name, {}), key, value, own.get(name) if key in MOMENTS else None,
                   f"optimizer state {name}")

@@ -32,8 +32,8 @@ FILES = ("checkpoint/orttraining_test_save_checkpoint.py", "checkpoint/orttraini
          "checkpoint/orttraining_test_checkpoint_aggregation.py",
          "checkpoint/orttraining_test_load_optimizer_state.py", "checkpoint/orttraining_test_backend_api.py",
          "orttraining_test_allreduce_adasum.py")
-READ_AS = ((r'"cuda:" \+ str\(world_rank\)', '"cpu"'), (r'backend="nccl"', 'backend="gloo"'),
-           (r'os\.environ\["MASTER_PORT"\] = "\d+"', 'os.environ["MASTER_PORT"]'))
+READ_AS = ((r"""(["'])cuda:\1 ?\+ ?str\(world_rank\)""", '"cpu"'), (r"""backend=(["'])nccl\1""", 'backend="gloo"'),
+           (r"""os\.environ\[(["'])MASTER_PORT\1\] = (["'])\d+\2""", 'os.environ["MASTER_PORT"]'))
 CONTEXT = multiprocessing.get_context("forkserver")
 SAVED = re.compile(r"(single_node|data_parallelism|distributed_zero)_(full|mixed)_precision(?:_(adam|lamb))?")
 
