@@ -174,8 +174,10 @@ class Run:
 
     @property
     def applied(self) -> tuple[int, ...]:
-        """Indices of the graph inputs whose gradients Updater.backward() applies, in that order: inputs with grad_mask
-        2 that have a gradient. A gradient that is itself an input of backward is returned instead."""
+        """Indices of the graph inputs whose gradients Updater.backward() applies, and deliver() delivers, in that
+        order: inputs with grad_mask 2 that have a gradient. A gradient that is itself an input of backward is returned
+        instead.
+        """
 
     def backward(self, saved: Sequence[Tensor], grads: Sequence[Tensor | None],
                  donated: Sequence[int] = ()) -> tuple[Tensor | None, ...]:
@@ -195,6 +197,28 @@ class Run:
             IndexError: an item of donated is no graph input.
             RuntimeError: called a second time without again(), or after release().
             ValueError: there are gradients to be applied.
+        """
+
+    def deliver(self, saved: Sequence[Tensor], grads: Sequence[Tensor | None],
+                receivers: Sequence[tuple[int, Tensor, bool]],
+                ready: Callable[[int], object] | None = ...) -> tuple[Tensor | None, ...]:
+        """Runs the backward part once, as backward() does, and writes gradients to tensors as soon as they are final.
+
+        Args:
+            saved, grads: as backward()'s.
+            receivers: (input, tensor, add) each: index of a graph input; a contiguous tensor of its dtype and shape on
+                the CPU; whether the gradient is added to what is there (float32 and float64 alone) or overwrites it.
+                The gradient of an input with grad_mask 2 that has no receiver is discarded.
+            ready: is told the index of each input of `applied` that has a receiver, after its gradient is there; on the
+                thread that runs backward. What it raises ends backward.
+
+        Returns:
+            As backward(); None for inputs of `applied`.
+
+        Raises:
+            RuntimeError: called a second time without again(), or after release().
+            ValueError: a receiver does not fit, comes twice, or shares memory with something that backward reads;
+                nothing has run then.
         """
 
     def release(self) -> None:

@@ -23,6 +23,17 @@ int ont_borrowed_init(ont_borrowed *b, Py_ssize_t n)
     return -1;
 }
 
+void ont_memory_range(const ont_tensor_view *view, uintptr_t *first, uintptr_t *last)
+{
+    int64_t span = 1, step = 1;
+    for (int d = view->rank - 1; d >= 0; d--) {
+        span = span && view->dims[d] ? span + (view->dims[d] - 1) * (view->strides ? view->strides[d] : step) : 0;
+        step *= view->dims[d];
+    }
+    *first = (uintptr_t)view->data;
+    *last = *first + (size_t)span * ont_dtype_size(view->dtype);
+}
+
 int ont_borrow_inputs(const ont_state *state, const ont_device *device, PyObject *tensors, ont_borrowed *b)
 {
     for (Py_ssize_t i = 0; i < b->n; i++) {

@@ -1,6 +1,7 @@
 /*
  * Shared by Session.forward() and Run.backward(): arguments as a tuple, tensors borrowed for the duration of the call,
- * and blocks returned as tensors. Included by session.c, run_object.c, call.c and optim_backward.c.
+ * and blocks returned as tensors. Included by session.c, run_object.c, call.c,
+ * deliver.c and optim_backward.c.
  */
 #ifndef ONT_PY_CALL_H
 #define ONT_PY_CALL_H
@@ -18,6 +19,9 @@ typedef struct ont_borrowed {
 int ont_borrowed_init(ont_borrowed *b, Py_ssize_t n);
 void ont_borrowed_deinit(ont_borrowed *b);
 
+/* The addresses [first, last) that a view reaches; equal for an empty one. */
+void ont_memory_range(const ont_tensor_view *view, uintptr_t *first, uintptr_t *last);
+
 /* Borrows a tuple of b->n graph inputs; -1 with an exception. */
 int ont_borrow_inputs(const ont_state *state, const ont_device *device, PyObject *tensors, ont_borrowed *b);
 
@@ -25,7 +29,7 @@ int ont_borrow_inputs(const ont_state *state, const ont_device *device, PyObject
 PyObject *ont_wrap_blocks(const ont_state *state, ont_block **blocks, uint32_t n);
 
 /*
- * Hooks of Run.backward() for an optimizer in backward. check: gets every tensor that backward reads (inputs that it
+ * Hooks of a backward whose gradients the caller receives. check: gets every tensor that backward reads (inputs that it
  * does not read have data NULL) before anything runs; -1 with an exception.
  */
 typedef struct ont_backward_hooks {
@@ -39,6 +43,8 @@ typedef struct ont_backward_hooks {
  */
 PyObject *ont_run_object_backward(PyObject *run, PyObject *saved, PyObject *grads, PyObject *donated,
                                   const ont_backward_hooks *hooks);
+/* py/deliver.c: Run.deliver(). */
+PyObject *ont_run_object_deliver(const ont_state *state, PyObject *run, PyObject *args);
 /* The program of a Run whose backward has not run; NULL with TypeError or RuntimeError. */
 ont_program *ont_run_object_program(const ont_state *state, PyObject *run);
 

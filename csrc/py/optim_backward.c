@@ -42,15 +42,9 @@ static int refuse_shared(const backward_step *a, const ont_tensor_view *view, ui
                          Py_ssize_t index)
 {
     ont_optim_overlap where;
-    int64_t span = 1;
-    for (int d = 0; d < view->rank; d++) {
-        if (!view->dims[d]) return 0;
-        if (view->strides) span += (view->dims[d] - 1) * view->strides[d];
-    }
-    if (!view->strides) span = ont_tensor_view_count(view);
-    uintptr_t first = (uintptr_t)view->data;
-    if (!ont_optim_is_written(&a->self->work, first, first + (size_t)span * ont_dtype_size(view->dtype), own, &where))
-        return 0;
+    uintptr_t first, last;
+    ont_memory_range(view, &first, &last);
+    if (first == last || !ont_optim_is_written(&a->self->work, first, last, own, &where)) return 0;
     PyErr_Format(PyExc_ValueError,
                  "%U: %s %zd, which backward reads, shares memory with %s number %u, counted over all groups, which is "
                  "updated meanwhile: nothing has been updated",

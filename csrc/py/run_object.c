@@ -410,9 +410,16 @@ static PyObject *run_backward(PyObject *object, PyObject *args, PyObject *kwargs
     return ont_run_object_backward(object, saved, grads, donated, NULL);
 }
 
+static PyObject *run_deliver(PyObject *object, PyObject *args)
+{
+    return ont_run_object_deliver(((run_object *)object)->session->state, object, args);
+}
+
 static PyMethodDef run_methods[] = {
     {"backward", (PyCFunction)(void (*)(void))run_backward, METH_VARARGS | METH_KEYWORDS,
      "backward(saved, grads, donated=()) -> one gradient or None per graph input"},
+    {"deliver", run_deliver, METH_VARARGS,
+     "deliver(saved, grads, receivers, ready=None) -> backward() that writes gradients to tensors on the way"},
     {"saved", run_saved, METH_VARARGS,
      "saved(inputs, outputs[, call]) -> those of both that backward reads; with a call, holds it and the inputs"},
     {"changed", run_changed, METH_NOARGS, "changed() -> indices of held inputs that were changed in place since"},

@@ -56,13 +56,15 @@ done
     exit 2
 }
 
-launch=()
+# Several processes: by mpirun, or torchrun where Open MPI is not installed.
+launch=("$PYTHON")
 if [ "$num_gpus" -gt 1 ]; then
-    command -v mpirun >/dev/null || {
-        echo "mpirun is needed for $num_gpus processes (argument 4)" >&2
-        exit 2
-    }
-    launch=(mpirun -n "$num_gpus")
+    if command -v mpirun >/dev/null; then
+        launch=(mpirun --oversubscribe --bind-to none -n "$num_gpus" "$PYTHON")
+        [ "$(id -u)" -ne 0 ] || launch=(mpirun --allow-run-as-root "${launch[@]:1}")
+    else
+        launch=("$PYTHON" -m torch.distributed.run --standalone --nproc-per-node "$num_gpus")
+    fi
 fi
 
 common=(--config_file "$BERT_CONFIG" --bert_model bert-large-uncased --output_dir "$CHECKPOINTS_DIR" --seed "$seed"
@@ -81,7 +83,7 @@ fi
 run() {
     local phase=$1 batch=$2
     shift 2
-    local command=(${launch[@]+"${launch[@]}"} "$PYTHON" "$CODEDIR/run_pretraining_ort.py" "${common[@]}"
+    local command=("${launch[@]}" "$CODEDIR/run_pretraining_ort.py" "${common[@]}"
         --train_batch_size "$batch" "$@")
     if [ "$create_logfile" = true ]; then
         local name=$job_name.pyt_bert_pretraining_phase${phase}_${precision}_gbs$((batch * num_gpus))

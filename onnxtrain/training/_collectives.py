@@ -10,6 +10,8 @@ import os
 import threading
 import time
 import weakref
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
 import torch.distributed as dist
@@ -76,6 +78,11 @@ class Collectives(Protocol):
     def all_reduce(self, value: Tensor) -> None:
         """Replaces a tensor by the sum of all processes'."""
 
+    def start_all_reduce(self, value: Tensor) -> Callable[[], object]:
+        """Begins to; what is returned waits until the sum is there. Meanwhile other all-reduces may begin, and no
+        collective of another kind.
+        """
+
     def reduce_scatter(self, own: Tensor, value: Tensor) -> None:
         """own (n,) = this process's part of the sum of all values (size n,)."""
 
@@ -103,6 +110,9 @@ class TorchCollectives:
 
     def all_reduce(self, value: Tensor) -> None:
         dist.all_reduce(value)
+
+    def start_all_reduce(self, value: Tensor) -> Callable[[], object]:
+        return dist.all_reduce(value, async_op=True).wait
 
     def reduce_scatter(self, own: Tensor, value: Tensor) -> None:
         dist.reduce_scatter_tensor(own, value)
@@ -139,6 +149,7 @@ class MpiCollectives:
             raise RuntimeError(f"this process was started by mpirun, and MPI cannot be used: {error}. Build onnxtrain "
                                "where mpicc is (ONNXTRAIN_MPI=1), or start the script by torchrun") from error
         self.rank, self.size = found["rank"], found["size"]
+        self._worker: ThreadPoolExecutor | None = None  # all-reduces one after the other, beside backward
         atexit.unregister(_C.mpi_leave)
         atexit.register(_C.mpi_leave)
 
@@ -146,6 +157,11 @@ class MpiCollectives:
         host = _on_cpu(value)
         _C.mpi_all_reduce(host)
         _back(value, host)
+
+    def start_all_reduce(self, value: Tensor) -> Callable[[], object]:
+        if self._worker is None:
+            self._worker = ThreadPoolExecutor(1, "onnxtrain_reduce")
+        return self._worker.submit(self.all_reduce, value).result
 
     def reduce_scatter(self, own: Tensor, value: Tensor) -> None:
         host = _on_cpu(own)

@@ -12,7 +12,7 @@ import logging
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -24,6 +24,7 @@ from onnxtrain.training._collectives import Collectives, MpiCollectives, TorchCo
 from onnxtrain.training._update import MOMENTS, as_tensor
 
 _log = logging.getLogger("onnxtrain")
+_T = TypeVar("_T", bound=Tensor)
 _BUCKET = 25 << 20  # bytes that one collective takes
 
 
@@ -131,12 +132,12 @@ class Peers:
         self.size = collectives.size
         self._wire = {"float32": torch.float32, "bfloat16": torch.bfloat16}.get(options.read("ONNXTRAIN_REDUCE_DTYPE"))
 
-    def _together(self, collective: Callable[..., Any], *args: Any) -> None:
+    def _together(self, collective: Callable[..., Any], *args: Any, name: str = "") -> Any:
         """Raises RuntimeError where it fails; the message names the ranks that have ended."""
         try:
-            collective(*args)
+            return collective(*args)
         except RuntimeError as error:
-            raise RuntimeError(f"rank {self.rank} of {self.size}: {collective.__name__} failed"
+            raise RuntimeError(f"rank {self.rank} of {self.size}: {name or collective.__name__} failed"
                                f"{self._collectives.who_is_gone()}: {error}") from error
 
     def sum(self, value: Tensor) -> None:
@@ -171,17 +172,17 @@ class Peers:
         """Gives all processes the values of process 0."""
         self._in_buckets(tensors, lambda flat: self._together(self._collectives.broadcast, flat))
 
-    @torch.no_grad()
-    def sum_gradients(self, weights: Sequence[torch.nn.Parameter]) -> None:
-        """Replaces gradients by the sums of all processes'. A weight that has none in any process gets none."""
-        self.fill_gradients(weights)
+    def start_sum(self, value: Tensor) -> Callable[[], None]:
+        """Begins to replace a contiguous tensor by the sum of all processes'. What is returned waits for that."""
+        sent = value if self._wire is None else value.to(self._wire)
+        wait = self._together(self._collectives.start_all_reduce, sent, name="all_reduce")
 
-        def add(flat: Tensor) -> None:
-            sent = flat if self._wire is None else flat.to(self._wire)
-            self.sum(sent)
-            flat.copy_(sent)
+        def finish() -> None:
+            self._together(wait, name="all_reduce")
+            if sent is not value:
+                value.copy_(sent)
 
-        self._in_buckets([weight.grad for weight in weights if weight.grad is not None], add)
+        return finish
 
     @torch.no_grad()
     def adasum(self, weights: Sequence[Tensor], before: Sequence[Tensor]) -> None:
@@ -194,7 +195,7 @@ class Peers:
         added. Products are of float64.
         """
         changes = [weight - old for weight, old in zip(weights, before)]
-        for bucket in _buckets(changes):
+        for bucket in buckets(changes):
             flat = torch.cat([change.reshape(-1) for change in bucket])
             rows = flat.new_empty(self.size * flat.numel())
             self.gather(rows, flat)
@@ -214,21 +215,24 @@ class Peers:
         self.sum(bad)
         return math.inf if int(bad) else norm
 
+    def any_of(self, own: Sequence[bool], weights: Sequence[torch.nn.Parameter]) -> list[bool]:
+        """Of a flag for each weight, whether any process has it set."""
+        if not weights:
+            return []
+        flags = torch.tensor(own, dtype=torch.int32, device=weights[0].device)
+        self.sum(flags)
+        return [count > 0 for count in flags.tolist()]
+
     def fill_gradients(self, weights: Sequence[torch.nn.Parameter]) -> None:
         """Zeros for gradients that only other processes have."""
-        if not weights:
-            return
-        there = torch.tensor([weight.grad is not None for weight in weights], dtype=torch.int32,
-                             device=weights[0].device)
-        self.sum(there)
-        for weight, processes in zip(weights, there.tolist()):
-            if processes and weight.grad is None:
+        for weight, there in zip(weights, self.any_of([weight.grad is not None for weight in weights], weights)):
+            if there and weight.grad is None:
                 weight.grad = torch.zeros_like(weight, requires_grad=False)
 
     @staticmethod
     def _in_buckets(tensors: Sequence[Tensor], change: Callable[[Tensor], None]) -> None:
         """Lets change() work in place on one-dimensional copies, each of several tensors of one dtype."""
-        for bucket in _buckets(tensors):
+        for bucket in buckets(tensors):
             flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
             change(flat)
             for tensor, part in zip(bucket, flat.split([tensor.numel() for tensor in bucket])):
@@ -241,13 +245,13 @@ def _adasum(a: Tensor, b: Tensor) -> Tensor:
     return a * (1.0 - dot / (2.0 * aa) if aa else 1.0) + b * (1.0 - dot / (2.0 * bb) if bb else 1.0)
 
 
-def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+def buckets(tensors: Sequence[_T]) -> Iterator[list[_T]]:
     """Tensors in groups of one dtype and about _BUCKET bytes, in an order that all processes share."""
-    by_dtype: dict[torch.dtype, list[Tensor]] = {}
+    by_dtype: dict[torch.dtype, list[_T]] = {}
     for tensor in tensors:
         by_dtype.setdefault(tensor.dtype, []).append(tensor)
     for group in by_dtype.values():
-        bucket: list[Tensor] = []
+        bucket: list[_T] = []
         size = 0
         for tensor in group:
             if bucket and size + tensor.nbytes > _BUCKET:

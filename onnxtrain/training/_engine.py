@@ -16,6 +16,7 @@ from torch import Tensor
 from onnxtrain.training._distributed import Processes, Shards
 from onnxtrain.training._models import TorchModel
 from onnxtrain.training._onnx_model import OnnxModel
+from onnxtrain.training._reducer import Reducer
 from onnxtrain.training._update import Update
 
 
@@ -82,6 +83,10 @@ class Engine:
             self.update = Update(optimizer, self.shards.pieces, hyperparameters, clip, self.shards.squares)
         if self.peers is not None:
             self.peers.broadcast(list(self.everything().values()))
+        self.reducer: Reducer | None = None
+        if self.peers is not None and self.shards is None and not self._adasum:
+            self.reducer = Reducer(self._trained.values(), self.peers)
+            model.deliver_to(self.reducer)
         self.accumulation = accumulation
         self.mixed_precision = mixed_precision
         self._deterministic = deterministic
@@ -164,6 +169,8 @@ class Engine:
             if self.shards is not None:
                 for weight in self._trained.values():
                     weight.grad = None
+        if self.reducer is not None:
+            self.reducer.begin(self.is_update(step))
         with self._switches(self.mixed_precision):
             outputs = self.model(self.inputs(given))
         if loss >= len(outputs) or outputs[loss].numel() != 1 or not outputs[loss].is_floating_point():
@@ -182,6 +189,8 @@ class Engine:
                 raise RuntimeError("the loss depends on no weight that is trained: was it computed from detached "
                                    "tensors?")
             return
+        if self.reducer is not None:
+            self.reducer.backward(loss)
         with self._switches(False):
             loss.backward(torch.full_like(loss, scale))
 
@@ -212,7 +221,8 @@ class Engine:
             if self.shards is not None:
                 self.shards.reduce()
             else:
-                self.peers.sum_gradients(list(self._trained.values()))
+                assert self.reducer is not None
+                self.reducer.finish()
         done = self.update.step(float(np.float32(lr)), 1.0 / scale, self.mixed_precision)
         if self.shards is not None and done:
             self.shards.gather()

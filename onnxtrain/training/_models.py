@@ -102,6 +102,10 @@ class TorchModel:
         """Moves the module there."""
         self._composed.to(device)
 
+    def deliver_to(self, reducer: Any) -> None:
+        """From now on the engine writes gradients where this Reducer says."""
+        self.ort_module._join(reducer)
+
     # ---- running ----
 
     def __call__(self, inputs: Sequence[Any]) -> list[Tensor]:

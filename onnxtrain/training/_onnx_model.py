@@ -83,6 +83,7 @@ class OnnxModel:
         self._counters = _report.Counters()
         self._programs: dict[bool, Program] = {}
         self._latest: Program | None = None
+        self._reducer: Any = None
 
     # ---- weights ----
 
@@ -100,6 +101,10 @@ class OnnxModel:
         """Moves the weights there."""
         self._holder.to(device)
         self._constants = {name: value.to(device) for name, value in self._constants.items()}
+
+    def deliver_to(self, reducer: Any) -> None:
+        """From now on the engine writes gradients where this Reducer says. No step has been run yet."""
+        self._reducer = reducer
 
     # ---- running ----
 
@@ -149,6 +154,7 @@ class OnnxModel:
                             len(self._outputs), lambda _: None, "dynamo", model.opset_import[0].version, {}, [])
         device = next(iter([*self._holder.parameters(), *self._holder.buffers()]), torch.empty(0)).device
         program = Program(self._holder, exported, device=str(device))
+        program.in_backward = self._reducer
         _report.register(program)
         return program
 

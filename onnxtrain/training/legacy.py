@@ -315,8 +315,9 @@ class ORTTrainer:
             scale = float(values[self.loss_scale_input_name] if external else
                           self.loss_scaler_.loss_scale_)  # type: ignore[union-attr]
         results = engine.forward(inputs, 0, self.current_step + 1)
-        outputs = self._chosen(inputs, results, fetches)
-        engine.backward(results[0], scale)
+        outputs, loss = self._chosen(inputs, results, fetches), results[0]
+        del results  # what no fetch names need not be computed (docs/sparsity.md)
+        engine.backward(loss, scale)
         self.current_step += 1
         if self.current_step == 1:
             self._save_optimized()
@@ -347,10 +348,11 @@ class ORTTrainer:
     def _chosen(self, inputs: Sequence[Any], results: Sequence[Tensor], fetches: Sequence[str] | None) -> list[Tensor]:
         named = described_outputs(self._described(self.model_desc_.inputs_),
                                   self._described(self.model_desc_.outputs_), inputs, results, 0,
-                                  self.loss_fn_ is not None)
+                                  self.loss_fn_ is not None, fetches or ())
         unknown = [name for name in fetches or () if name not in named]
         if unknown:
-            raise RuntimeError(f"the outputs {unknown} are not among {list(named)}")
+            raise RuntimeError(f"the outputs {unknown} are not among those of this call: "
+                               f"{[output.name_ for output in self.model_desc_.outputs_]} are described")
         return [named[name] for name in fetches or named]
 
     def _save_optimized(self) -> None:

@@ -197,8 +197,10 @@ class ORTTrainer:
         scaler: LossScaler | None = self.options.mixed_precision.loss_scaler
         scale = 1.0 if scaler is None else scaler.loss_scale
         results = engine.forward(inputs, self.model_desc.loss, step)
-        outputs = self._outputs(inputs, results)
-        engine.backward(results[self.model_desc.loss], scale)
+        outputs = self._outputs(inputs, results, fetches)
+        loss, chosen = results[self.model_desc.loss], [outputs[name] for name in fetches or outputs]
+        del results  # what no fetch names need not be computed (docs/sparsity.md)
+        engine.backward(loss, scale)
         info.step = step
         if step == 1:
             self._save_graphs()
@@ -207,7 +209,6 @@ class ORTTrainer:
             if scaler is not None:
                 scaler.update(info)
             info.optimization_step += info.all_finite
-        chosen = [outputs[name] for name in fetches or outputs]
         return chosen[0] if len(chosen) == 1 else chosen
 
     def eval_step(self, *args: Any, **kwargs: Any) -> Any:
@@ -217,11 +218,11 @@ class ORTTrainer:
         """
         inputs, fetches = self._inputs(args, kwargs), self._fetches()
         sizes_of(self.model_desc.inputs, inputs)
-        outputs = self._outputs(inputs, self._ready(inputs).evaluate(inputs))
+        outputs = self._outputs(inputs, self._ready(inputs).evaluate(inputs), fetches)
         lacking = [name for name in fetches if name not in outputs]
         if lacking:
             raise RuntimeError(f"without all inputs there are no outputs {lacking}")
-        chosen = [value for name, value in outputs.items() if name in fetches or not fetches]
+        chosen = list(outputs.values())
         return chosen[0] if len(chosen) == 1 else chosen
 
     def _rate(self) -> float:
@@ -252,10 +253,13 @@ class ORTTrainer:
                "name")
         return inputs
 
-    def _outputs(self, inputs: Sequence[Any], results: Sequence[Tensor]) -> dict[str, Tensor]:
-        """Outputs by name, in the shapes that are described; notes dtypes on the way."""
+    def _outputs(self, inputs: Sequence[Any], results: Sequence[Tensor], fetches: Sequence[str]) -> dict[str, Tensor]:
+        """Outputs by name, in the shapes that are described, those of fetches alone where there are some; notes dtypes
+        on the way.
+        """
         desc = self.model_desc
-        shaped = described_outputs(desc.inputs, desc.outputs, inputs, results, desc.loss, self.loss_fn is not None)
+        shaped = described_outputs(desc.inputs, desc.outputs, inputs, results, desc.loss, self.loss_fn is not None,
+                                   fetches)
         self._note_dtypes(inputs, shaped)
         return shaped
 
@@ -506,7 +510,7 @@ def sizes_of(described: Sequence[Any], inputs: Sequence[Any]) -> dict[str, int]:
 
 
 def described_outputs(inputs: Sequence[Any], outputs: Sequence[Any], given: Sequence[Any], results: Sequence[Tensor],
-                      loss: int, with_loss_fn: bool) -> dict[str, Tensor]:
+                      loss: int, with_loss_fn: bool, fetches: Sequence[str] = ()) -> dict[str, Tensor]:
     """A model's results by name, in the shapes that are described.
 
     Args:
@@ -515,6 +519,7 @@ def described_outputs(inputs: Sequence[Any], outputs: Sequence[Any], given: Sequ
         results: in the order of the outputs; further ones are left out.
         loss: which output is the loss.
         with_loss_fn: whether it comes from a loss function.
+        fetches: names of outputs; none means all. Other results are not read.
 
     Raises:
         RuntimeError: there are fewer results than are described, or one has another size.
@@ -526,7 +531,8 @@ def described_outputs(inputs: Sequence[Any], outputs: Sequence[Any], given: Sequ
     if len(results) < len(described):
         raise RuntimeError(f"the model has {len(results)} outputs, and {len(described)} are described")
     sizes = sizes_of(inputs, given)
-    return {item[0]: _shaped(item, result.detach(), sizes) for item, result in zip(described, results)}
+    return {item[0]: _shaped(item, result.detach(), sizes) for item, result in zip(described, results)
+            if not fetches or item[0] in fetches}
 
 
 def _shaped(item: Any, result: Tensor, sizes: Mapping[str, int]) -> Tensor:

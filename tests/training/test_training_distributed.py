@@ -370,6 +370,7 @@ def several_buckets(rank):
             trainer = trainer_of(rank, "lamb", 3, stage, utils={"frozen_weights": ["second.bias"]})
             for x, y in part(data_of(3, 3), rank):
                 trainer.train_step(x, y)
+            assert stage or trainer._engine.reducer.early == len(trainer._engine.reducer._buckets) - 1
             found.append(weights(trainer))
     older = legacy(wide(rank), "AdamOptimizer", world_size=3, deepspeed_zero_stage=1)
     for x, y in part(data_of(3, 3), rank):

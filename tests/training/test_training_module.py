@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from eager_training import CPU, DESCRIPTION, Eager, batches, cross_entropy, net, options, trainer_of
 
 import onnxtrain
+from onnxtrain.ortmodule import _unread
 from onnxtrain.training import ORTTrainer, ORTTrainerOptions, TrainStepInfo, amp, optim
 
 AFTER = optim.AdamConfig.DecayMode.AFTER_WEIGHT_UPDATE
@@ -183,6 +184,19 @@ def test_fetches():
     trainer._train_step_info.fetches = ["losses"]
     with pytest.raises(RuntimeError, match="The specified fetches list contains invalid output names"):
         trainer.train_step(x, label)
+
+
+def test_outputs_without_a_fetch_are_not_computed(monkeypatch):
+    monkeypatch.setattr(_unread, "LEAST_ELEMENTS", 1)
+    module = net()
+    eager, trainer = Eager(module, optim.SGDConfig(lr=0.1)), trainer_of(module, optim.SGDConfig(lr=0.1))
+    trainer._train_step_info.fetches = ["loss"]
+    for x, label in batches(8):
+        torch.testing.assert_close(trainer.train_step(x, label), eager.step(x, label))
+    assert onnxtrain.stats(trainer._engine.model.ort_module)["unread_results"] == 1
+    trainer._train_step_info.fetches = []
+    want = module(x)
+    torch.testing.assert_close(trainer.train_step(x, label)[1], want)
 
 
 def test_sizes_change():
