@@ -81,8 +81,8 @@ static int refuse_shared(const delivery *d, const ont_tensor_view *view, const c
         const receiver *r = &d->receivers[i];
         uintptr_t begin = (uintptr_t)r->to, end = begin + (size_t)r->n * ont_dtype_size(r->dtype);
         if (!r->to || begin == end || first == last || end <= first || last <= begin) continue;
-        PyErr_Format(PyExc_ValueError, "%s %zd, which backward reads, shares memory with the gradient of input %u", what,
-                     index, (unsigned)i);
+        PyErr_Format(PyExc_ValueError, "%s %zd, which backward reads, shares memory with the gradient of input %u",
+                     what, index, (unsigned)i);
         return -1;
     }
     return 0;
