@@ -18,10 +18,12 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 BUCKET = 25 << 20  # bytes of one collective, as in onnxtrain/training/_distributed.py
-STEPS, WIDTH, LAYERS, BATCH = 30, 512, 6, 64  # of what is measured
+STEPS, WIDTH, LAYERS, BATCH = 20, 1024, 24, 128  # of what is measured
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,37 +130,75 @@ def table(model: Model, element: int, overlap: float, hardware: Hardware) -> str
 
 # ---- on this machine ----
 
-def work(path: Path) -> None:
-    """A process of the measurement: a step by itself, the collectives, and a step together; seconds, medians."""
+def trainer_step(net: Any, world: int) -> Callable[..., Any]:
+    """A step of ORTTrainer, data parallel."""
     import torch
-    import torch.distributed as dist
 
     from onnxtrain.training import ORTTrainer, ORTTrainerOptions, optim
+
+    trainer = ORTTrainer(
+        net, {"inputs": [("input", ["batch", WIDTH]), ("label", ["batch"])],
+              "outputs": [("loss", [], True), ("scores", ["batch", WIDTH])]}, optim.AdamConfig(),
+        loss_fn=lambda scores, label: torch.nn.functional.cross_entropy(scores, label), options=ORTTrainerOptions({
+            "device": {"id": "cpu"}, "distributed": {"world_size": world, "allreduce_post_accumulation": True}}))
+    return trainer.train_step
+
+
+def loop_step(net: Any, world: int, ours: bool) -> Callable[..., Any]:
+    """A step of eager PyTorch, or of an ORTModule with FusedAdam, under DistributedDataParallel."""
+    import torch
+
+    from onnxtrain.optim import FusedAdam, clip_grad_norm_
+    from onnxtrain.ortmodule import ORTModule
+
+    model = ORTModule(net) if ours else net
+    if world > 1:
+        model = torch.nn.parallel.DistributedDataParallel(model)
+    parameters = list(model.parameters())
+    optimizer: Any = FusedAdam(parameters) if ours else torch.optim.AdamW(parameters, fused=True)
+    clip: Any = clip_grad_norm_ if ours else torch.nn.utils.clip_grad_norm_
+
+    def step(x: Any, label: Any) -> None:
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(x), label).backward()
+        clip(parameters, 1.0)
+        optimizer.step()
+
+    return step
+
+
+PEERS: dict[str, Callable[[Any, int], Callable[..., Any]]] = {
+    "ORTTrainer": trainer_step, "DDP of ORTModule": lambda net, world: loop_step(net, world, True),
+    "DDP of eager": lambda net, world: loop_step(net, world, False)}
+
+
+def work(path: Path) -> None:
+    """A process of the measurement: steps by themselves, the collectives, and steps together; seconds, medians."""
+    import torch
+    import torch.distributed as dist
 
     torch.set_num_threads(1)
     world = int(os.environ.get("WORLD_SIZE", "1"))
     if world > 1:
         dist.init_process_group("gloo")
+    x, label = torch.randn(BATCH, WIDTH), torch.randint(0, WIDTH, (BATCH,))
 
-    def median_of(size: int, together: bool) -> float:
-        torch.manual_seed(0)
-        layers = [part for _ in range(LAYERS) for part in (torch.nn.Linear(WIDTH, WIDTH), torch.nn.Tanh())]
-        trainer = ORTTrainer(
-            torch.nn.Sequential(*layers), {"inputs": [("input", ["batch", WIDTH]), ("label", ["batch"])],
-                                           "outputs": [("loss", [], True), ("scores", ["batch", WIDTH])]},
-            optim.AdamConfig(), loss_fn=lambda scores, label: torch.nn.functional.cross_entropy(scores, label), options=ORTTrainerOptions({
-                "device": {"id": "cpu"}, "distributed": {"world_size": size, "allreduce_post_accumulation": True}}))
-        x, label = torch.randn(BATCH, WIDTH), torch.randint(0, WIDTH, (BATCH,))
-        times = []
+    def medians(size: int) -> dict[str, float]:
+        steps, times = {}, {}
+        for peer, maker in PEERS.items():
+            torch.manual_seed(0)
+            layers = [part for _ in range(LAYERS) for part in (torch.nn.Linear(WIDTH, WIDTH), torch.nn.Tanh())]
+            steps[peer], times[peer] = maker(torch.nn.Sequential(*layers), size), []
         for _ in range(STEPS + 5):
-            if world > 1:
-                dist.barrier()  # both are always at the same
-            begin = time.perf_counter()
-            trainer.train_step(x, label)
-            if together:
-                dist.barrier()
-            times.append(time.perf_counter() - begin)
-        return statistics.median(times[5:])
+            for peer, step in steps.items():
+                if world > 1:
+                    dist.barrier()  # all processes are always at the same
+                begin = time.perf_counter()
+                step(x, label)
+                if size > 1:
+                    dist.barrier()
+                times[peer].append(time.perf_counter() - begin)
+        return {peer: statistics.median(values[5:]) for peer, values in times.items()}
 
     def collective(count: int) -> float:
         value, times = torch.zeros(count), []
@@ -169,22 +209,22 @@ def work(path: Path) -> None:
             times.append(time.perf_counter() - begin)
         return statistics.median(times[3:])
 
-    found = {"by itself": median_of(1, False)}
+    found: dict[str, Any] = {"alone": medians(1)}
     if world > 1:
-        found |= {"small": collective(16), "bucket": collective(BUCKET // 4), "together": median_of(world, True)}
+        found |= {"small": collective(16), "bucket": collective(BUCKET // 4), "together": medians(world)}
     if int(os.environ.get("RANK", "0")) == 0:
         path.write_text(json.dumps(found))
 
 
 def measure() -> str:
-    """Predicts a step of two processes from their parts, and measures it."""
+    """Predicts a step of two processes from their parts, and measures it; and efficiency beside that of DDP."""
     root = Path(__file__).resolve().parents[1]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(root)}
     with tempfile.TemporaryDirectory() as name:
         path = Path(name) / "found.json"
         command = [str(Path(__file__).resolve()), "--work", str(path)]
         subprocess.run([sys.executable, *command], check=True, env=environment, stdout=subprocess.DEVNULL)
-        one = json.loads(path.read_text())["by itself"]
+        one = json.loads(path.read_text())["alone"]
         subprocess.run([sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0",
                         "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", *command], check=True,
                        env=environment, stdout=subprocess.DEVNULL)
@@ -193,13 +233,17 @@ def measure() -> str:
     bandwidth = BUCKET / max(two["bucket"] - two["small"], 1e-9)  # of two processes: 2 (n - 1) / n is 1
     latency = two["small"] / 2
     reduce = ring(size, 2, bandwidth, latency, math.ceil(size / BUCKET) + 2)  # and two messages of few bytes
-    predicted = two["by itself"] + reduce
-    rows = (("one process", one), ("two, each by itself, at the same time", two["by itself"]),
-            ("all-reduce of 64 bytes", two["small"]), (f"all-reduce of {BUCKET >> 20} MiB", two["bucket"]),
-            ("two together, by the model", predicted), ("two together, measured", two["together"]))
+    alone, together = two["alone"]["ORTTrainer"], two["together"]["ORTTrainer"]
+    rows = (("all-reduce of 64 bytes", two["small"]), (f"all-reduce of {BUCKET >> 20} MiB", two["bucket"]),
+            ("reduction, by the model", reduce), ("a step by itself, while the other runs", alone),
+            ("together, by the model, nothing hidden", alone + reduce), ("together, measured", together))
+    table = [f"| {peer} | {1e3 * one[peer]:.1f} | {1e3 * two['alone'][peer]:.1f} | {1e3 * two['together'][peer]:.1f} | "
+             f"{one[peer] / two['together'][peer]:.2f} |" for peer in PEERS]
     return "\n".join([f"{size / 2**20:.1f} MiB of gradients, {bandwidth / 1e9:.2f} GB/s",
                       *(f"{name:40} {1e3 * value:9.3f} ms" for name, value in rows),
-                      f"{'model / measured':40} {predicted / two['together']:9.3f}"])
+                      f"{'model / measured':40} {(alone + reduce) / together:9.3f}", "",
+                      "| one thread a process | one process, ms | by itself, while the other runs | two together | "
+                      "efficiency |", "| --- | --- | --- | --- | --- |", *table])
 
 
 def main() -> None:

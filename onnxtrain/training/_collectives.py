@@ -20,6 +20,9 @@ from torch import Tensor
 from onnxtrain import _C
 
 _BEAT = 1.0  # seconds
+# Torch 2.13 has new names, and warns of those of before.
+_reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or getattr(dist, "reduce_scatter_tensor", None)
+_all_gather: Any = getattr(dist, "all_gather_single", None) or getattr(dist, "all_gather_into_tensor", None)
 _TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -115,10 +118,10 @@ class TorchCollectives:
         return dist.all_reduce(value, async_op=True).wait
 
     def reduce_scatter(self, own: Tensor, value: Tensor) -> None:
-        dist.reduce_scatter_tensor(own, value)
+        _reduce_scatter(own, value)
 
     def all_gather(self, value: Tensor, own: Tensor) -> None:
-        dist.all_gather_into_tensor(value, own)
+        _all_gather(value, own)
 
     def broadcast(self, value: Tensor) -> None:
         dist.broadcast(value, 0)
