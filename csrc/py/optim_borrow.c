@@ -123,7 +123,7 @@ static void store_if_changed(void *remembered, const void *seen, size_t bytes)
 static void cache_addresses(ont_slot *s, int operand, PyObject *object, const ont_tensor_view *view,
                             const void *storage)
 {
-    store_if_changed(&s->object[operand], &object, sizeof object);
+    store_if_changed(&s->object[operand], &object, sizeof(PyObject *));
     store_if_changed(&s->sizes[operand], &view->dims, sizeof view->dims);
     store_if_changed(&s->storage[operand], &storage, sizeof storage);
 }

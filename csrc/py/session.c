@@ -259,7 +259,7 @@ static int advance(PyObject *generator, const ont_random *random, const ont_prog
 {
     if (!generator || PyIndex_Check(generator) || !program->graph->random_offset) return 0;
     PyObject *result = PyObject_CallMethod(generator, "set_offset", "K",
-                                           (unsigned long long)(random->block * 4 + program->graph->random_offset));
+                                           (unsigned long long)random->block * 4 + program->graph->random_offset);
     Py_XDECREF(result);
     return result ? 0 : -1;
 }

@@ -37,8 +37,8 @@ static double multiplications(const ont_conv *c)
 static double relative_cost(const ont_conv *c, ont_conv_kind kind)
 {
     const int64_t *out = kind == ONT_CONV_GRAD_INPUT ? c->in : c->out;
-    double tiles = (double)(c->n * (ont_round_up(out[1], 4) / 4) * (ont_round_up(out[2], 4) / 4));
-    return 36 * tiles * (double)ont_round_up(c->c, 16) * (double)ont_round_up(c->o, 16) / multiplications(c);
+    int64_t tiles = c->n * (ont_round_up(out[1], 4) / 4) * (ont_round_up(out[2], 4) / 4);
+    return 36.0 * (double)tiles * (double)ont_round_up(c->c, 16) * (double)ont_round_up(c->o, 16) / multiplications(c);
 }
 
 /*

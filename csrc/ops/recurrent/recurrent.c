@@ -118,7 +118,7 @@ static ont_status read_activations(const ont_node *node, recurrent *r)
 {
     static const char *const defaults[3][3] = {{"Tanh"}, {"Sigmoid", "Tanh"}, {"Sigmoid", "Tanh", "Tanh"}};
     const ont_attr *names = ont_attr_find(node, "activations", ONT_ATTR_STRINGS);
-    size_t n_alpha, n_beta, a = 0, c = 0, n = (size_t)(r->acts * r->directions);
+    size_t n_alpha, n_beta, a = 0, c = 0, n = (size_t)r->acts * (size_t)r->directions;
     const double *alpha = ont_attr_floats(node, "activation_alpha", &n_alpha);
     const double *beta = ont_attr_floats(node, "activation_beta", &n_beta);
     if (names && names->count != n) return ont_fail(ONT_EINVAL, "%zu activations, expected %zu", names->count, n);

@@ -263,7 +263,8 @@ static int64_t mel_edge(const mel *m, int64_t i)
     double low = 2595 * log1p(m->low / 700) / log(10), high = 2595 * log1p(m->high / 700) / log(10);
     double at = (double)i * ((high - low) / (double)(m->bins + 2)) + low, hertz = 700 * expm1(at / 2595 * log(10));
     double bin = floor((double)(m->length + 1) * hertz / (double)m->rate);
-    return bin < (double)(m->length / 2 + 1) ? (int64_t)bin : m->length / 2 + 1;
+    int64_t bins = m->length / 2 + 1;
+    return bin < (double)bins ? (int64_t)bin : bins;
 }
 
 static void mel_expand(ont_builder *b, ont_node *node, ont_value **outputs)
