@@ -65,6 +65,29 @@ def _asks_for_none() -> Callable[..., Any]:
     return torch.compiler.disable(FunctionCtx.set_materialize_grads)
 
 
+_LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "warn": logging.WARNING,
+           "error": logging.ERROR, "exception": logging.ERROR, "critical": logging.CRITICAL, "fatal": logging.CRITICAL}
+
+
+def _logs(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """LoggingLoggerVariable.call_method that leaves out what logs nothing at the logger's level, and calls a method that
+    logs each message once (``warning_once`` of transformers, by functools.lru_cache) while it captures. Dynamo cuts the
+    graph at all others.
+    """
+    def call_method(self: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
+        from torch._dynamo.variables import ConstantVariable
+
+        quiet = name in _LEVELS and not self.value.isEnabledFor(_LEVELS[name])
+        if not quiet and hasattr(getattr(type(self.value), name, None), "cache_info"):
+            with contextlib.suppress(NotImplementedError):  # an argument that is no constant
+                values = [value.as_python_constant() for value in args]
+                getattr(self.value, name)(*values, **{key: value.as_python_constant() for key, value in kwargs.items()})
+                quiet = True
+        return ConstantVariable.create(None) if quiet else plain(self, tx, name, args, kwargs)
+
+    return call_method
+
+
 @functools.cache
 def follow_masks() -> None:
     """From now on Dynamo takes the mask of torch's transformers for causal where it is told so, and else applies it as
@@ -173,6 +196,7 @@ def _dynamic_sizes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[st
 def capturing(args: tuple[Any, ...], kwargs: dict[str, Any], wanted: dict[str, Any]) -> Iterator[None]:
     """Dynamo's settings for the capture of a call, those of `wanted` that this torch has among them."""
     from torch._dynamo import config, symbolic_convert
+    from torch._dynamo.variables.misc import LoggingLoggerVariable
 
     with contextlib.ExitStack() as stack:
         if (imported := getattr(symbolic_convert, "_import_module", None)) is not None:
@@ -183,6 +207,7 @@ def capturing(args: tuple[Any, ...], kwargs: dict[str, Any], wanted: dict[str, A
             gc.disable()
             stack.callback(gc.enable)
         stack.enter_context(replaced(FunctionCtx, "set_materialize_grads", _asks_for_none()))
+        stack.enter_context(replaced(LoggingLoggerVariable, "call_method", _logs(LoggingLoggerVariable.call_method)))
         if hasattr(torch.compiler.config, "dynamic_sources"):
             sources = [torch.compiler.config.dynamic_sources, *_dynamic_sizes(args, kwargs)]
             named = ",".join(filter(None, sources))

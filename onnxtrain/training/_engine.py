@@ -19,6 +19,8 @@ from onnxtrain.training._onnx_model import OnnxModel
 from onnxtrain.training._reducer import Reducer
 from onnxtrain.training._update import Update
 
+_NOTHING = contextlib.nullcontext()
+
 
 class Engine:
     """A model that is being trained.
@@ -87,6 +89,7 @@ class Engine:
         if self.peers is not None and self.shards is None and not self._adasum:
             self.reducer = Reducer(self._trained.values(), self.peers)
             model.deliver_to(self.reducer)
+        self._one: tuple[float, Tensor | None] = (0.0, None)
         self.accumulation = accumulation
         self.mixed_precision = mixed_precision
         self._deterministic = deterministic
@@ -136,9 +139,12 @@ class Engine:
 
     # ---- steps ----
 
-    @contextlib.contextmanager
-    def _switches(self, autocast: bool) -> Iterator[None]:
+    def _switches(self, autocast: bool) -> contextlib.AbstractContextManager[None]:
         """Deterministic algorithms where they are asked for; autocast too in forward, but not in backward."""
+        return self._switched(autocast) if autocast or self._deterministic else _NOTHING
+
+    @contextlib.contextmanager
+    def _switched(self, autocast: bool) -> Iterator[None]:
         before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
         try:
             if self._deterministic:
@@ -192,7 +198,16 @@ class Engine:
         if self.reducer is not None:
             self.reducer.backward(loss)
         with self._switches(False):
-            loss.backward(torch.full_like(loss, scale))
+            loss.backward(self._scaled_one(loss, scale))
+
+    def _scaled_one(self, loss: Tensor, scale: float) -> Tensor:
+        """The gradient of the loss: as the loss, with this value."""
+        kept, like = self._one
+        if kept != scale or like is None or (like.dtype, like.shape, like.device) != (
+                loss.dtype, loss.shape, loss.device):
+            like = torch.full_like(loss, scale)
+            self._one = scale, like
+        return like
 
     def evaluate(self, given: Sequence[Any]) -> list[Tensor]:
         """Outputs in evaluation."""
