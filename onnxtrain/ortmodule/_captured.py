@@ -70,9 +70,9 @@ _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARN
 
 
 def _logs(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """LoggingLoggerVariable.call_method that leaves out what logs nothing at the logger's level, and calls a method that
-    logs each message once (``warning_once`` of transformers, by functools.lru_cache) while it captures. Dynamo cuts the
-    graph at all others.
+    """LoggingLoggerVariable.call_method that leaves out what the logger's level leaves out, and calls a method that
+    logs each message once (``warning_once`` of transformers, by functools.lru_cache) while it captures. Dynamo cuts
+    the graph at all others.
     """
     def call_method(self: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
         from torch._dynamo.variables import ConstantVariable
