@@ -42,6 +42,7 @@ from onnxtrain._export.twins import Twins
 from onnxtrain.ortmodule import _sharded
 from onnxtrain.ortmodule._fallback import FallbackPolicy
 from onnxtrain.ortmodule._key import describe
+from onnxtrain.ortmodule._methods import Methods
 
 TRY_AGAIN = 16  # calls in PyTorch, before Dynamo sees such a call again; then as many times that
 MAX_WRONG = 64  # kinds of arguments, of these sizes, that forward refuses
@@ -425,6 +426,7 @@ class Parts:
         # By mode: each has its own code, and few sets of guards to try.
         self._calls: dict[tuple[bool, ...], Callable[..., Any]] = {}
         self._nothing: set[tuple[bool, ...]] = set()  # modes in which a call was captured that has nothing to compute
+        self._methods: Methods | None = None
         self.seeds = False
         self._refused: dict[tuple[Any, ...], _Refused] = {}
         self._wrong: dict[tuple[Any, ...], int] = {}  # how often a capture of such a call ended in an exception
@@ -575,6 +577,11 @@ class Parts:
             result = whole._in_torch(args, kwargs)
             self._wrong.pop(wrong, None)
             return result
+        if self._methods is not None and self._methods.changed():
+            torch._dynamo.reset()  # code of parts that Dynamo captured on their own, too
+            self._calls.clear()
+            self._nothing.clear()
+            self._methods = None
         if _has_any_global_hook():
             return whole._by_torch("a global module hook is registered, which a graph would not run", args, kwargs)
         call = self._calls.get(mode)
@@ -582,6 +589,7 @@ class Parts:
             whole._say_constants(pytree.tree_leaves((args, kwargs)))
             reason = _sharded.reason(self._module) or _misread(self._module)
             call = self._calls[mode] = self._compiled() if reason is None else self.by_torch(self._module, reason)
+            self._methods = self._methods or Methods(self._module)
         engine, by_torch, kept = counters.engine_graphs, counters.torch_graphs, self.keeps_contents
         outer, _running.call = _running.call, (current := _Call(self, args, kwargs, call))
         if outer is not None:
