@@ -151,6 +151,10 @@ class TorchModel:
         programs = [program for _, known in self.ort_module._all_programs() for program in known]
         return max(programs, key=lambda program: program.used, default=None)
 
+    def cuts(self) -> list[str]:
+        """Why the module runs as several graphs; nothing where it is one."""
+        return list(self.ort_module._counters.graph_breaks)
+
     # ---- as ONNX ----
 
     def proto(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> onnx.ModelProto:

@@ -132,6 +132,10 @@ class OnnxModel:
         """The program of the latest step."""
         return self._latest
 
+    def cuts(self) -> list[str]:
+        """An ONNX model is one graph."""
+        return []
+
     def _program(self, training: bool) -> Program:
         """The graph in one mode, its weights as inputs."""
         model = onnx.ModelProto()

@@ -279,6 +279,9 @@ class ORTTrainer:
         for name, path in vars(self.options.debug.graph_save_paths).items():
             program = self._engine.model.latest() if path else None
             if program is not None and program.session is not None:
+                if cuts := self._engine.model.cuts():
+                    _log.warning("ORTTrainer: %s holds one of several graphs, since the module is cut: %s", path,
+                                 cuts[0])
                 try:
                     Path(path).write_bytes(program.save(_STAGES[name]))
                 except OSError as error:

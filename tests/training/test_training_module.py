@@ -310,6 +310,27 @@ def test_a_graph_that_cannot_be_written_is_said(tmp_path, caplog):
     assert "model_with_gradient_graph_path" in caplog.text and trainer._train_step_info.optimization_step == 1
 
 
+class Cut(nn.Module):
+    """Python between two graphs."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = net()
+
+    def forward(self, x):
+        torch._dynamo.graph_break()
+        return self.net(x)
+
+
+def test_a_graph_of_a_module_that_is_cut_is_said_to_be_a_part(tmp_path, caplog):
+    path = tmp_path / "graph.onnx"
+    trainer = trainer_of(Cut(), optim.SGDConfig(lr=0.1), debug={
+        "graph_save_paths": {"model_with_gradient_graph_path": str(path)}})
+    trainer.train_step(*batches(1)[0])
+    assert path.exists() and "holds one of several graphs, since the module is cut" in caplog.text
+
+
+
 def test_options_without_effect_are_said(caplog):
     trainer_of(net(), optim.SGDConfig(), device={"id": "cpu", "mem_limit": 9}).train_step(*batches(1)[0])
     assert "device.mem_limit has no effect" in caplog.text
