@@ -94,7 +94,10 @@ class Reducer:
 
     def gradients(self, ctx: Any, grads: tuple[Tensor | None, ...]) -> Sequence[Tensor | None]:
         """The engine's backward of a node; None for the gradients that lie in buckets."""
-        receivers = [(i, *self._place(weight)) for i, weight in ctx.targets.items()]
+        reached: Sequence[int | None] = range(len(ctx.next_functions))
+        if len(grads) > 1:  # a weight behind another output than the loss has no gradient, not zeros
+            reached = ctx.program.reach.drop(ctx.run.differentiable, grads, reached)
+        receivers = [(i, *self._place(weight)) for i, weight in ctx.targets.items() if reached[i] is not None]
         early = self._last and ctx is self._node
         done = set()
 

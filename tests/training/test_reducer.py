@@ -165,6 +165,35 @@ def test_a_hook_sees_its_gradient(monkeypatch):
     torch.testing.assert_close(2 * seen[0], module.last.weight.grad)
 
 
+class Two(torch.nn.Module):
+    """A loss, and scores by a weight that the loss does not need."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = torch.nn.Linear(6, 6), torch.nn.Linear(6, 2)
+
+    def forward(self, x, y):
+        x = self.body(x)
+        return F.mse_loss(x, y), self.head(x)
+
+
+def test_a_weight_behind_another_output_has_no_gradient():
+    torch.manual_seed(0)
+    module, peers = Two(), Twins()
+    reducer, model = Reducer(module.parameters(), peers), ORTModule(module)
+    model._join(reducer)
+    for seed in range(2):
+        module.zero_grad()
+        wanted = torch.autograd.grad(2 * module(*batch(seed))[0], list(module.parameters()), allow_unused=True)
+        reducer.begin(True)
+        loss, scores = model(*batch(seed))
+        reducer.backward(loss)
+        loss.backward()
+        reducer.finish()
+        assert wanted[2] is None and scores.shape == (5, 2)
+        check(module, wanted)
+
+
 def test_what_pytorch_runs_is_reduced_as_well(monkeypatch):
     module, _, reducer, peers = case(monkeypatch)
     wanted = expected(module, 5)
