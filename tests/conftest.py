@@ -3,6 +3,7 @@
 import os
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,16 @@ DAY = "ONNXTRAIN_TEST_DAY"
 SWEPT = ("tests/cuda/", "tests/ecosystem/", "tests/models/", "tests/training/")
 SLOW = Path(__file__).with_name("slow.txt")  # test functions that took more than SECONDS, which are one sweep
 SECONDS = 5
+
+
+@pytest.fixture
+def fresh_dynamo() -> Iterator[None]:
+    """What Dynamo has captured is forgotten before and after a test."""
+    import torch
+
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -1,7 +1,7 @@
 /*
  * Shared by Session.forward() and Run.backward(): arguments as a tuple, tensors borrowed for the duration of the call,
- * and blocks returned as tensors. Included by session.c, run_object.c, call.c,
- * deliver.c and optim_backward.c.
+ * and blocks returned as tensors. Included by session.c, run_object.c, call.c, deliver.c and
+ * optim_backward.c.
  */
 #ifndef ONT_PY_CALL_H
 #define ONT_PY_CALL_H

@@ -3,7 +3,7 @@
  * tensor as soon as it is final, and tells a Python function. Called by onnxtrain/training/_reducer.py; independent of
  * kernels.
  */
-#include "py/python.h" /* before any system header */
+#include "py/optim.h" /* Python.h before any system header */
 
 #include <string.h>
 
@@ -25,7 +25,7 @@ typedef struct delivery {
     receiver *receivers; /* per input of the program */
     PyObject **keep;     /* per input: holds the tensor's memory, or NULL */
     uint32_t n_inputs;
-    PyObject *ready;                 /* Py_None: no function */
+    PyObject *ready;                /* Py_None: no function */
     PyObject *type, *value, *trace; /* what it has raised */
 } delivery;
 
@@ -111,18 +111,14 @@ static int read_receiver(delivery *d, const ont_state *state, const ont_program 
     if (input < 0 || input >= (Py_ssize_t)d->n_inputs || d->receivers[input].to)
         return PyErr_Format(PyExc_ValueError, "there is no input %zd, or it comes twice", input), -1;
     ont_tensor_view view;
-    int64_t n = 1;
     if (ont_dlpack_borrow(state, tensor, "receiver", input, &view, &d->keep[input]) < 0) return -1;
     const ont_value *own = p->graph->inputs[input];
     bool fits = view.dtype == own->dtype && view.rank == own->shape.rank && ont_tensor_view_is_contiguous(&view);
-    for (int i = 0; fits && i < view.rank; i++) {
-        fits = view.dims[i] == own->shape.dims[i];
-        n *= view.dims[i];
-    }
+    for (int i = 0; fits && i < view.rank; i++) fits = view.dims[i] == own->shape.dims[i];
     if (!fits || (add && view.dtype != ONT_FLOAT32 && view.dtype != ONT_FLOAT64))
         return PyErr_Format(PyExc_ValueError, "receiver %zd is not contiguous, or has another dtype or shape than the "
                                               "input; only float and double are added", input), -1;
-    d->receivers[input] = (receiver){view.data, n, view.dtype, add != 0};
+    d->receivers[input] = (receiver){view.data, ont_tensor_view_count(&view), view.dtype, add != 0};
     return 0;
 }
 

@@ -33,7 +33,8 @@ resume=false
 [ -n "$(find "$RESULTS_DIR/checkpoints" -name 'ckpt_*.pt' 2>/dev/null)" ] && resume=true
 
 if [ "$config" = small ]; then
-    processes=${processes:-2} # which share batches of 32
+    processes=${processes:-2}
+    batch=$((processes < 8 ? 8 / processes * 4 : 4)) # of a process; up to 32 for all, and a multiple of 4
     export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$(($(nproc) > processes ? $(nproc) / processes : 1))}
     dataset=wikicorpus_en
     if [ -z "$text" ]; then
@@ -51,8 +52,8 @@ if [ "$config" = small ]; then
         --max_predictions_per_seq 20 --n_processes 2
     data() { echo "$BERT_PREP_WORKING_DIR/hdf5_lower_case_1_seq_len_${1}_max_pred_${2}_masked_lm_prob_0.15_random_seed_12345_dupe_factor_5/$dataset"; }
     BERT_CONFIG=$HERE/config_small.json SEQ_LENGTH=64 PREDICTIONS=10 SEQ_LENGTH_PHASE2=128 PREDICTIONS_PHASE2=20 \
-        bash "$HERE/run_pretraining_ort.sh" $((32 / processes)) 4e-3 fp32 "$processes" 0.2843 "${BERT_STEPS:-300}" 100 "$resume" true \
-        true 2 "${fixed[@]}" $((32 / processes)) 2e-3 0.128 "${BERT_STEPS_PHASE2:-60}" 4 "$(data 64 10)" "$(data 128 20)" "$HERE"
+        bash "$HERE/run_pretraining_ort.sh" "$batch" 4e-3 fp32 "$processes" 0.2843 "${BERT_STEPS:-300}" 100 "$resume" true \
+        true 2 "${fixed[@]}" "$batch" 2e-3 0.128 "${BERT_STEPS_PHASE2:-60}" 4 "$(data 64 10)" "$(data 128 20)" "$HERE"
     "$PYTHON" "$HERE/plot.py" "$RESULTS_DIR/dllogger.json" "$OUT/loss.png"
     last=$((${BERT_STEPS:-300} + ${BERT_STEPS_PHASE2:-60}))
     "$PYTHON" "$HERE/convert_checkpoint.py" "$RESULTS_DIR/checkpoints/ckpt_$last.pt" "$OUT/bert.pt"

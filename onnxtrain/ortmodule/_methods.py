@@ -56,7 +56,8 @@ def _classes(module: torch.nn.Module) -> list[type]:
     types_of = {type(part): None for part in module.modules()}
     types_of |= {type(value): None for part in module.modules() for value in vars(part).values()}
     found = {cls: None for kind in types_of for cls in kind.__mro__}
-    return [cls for cls in found if cls.__module__.partition(".")[0] not in ("builtins", "torch", "abc", "collections")]
+    known = ("builtins", "torch", "abc", "collections")
+    return [cls for cls in found if str(cls.__module__).partition(".")[0] not in known]
 
 
 def _functions(value: Any) -> Iterator[types.FunctionType]:

@@ -4,8 +4,6 @@ is said of it, and what the module keeps of it."""
 import collections
 import copy
 import functools
-import logging
-import logging.handlers
 import random
 import sys
 import types
@@ -21,14 +19,8 @@ from agree import X, Y, both, equal, in_engine, module, step
 import onnxtrain
 from onnxtrain.ortmodule import ORTModule, ORTModuleTorchModelException
 
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 HELPER = types.SimpleNamespace(scale=2.0)
-
-
-@pytest.fixture(autouse=True)
-def captured():
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def counts(model):
@@ -665,57 +657,3 @@ def test_arguments_that_are_slices(use, kind):
             seen.append([*results, own, base.grad, *[p.grad for p in model.parameters()]])
         torch.testing.assert_close(seen[1], seen[0])
     assert onnxtrain.stats(wrapped)["fallback_steps"] == 0 or use == "strides read"
-
-
-# ---- log lines ----
-
-
-class OnceLogger(logging.Logger):
-    """transformers' warning_once(): each message is logged once."""
-
-    @functools.lru_cache(None)  # noqa: B019
-    def warning_once(self, *args):
-        self.warning(*args)
-
-
-LOG = OnceLogger("test_captured", logging.WARNING)
-
-
-class Logging(nn.Module):
-    """Logs what its level leaves out, and one message once."""
-
-    def __init__(self, method="warning_once"):
-        super().__init__()
-        self.first, self.last, self.method = nn.Linear(4, 4), nn.Linear(4, 4), method
-
-    def forward(self, x):
-        x = self.first(x)
-        LOG.info("x is %s", x)
-        getattr(LOG, self.method)("the width is 4")
-        return self.last(x)
-
-
-def lines_of(model):
-    handler = logging.handlers.MemoryHandler(100)
-    LOG.addHandler(handler)
-    LOG.warning_once.cache_clear()
-    try:
-        model(X).sum().backward()
-        model(X).sum().backward()
-        return [record.getMessage() for record in handler.buffer]
-    finally:
-        LOG.removeHandler(handler)
-
-
-def test_lines_that_are_logged_once_or_not_at_all_cut_nothing():
-    plain = Logging()
-    model = ORTModule(copy.deepcopy(plain))
-    assert lines_of(model) == lines_of(plain) == ["the width is 4"]
-    assert onnxtrain.stats(model)["graph_breaks"] == [] and counts(model) == (2, 0, 1)
-
-
-def test_other_lines_are_logged_in_each_step():
-    plain = Logging("warning")
-    model = ORTModule(copy.deepcopy(plain))
-    assert lines_of(model) == lines_of(plain) == ["the width is 4"] * 2
-    assert any("logging.Logger" in text for text in onnxtrain.stats(model)["graph_breaks"])

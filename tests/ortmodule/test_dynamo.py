@@ -17,12 +17,7 @@ from torch.utils import checkpoint
 import onnxtrain
 from onnxtrain import dynamo
 
-
-@pytest.fixture(autouse=True)
-def fresh():
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
 
 def counts():

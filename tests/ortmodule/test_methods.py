@@ -10,12 +10,7 @@ import onnxtrain
 from onnxtrain.ortmodule import ORTModule
 from onnxtrain.ortmodule._methods import Methods
 
-
-@pytest.fixture(autouse=True)
-def apart():
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
 
 def twice(function):
