@@ -15,6 +15,7 @@
 #include <string.h>
 
 #include "base/alloc.h"
+#include "base/autotune.h"
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/parallel.h"
@@ -105,11 +106,22 @@ static void warm_caches(const operands *s)
     for (int i = A; i <= C; i++) ont_parallel((int64_t)s->bytes[i] / LINE, 1024, touch, s->data[i]);
 }
 
+typedef struct trial {
+    const candidate *candidates;
+    const ont_gemm *gemm;
+    int epilogue;
+    operands operands;
+} trial;
+
 /* Seconds of one run; negative where the implementation is not available. */
-static double run_timed(const candidate *p, const ont_gemm *g, int epilogue, const operands *s)
+static double run_timed(void *context, int index)
 {
-    void *const *d = s->data, *bias = epilogue & ONT_GEMM_BIAS ? d[BIAS] : NULL;
-    float *sums = epilogue & ONT_GEMM_SUM_A ? d[SUMS] : NULL;
+    const trial *t = context;
+    const candidate *p = &t->candidates[index];
+    const ont_gemm *g = t->gemm;
+    const operands *s = &t->operands;
+    void *const *d = s->data, *bias = t->epilogue & ONT_GEMM_BIAS ? d[BIAS] : NULL;
+    float *sums = t->epilogue & ONT_GEMM_SUM_A ? d[SUMS] : NULL;
     warm_caches(s);
     double start = ont_seconds();
     switch (p->impl) {
@@ -132,24 +144,17 @@ static double run_timed(const candidate *p, const ont_gemm *g, int epilogue, con
     return ont_seconds() - start;
 }
 
-enum { ROUNDS = 4 }; /* the first warms up */
-static const double CANDIDATE_SECONDS = 0.02; /* per candidate, after which no further round starts */
+enum { ROUNDS = 4, MAX_CANDIDATES = 8, MAX_RUNS = 3 };
 
-/* Times the candidates round-robin, so that machine noise hits all of them. False without memory. */
+/* Sets the candidates' seconds. False without memory. */
 static bool measure(candidate *all, int n, const ont_gemm *g, ont_dtype out, int epilogue)
 {
-    operands s;
-    bool allocated = operands_init(&s, g, out, epilogue, all, n);
-    double start = ont_seconds();
-    for (int i = 0; i < n; i++) all[i].seconds = -1;
-    for (int round = 0; allocated && round < ROUNDS; round++) {
-        for (int i = 0; i < n; i++) {
-            double seconds = run_timed(&all[i], g, epilogue, &s);
-            if (round && seconds >= 0 && (all[i].seconds < 0 || seconds < all[i].seconds)) all[i].seconds = seconds;
-        }
-        if (round && ont_seconds() - start > CANDIDATE_SECONDS * n) break;
-    }
-    operands_deinit(&s);
+    double seconds[MAX_CANDIDATES];
+    trial t = {.candidates = all, .gemm = g, .epilogue = epilogue};
+    bool allocated = operands_init(&t.operands, g, out, epilogue, all, n);
+    if (allocated) ont_tune_times(n, ROUNDS, run_timed, &t, seconds);
+    for (int i = 0; i < n; i++) all[i].seconds = allocated ? seconds[i] : -1;
+    operands_deinit(&t.operands);
     ont_gemm_release_buffers();
     return allocated;
 }
@@ -162,7 +167,7 @@ double ont_gemm_benchmark(ont_gemm_impl impl, const ont_gemm_backend *backend, c
 
 /* ---- cache ---- */
 
-enum { CACHE_ENTRIES = 512, MAX_CANDIDATES = 8, MAX_RUNS = 3 };
+enum { CACHE_ENTRIES = 512 };
 static const double
     ONLINE_FLOPS = 4e9,     /* larger GEMMs are tuned online */
     ONLINE_MARGIN = 1.1,    /* times the best: candidates of online tuning */
@@ -179,19 +184,24 @@ struct ont_gemm_tuner {
     int runs[MAX_CANDIDATES], n, winner; /* winner: an index of candidates, or -1 */
 };
 
+typedef struct cache_key {
+    int64_t dtype, out, epilogue, threads, trans_a, trans_b, m, n, k; /* the last three: size_class() */
+} cache_key;
+
 typedef struct cache_entry {
+    cache_key key;
     ont_gemm shape;
     ont_dtype out;
     int epilogue, threads;
     bool measured;
     ont_gemm_impl impl;
     const ont_gemm_backend *best; /* the fastest backend; NULL: none was measured */
-    ont_gemm_tuner tuner;
+    ont_gemm_tuner tuner;         /* under tuner_lock from its first run on */
 } cache_entry;
 
-static cache_entry cache[CACHE_ENTRIES];
-static size_t n_entries;
-static pthread_mutex_t cache_lock = PTHREAD_MUTEX_INITIALIZER;
+static cache_entry entries[CACHE_ENTRIES];
+static ont_tune_cache cache = ONT_TUNE_CACHE(entries);
+static pthread_mutex_t tuner_lock = PTHREAD_MUTEX_INITIALIZER;
 
 /* Half powers of two, so that another batch size rarely needs a new measurement. */
 static int64_t size_class(int64_t dim)
@@ -199,12 +209,10 @@ static int64_t size_class(int64_t dim)
     return dim > 0 ? (int64_t)round(2 * log2((double)dim)) : -1;
 }
 
-static bool matches(const cache_entry *k, const ont_gemm *b, ont_dtype out, int epilogue, int threads)
+static cache_key key_of(const ont_gemm *g, ont_dtype out, int epilogue, int threads)
 {
-    const ont_gemm *a = &k->shape;
-    return a->dtype == b->dtype && k->out == out && k->epilogue == epilogue && k->threads == threads &&
-           a->trans_a == b->trans_a && a->trans_b == b->trans_b && size_class(a->m) == size_class(b->m) &&
-           size_class(a->n) == size_class(b->n) && size_class(a->k) == size_class(b->k);
+    return (cache_key){g->dtype, out, epilogue, threads, g->trans_a, g->trans_b, size_class(g->m), size_class(g->n),
+                       size_class(g->k)};
 }
 
 static double flops(const ont_gemm *g)
@@ -266,6 +274,7 @@ static bool measure_candidates(const ont_gemm *g, ont_dtype out, int epilogue, c
     for (size_t i = 0; i + 1 < count && g->dtype == out && !ont_dtype_is_half(out); i++)
         all[n++] = (candidate){ONT_GEMM_BACKEND, &backends[i], -1};
     *found = (cache_entry){.shape = *g, .out = out, .epilogue = epilogue, .threads = ont_parallel_threads()};
+    found->key = key_of(g, out, epilogue, found->threads);
     if (!measure(all, n, &sample, out, epilogue)) return false;
     for (int i = 0; i < n; i++) {
         double seconds = adjusted_seconds(&all[i]);
@@ -285,37 +294,17 @@ static bool measure_candidates(const ont_gemm *g, ont_dtype out, int epilogue, c
     return found->measured = least > 0;
 }
 
-static cache_entry *find_entry(const ont_gemm *g, ont_dtype out, int epilogue, int threads)
-{
-    for (size_t i = 0; i < n_entries; i++)
-        if (matches(&cache[i], g, out, epilogue, threads)) return &cache[i];
-    return NULL;
-}
-
-/* False where the cache has no entry. */
-static bool copy_entry(const ont_gemm *g, ont_dtype out, int epilogue, cache_entry *found)
-{
-    pthread_mutex_lock(&cache_lock);
-    const cache_entry *before = find_entry(g, out, epilogue, ont_parallel_threads());
-    if (before) *found = *before;
-    pthread_mutex_unlock(&cache_lock);
-    return before != NULL;
-}
-
 /*
- * The cache entry, after a measurement where there is none; not `measured` without memory for that. The lock is not
- * held while measuring or logging. If two threads measure the same class, the first result is kept.
+ * The cache entry, after a measurement where there is none; not `measured` without memory for that. `own` holds it
+ * where the cache is full.
  */
-static cache_entry find_or_measure(const ont_gemm *g, ont_dtype out, int epilogue)
+static const cache_entry *find_or_measure(const ont_gemm *g, ont_dtype out, int epilogue, cache_entry *own)
 {
-    cache_entry found = {.measured = false};
-    if (copy_entry(g, out, epilogue, &found) || !measure_candidates(g, out, epilogue, &found)) return found;
-    pthread_mutex_lock(&cache_lock);
-    const cache_entry *before = find_entry(g, out, epilogue, found.threads);
-    if (before) found = *before;
-    else if (n_entries < CACHE_ENTRIES) cache[n_entries++] = found;
-    pthread_mutex_unlock(&cache_lock);
-    return found;
+    cache_key key = key_of(g, out, epilogue, ont_parallel_threads());
+    const cache_entry *found = ont_tune_find(&cache, &key);
+    if (found) return found;
+    if (measure_candidates(g, out, epilogue, own)) found = ont_tune_keep(&cache, own);
+    return found ? found : own;
 }
 
 /* ---- policy ---- */
@@ -384,10 +373,11 @@ const ont_gemm_backend *ont_gemm_choose(const ont_gemm *g, int epilogue, ont_gem
         return first;
     }
     if (libraries < 2) return first;
-    cache_entry found = find_or_measure(g, g->dtype, epilogue);
-    if (!found.best) return first;
-    *impl = found.impl;
-    return found.best;
+    cache_entry own;
+    const cache_entry *found = find_or_measure(g, g->dtype, epilogue, &own);
+    if (!found->best) return first;
+    *impl = found->impl;
+    return found->best;
 }
 
 ont_gemm_impl ont_gemm_choose_half(const ont_gemm *g, ont_dtype out, bool bias)
@@ -397,8 +387,9 @@ ont_gemm_impl ont_gemm_choose_half(const ont_gemm *g, ont_dtype out, bool bias)
     if (requested && *requested) return strcmp(requested, "native") ? ONT_GEMM_PRIMITIVE : ONT_GEMM_NATIVE;
     if (flops(g) < SMALL_HALF_FLOPS || ont_simd_gemm_bf16x3()) return ONT_GEMM_PRIMITIVE; /* oneDNN uses AMX, too */
     if (ont_gemm_is_deterministic()) return ONT_GEMM_NATIVE;
-    cache_entry found = find_or_measure(g, out, bias ? ONT_GEMM_BIAS : 0);
-    return found.measured ? found.impl : ONT_GEMM_PRIMITIVE;
+    cache_entry own;
+    const cache_entry *found = find_or_measure(g, out, bias ? ONT_GEMM_BIAS : 0, &own);
+    return found->measured ? found->impl : ONT_GEMM_PRIMITIVE;
 }
 
 /* ---- online tuning ---- */
@@ -408,9 +399,8 @@ ont_gemm_tuner *ont_gemm_tuner_find(const ont_gemm *g, int epilogue)
     const char *requested = ont_gemm_requested();
     if ((requested && *requested) || flops(g) < ONLINE_FLOPS || g->dtype != ONT_FLOAT32 || ont_gemm_is_deterministic())
         return NULL;
-    pthread_mutex_lock(&cache_lock);
-    cache_entry *k = find_entry(g, g->dtype, epilogue, ont_parallel_threads());
-    pthread_mutex_unlock(&cache_lock);
+    cache_key key = key_of(g, g->dtype, epilogue, ont_parallel_threads());
+    cache_entry *k = ont_tune_find(&cache, &key);
     return k && k->tuner.n > 1 ? &k->tuner : NULL;
 }
 
@@ -443,16 +433,16 @@ static void decide(ont_gemm_tuner *tuner)
 
 ont_gemm_impl ont_gemm_tuner_next(ont_gemm_tuner *tuner, const ont_gemm_backend **backend)
 {
-    pthread_mutex_lock(&cache_lock);
+    pthread_mutex_lock(&tuner_lock);
     candidate next = tuner->candidates[tuner->winner >= 0 ? tuner->winner : next_candidate(tuner)];
-    pthread_mutex_unlock(&cache_lock);
+    pthread_mutex_unlock(&tuner_lock);
     *backend = next.backend;
     return next.impl;
 }
 
 void ont_gemm_tuner_record(ont_gemm_tuner *tuner, ont_gemm_impl impl, const ont_gemm_backend *backend, double seconds)
 {
-    pthread_mutex_lock(&cache_lock);
+    pthread_mutex_lock(&tuner_lock);
     for (int i = 0; i < tuner->n && tuner->winner < 0; i++) {
         candidate *p = &tuner->candidates[i];
         if (p->impl != impl || p->backend != backend) continue;
@@ -462,7 +452,7 @@ void ont_gemm_tuner_record(ont_gemm_tuner *tuner, ont_gemm_impl impl, const ont_
     bool finished = tuner->winner < 0 && next_candidate(tuner) < 0;
     if (finished) decide(tuner);
     const ont_gemm_tuner snapshot = *tuner;
-    pthread_mutex_unlock(&cache_lock);
+    pthread_mutex_unlock(&tuner_lock);
     for (int i = 0; finished && i < snapshot.n; i++) /* outside the lock: the log may wait for the GIL */
         log_time("gemm in place", &snapshot.shape, snapshot.epilogue, &snapshot.candidates[i]);
 }
@@ -500,13 +490,14 @@ static void write_line(const cache_entry *k, char *line)
 
 char *ont_gemm_cache_export(void)
 {
-    pthread_mutex_lock(&cache_lock);
-    char *text = ont_calloc(n_entries + 1, LINE_BYTES), *end = text;
-    for (size_t i = 0; text && i < n_entries; i++) {
-        write_line(&cache[i], end);
+    size_t n = ont_tune_count(&cache);
+    char *text = ont_calloc(n + 1, LINE_BYTES), *end = text;
+    pthread_mutex_lock(&tuner_lock);
+    for (size_t i = 0; text && i < n; i++) {
+        write_line(&entries[i], end);
         end += strlen(end);
     }
-    pthread_mutex_unlock(&cache_lock);
+    pthread_mutex_unlock(&tuner_lock);
     return text;
 }
 
@@ -550,6 +541,7 @@ static bool read_line(const char *line, cache_entry *k)
                       .k = depth, .lda = trans_a ? m : depth, .ldb = trans_b ? depth : n, .ldc = n, .alpha = 1};
     *k = (cache_entry){.shape = shape, .out = float_dtype_from_name(out), .epilogue = epilogue, .threads = threads,
                        .measured = true, .tuner = {.shape = shape, .epilogue = epilogue, .winner = -1}};
+    k->key = key_of(&shape, k->out, epilogue, threads);
     if (!shape.dtype || !k->out || m < 1 || n < 1 || depth < 1) return false;
     candidate impl;
     if (strcmp(best, "-")) {
@@ -570,17 +562,14 @@ int ont_gemm_cache_import(const char *text)
 {
     int imported = 0;
     char line[LINE_BYTES];
-    pthread_mutex_lock(&cache_lock);
-    for (size_t length; *text && n_entries < CACHE_ENTRIES; text += length + (text[length] == '\n')) {
+    for (size_t length; *text; text += length + (text[length] == '\n')) {
         length = strcspn(text, "\n");
         if (length >= sizeof line) continue;
         memcpy(line, text, length);
         line[length] = 0;
         cache_entry k;
-        if (!read_line(line, &k) || find_entry(&k.shape, k.out, k.epilogue, k.threads)) continue;
-        cache[n_entries++] = k;
-        imported++;
+        if (!read_line(line, &k) || ont_tune_find(&cache, &k.key)) continue;
+        imported += ont_tune_keep(&cache, &k) != NULL;
     }
-    pthread_mutex_unlock(&cache_lock);
     return imported;
 }

@@ -7,7 +7,7 @@
 
 #include "device/device.h"
 
-enum { ONT_PLUGIN_VERSION = 3, ONT_PLUGIN_DEVICES = 16 };
+enum { ONT_PLUGIN_VERSION = 4, ONT_PLUGIN_DEVICES = 16 };
 
 struct ont_core;
 

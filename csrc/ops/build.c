@@ -343,7 +343,7 @@ bool ont_op_expands(const ont_graph *g, const ont_node *node)
     const ont_kernel *kernel;
     if (!op->expand) return false;
     if (!op->infer || !op->n_kernels || !(op->grad || op->flags & ONT_OP_NO_GRAD)) return true;
-    return ont_op_choose(node, g->device, &kernel) != ONT_OK;
+    return ont_op_choose(node, g->device, false, &kernel) != ONT_OK;
 }
 
 /* Users of output i read `result` instead, whose type must match what infer() set. */

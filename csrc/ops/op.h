@@ -179,6 +179,11 @@ struct ont_kernel {
     const char *name; /* <op>_<dtype>_<isa>, or <op>_ref */
     /* NULL if the kernel supports the node, else the reason why not. */
     const char *(*accept)(const ont_node *node);
+    /*
+     * Optional, of an accepted node when a program is built: NULL if the kernel is faster than the next one, by a
+     * measurement that takes milliseconds, else the reason why not.
+     */
+    const char *(*measure)(const ont_node *node);
     /* Optional: computes and allocates once; memory comes from the program's arena. */
     ont_status (*prepare)(const ont_node *node, ont_arena *arena, ont_prepared *prepared);
     /* Allocates nothing and writes only outputs and work; may fail on invalid data (an index out of range). */
@@ -318,10 +323,14 @@ const ont_op *ont_op_find(const char *domain, const char *name, int64_t version)
 const ont_op *const *ont_op_all(size_t *count);
 /* The kernels of an operator on a device; NULL is the CPU. */
 const ont_kernel *ont_op_kernels(const ont_op *op, const struct ont_device *device, uint32_t *count);
-/* Whether ont_op_choose() would succeed. */
+/* Whether ont_op_choose() would succeed with `measure`, if no measurement refuses. */
 bool ont_op_has_kernel(const ont_node *node, const struct ont_device *device);
-/* The first kernel that accepts the node. Logs each refusal at debug level; EUNSUPPORTED lists the reasons. */
-ont_status ont_op_choose(const ont_node *node, const struct ont_device *device, const ont_kernel **kernel) ONT_MUST_USE;
+/*
+ * The first kernel that accepts the node. Logs each refusal at debug level; EUNSUPPORTED lists the reasons. A kernel
+ * with a measure() is asked it with `measure`, and passed over without.
+ */
+ont_status ont_op_choose(const ont_node *node, const struct ont_device *device, bool measure,
+                         const ont_kernel **kernel) ONT_MUST_USE;
 /* EUNSUPPORTED for an attribute that the operator does not declare, EINVAL for one of another type than declared. */
 ont_status ont_op_check_attributes(const ont_node *node) ONT_MUST_USE;
 /*

@@ -143,7 +143,15 @@ bool ont_op_has_kernel(const ont_node *node, const ont_device *device)
     return false;
 }
 
-ont_status ont_op_choose(const ont_node *node, const ont_device *device, const ont_kernel **kernel)
+/* NULL, or why the node is computed by another kernel. */
+static const char *refusal_of(const ont_kernel *kernel, const ont_node *node, bool measure)
+{
+    const char *reason = is_disabled(node->op->name, kernel->name) ? "disabled" : kernel->accept(node);
+    if (reason || !kernel->measure) return reason;
+    return measure ? kernel->measure(node) : "not measured";
+}
+
+ont_status ont_op_choose(const ont_node *node, const ont_device *device, bool measure, const ont_kernel **kernel)
 {
     char reasons[512] = "", inputs[512];
     size_t used = 0;
@@ -151,7 +159,7 @@ ont_status ont_op_choose(const ont_node *node, const ont_device *device, const o
     const ont_kernel *kernels = ont_op_kernels(node->op, device, &n_kernels);
     for (uint32_t i = 0; i < n_kernels; i++) {
         const ont_kernel *candidate = &kernels[i];
-        const char *reason = is_disabled(node->op->name, candidate->name) ? "disabled" : candidate->accept(node);
+        const char *reason = refusal_of(candidate, node, measure);
         if (!reason) {
             *kernel = candidate;
             return ONT_OK;

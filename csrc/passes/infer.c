@@ -65,7 +65,7 @@ static ont_status fold(ont_graph *g, ont_node *node)
 {
     const ont_kernel *kernel = NULL;
     bool view = node->op->flags & ONT_OP_VIEW;
-    if (!view && ont_op_choose(node, NULL, &kernel) != ONT_OK) return ONT_OK;
+    if (!view && ont_op_choose(node, NULL, false, &kernel) != ONT_OK) return ONT_OK;
     ont_tensor **results = ont_arena_array(&g->arena, node->n_outputs, sizeof *results);
     if (!results) return ONT_ENOMEM;
     for (uint32_t i = 0; i < node->n_outputs; i++)

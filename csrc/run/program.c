@@ -62,7 +62,7 @@ static ont_status specialise(ont_graph *g, const ont_tensor_view *inputs)
 static ont_status bind_step(ont_program *p, const ont_node *node, ont_step *step, ont_plan_step *plan_step)
 {
     const ont_kernel *kernel;
-    ONT_TRY(ont_op_choose(node, p->device, &kernel));
+    ONT_TRY(ont_op_choose(node, p->device, true, &kernel));
     step->node = node;
     step->in = ont_arena_array(&p->arena, node->n_inputs + 1, sizeof *step->in);
     step->out = ont_arena_array(&p->arena, node->n_outputs + 1, sizeof *step->out);

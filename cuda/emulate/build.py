@@ -24,7 +24,7 @@ FLAGS = ["-DONT_EMULATE", "-fPIC", "-fvisibility=hidden", "-fwrapv", "-ffp-contr
 
 def sources() -> list[Path]:
     kernels = sorted((CUDA / "kernels").glob("*.cu"))
-    shared = [CUDA / name for name in ("table.c", "generate.c", "libs/autotune.c")] + sorted((CUDA / "ops").glob("*.c"))
+    shared = [CUDA / name for name in ("table.c", "generate.c")] + sorted((CUDA / "ops").glob("*.c"))
     return [*kernels, *shared, *sorted((CUDA / "emulate").glob("*.c*"))]
 
 

@@ -11,7 +11,6 @@
 
 #include "libs/blas.h"
 #include "ops_common.h"
-#include "libs/autotune.h"
 
 extern const ont_allocator *ont_cuda_allocator;
 
@@ -54,7 +53,6 @@ typedef struct library {
 
 static library lt;
 static void *handles[ONT_PLUGIN_DEVICES];
-static ont_tuner *tuner;
 static bool found;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -93,7 +91,7 @@ static void open_library(void)
     for (int pass = 0; pass < 2 && !opened; pass++) /* first torch's, which is loaded already */
         for (size_t i = 0; i < sizeof names / sizeof *names && !opened; i++)
             opened = dlopen(names[i], RTLD_LAZY | RTLD_LOCAL | (pass ? 0 : RTLD_NOLOAD));
-    if (!opened || ont_tuner_create(&tuner) != ONT_OK) return;
+    if (!opened) return;
     for (size_t i = 0; i < sizeof symbols / sizeof *symbols; i++) {
         void *symbol = dlsym(opened, symbols[i].name);
         if (!symbol) return;
@@ -275,6 +273,14 @@ static double measure(void *context, int candidate)
     return (double)ms;
 }
 
+typedef struct cache_entry {
+    int64_t key[18];
+    int choice;
+} cache_entry;
+
+static cache_entry entries[1024];
+static ont_tune_cache cache = ONT_TUNE_CACHE(entries);
+
 /* A GEMM with beta != 0 cannot be repeated for a measurement, and a stream that is being captured cannot synchronise:
  * the library's first proposal is used then. */
 static ont_status choose(const call *call)
@@ -283,16 +289,21 @@ static ont_status choose(const call *call)
     const ont_blas_gemm *g = &p->gemm;
     int id = 0;
     cudaGetDevice(&id);
-    int64_t key[] = {g->dtype,    g->result,   g->trans_a,   g->trans_b,  g->m,     g->n,
-                     g->k,        g->lda,      g->ldb,       g->ldc,      g->batch, g->stride_a,
-                     g->stride_b, g->stride_c, g->beta != 0, g->epilogue, id,       p->tf32};
-    p->choice = ont_tuner_find(tuner, key, sizeof key);
-    if (p->choice >= 0 && p->choice < p->n_candidates) return ONT_OK;
-    p->choice = -1;
+    cache_entry k = {.key = {g->dtype,    g->result,   g->trans_a,   g->trans_b,  g->m,     g->n,
+                             g->k,        g->lda,      g->ldb,       g->ldc,      g->batch, g->stride_a,
+                             g->stride_b, g->stride_c, g->beta != 0, g->epilogue, id,       p->tf32}};
+    const cache_entry *known = ont_tune_find(&cache, k.key);
+    p->choice = known && known->choice < p->n_candidates ? known->choice : -1;
+    if (p->choice >= 0) return ONT_OK;
     enum cudaStreamCaptureStatus capturing = cudaStreamCaptureStatusNone;
     cudaStreamIsCapturing(call->stream, &capturing);
     if (p->gemm.beta != 0 || p->n_candidates == 1 || capturing != cudaStreamCaptureStatusNone) return ONT_OK;
-    return ont_tuner_choose(tuner, key, sizeof key, p->n_candidates, measure, (void *)call, &p->choice);
+    double times[CANDIDATES];
+    ont_tune_times(p->n_candidates, 1, measure, (void *)call, times);
+    k.choice = p->choice = ont_tune_least(p->n_candidates, times);
+    if (p->choice < 0) return ont_fail(ONT_EUNSUPPORTED, "none of %d algorithms can be used", p->n_candidates);
+    ont_tune_keep(&cache, &k);
+    return ONT_OK;
 }
 
 static ont_status run(void *opaque, const ont_blas_operands *x, void *stream)

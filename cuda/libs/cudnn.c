@@ -11,7 +11,6 @@
 
 #include "libs/dnn.h"
 #include "ops_common.h"
-#include "libs/autotune.h"
 
 extern const ont_allocator *ont_cuda_allocator;
 
@@ -50,7 +49,6 @@ typedef struct library {
 
 static library dnn;
 static void *handles[ONT_PLUGIN_DEVICES];
-static ont_tuner *tuner;
 static bool found;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* a handle has one stream: one call at a time */
@@ -96,7 +94,7 @@ static void open_library(void)
     for (int pass = 0; pass < 2 && !opened; pass++) /* PyTorch's own first: the one that is loaded already */
         for (size_t i = 0; i < sizeof names / sizeof *names && !opened; i++)
             opened = dlopen(names[i], RTLD_LAZY | RTLD_LOCAL | (pass ? 0 : RTLD_NOLOAD));
-    if (!opened || ont_tuner_create(&tuner) != ONT_OK) return;
+    if (!opened) return;
     for (size_t i = 0; i < sizeof symbols / sizeof *symbols; i++) {
         void *symbol = dlsym(opened, symbols[i].name);
         if (!symbol) return;
@@ -283,27 +281,40 @@ static double measure(void *context, int candidate)
     return (double)ms;
 }
 
-/* Waiting is not allowed during a graph capture: then cuDNN's first proposal is used until the next call. */
-static ont_status choose(const call *call)
-{
-    plan *p = call->p;
+typedef struct cache_entry {
     struct {
         ont_conv_shape shape;
         int kind, device, math, n;
     } key;
-    memset(&key, 0, sizeof key);
-    memcpy(&key.shape, &p->shape, sizeof p->shape);
-    key.kind = p->kind;
-    key.device = p->device;
-    key.math = p->math;
-    key.n = p->n_candidates;
-    p->choice = ont_tuner_find(tuner, &key, sizeof key);
-    if (p->choice >= 0 && p->choice < p->n_candidates) return ONT_OK;
-    p->choice = -1;
+    int choice;
+} cache_entry;
+
+static cache_entry entries[1024];
+static ont_tune_cache cache = ONT_TUNE_CACHE(entries);
+
+/* Waiting is not allowed during a graph capture: then cuDNN's first proposal is used until the next call. */
+static ont_status choose(const call *call)
+{
+    plan *p = call->p;
+    cache_entry k;
+    memset(&k, 0, sizeof k);
+    memcpy(&k.key.shape, &p->shape, sizeof p->shape);
+    k.key.kind = p->kind;
+    k.key.device = p->device;
+    k.key.math = p->math;
+    k.key.n = p->n_candidates;
+    const cache_entry *known = ont_tune_find(&cache, &k.key);
+    p->choice = known ? known->choice : -1;
+    if (p->choice >= 0) return ONT_OK;
     enum cudaStreamCaptureStatus capturing = cudaStreamCaptureStatusNone;
     cudaStreamIsCapturing(call->stream, &capturing);
     if (p->n_candidates == 1 || capturing != cudaStreamCaptureStatusNone) return ONT_OK;
-    return ont_tuner_choose(tuner, &key, sizeof key, p->n_candidates, measure, (void *)call, &p->choice);
+    double times[CANDIDATES];
+    ont_tune_times(p->n_candidates, 1, measure, (void *)call, times);
+    k.choice = p->choice = ont_tune_least(p->n_candidates, times);
+    if (p->choice < 0) return ont_fail(ONT_EUNSUPPORTED, "none of %d algorithms can be used", p->n_candidates);
+    ont_tune_keep(&cache, &k);
+    return ONT_OK;
 }
 
 static ont_status run(void *opaque, void *x, void *w, void *y, void *work, void *stream)

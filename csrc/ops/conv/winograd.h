@@ -9,6 +9,7 @@
 #include "ops/op.h"
 
 const char *ont_winograd_accept(const ont_node *node);
+const char *ont_winograd_measure(const ont_node *node); /* beside oneDNN, where that accepts the node */
 ont_status ont_winograd_prepare(const ont_node *node, ont_arena *arena, ont_prepared *out);
 ont_status ont_winograd_run(const ont_call *call);
 ont_status ont_winograd_grad_run(const ont_call *call);
@@ -17,9 +18,11 @@ ont_status ont_winograd_grad_run(const ont_call *call);
 void ont_winograd_enable(bool on);
 
 #define ONT_CONV_WINOGRAD(kernel_name) \
-    {.name = kernel_name, .accept = ont_winograd_accept, .prepare = ont_winograd_prepare, .run = ont_winograd_run}
+    {.name = kernel_name, .accept = ont_winograd_accept, .measure = ont_winograd_measure, \
+     .prepare = ont_winograd_prepare, .run = ont_winograd_run}
 #define ONT_CONV_WINOGRAD_GRAD(kernel_name) \
-    {.name = kernel_name, .accept = ont_winograd_accept, .prepare = ont_winograd_prepare, .run = ont_winograd_grad_run}
+    {.name = kernel_name, .accept = ont_winograd_accept, .measure = ont_winograd_measure, \
+     .prepare = ont_winograd_prepare, .run = ont_winograd_grad_run}
 
 /* ---- one convolution; for the kernels and the benchmark ---- */
 

@@ -3,10 +3,10 @@
  * multiplications, it is compared with oneDNN on a small convolution of the same form, once per process, so that the
  * choice for a shape does not change.
  */
-#include <pthread.h>
 #include <string.h>
 
 #include "base/alloc.h"
+#include "base/autotune.h"
 #include "base/clock.h"
 #include "base/int_math.h"
 #include "base/log.h"
@@ -102,83 +102,59 @@ static void run_winograd(const benchmark *t)
     }
 }
 
-/* The fewest seconds of oneDNN and of Winograd, run alternately; the first round warms up. False without memory. */
-static bool measure(const ont_conv *c, ont_conv_kind kind, int threads, double best[2])
+enum { DIRECT, WINOGRAD, N_CANDIDATES };
+
+static double run_timed(void *context, int candidate)
 {
-    benchmark t;
-    bool ok = benchmark_init(&t, c, kind, threads);
-    best[0] = best[1] = 1e9;
-    for (int round = 0; ok && round < ROUNDS; round++) {
-        double start = ont_seconds();
-        ok = ont_dnnl_conv_run(t.direct, t.data[0], t.data[1], t.data[2], NULL, t.data[3]) == ONT_OK;
-        double middle = ont_seconds();
-        run_winograd(&t);
-        double seconds[2] = {middle - start, ont_seconds() - middle};
-        for (int i = 0; round && i < 2; i++)
-            if (seconds[i] < best[i]) best[i] = seconds[i];
-    }
-    benchmark_deinit(&t);
-    return ok;
+    const benchmark *t = context;
+    double start = ont_seconds();
+    if (candidate == WINOGRAD)
+        run_winograd(t);
+    else if (ont_dnnl_conv_run(t->direct, t->data[0], t->data[1], t->data[2], NULL, t->data[3]) != ONT_OK)
+        return -1;
+    return ont_seconds() - start;
 }
 
+/* False without memory. */
+static bool measure(const ont_conv *c, ont_conv_kind kind, int threads, double *seconds)
+{
+    benchmark t;
+    bool allocated = benchmark_init(&t, c, kind, threads);
+    if (allocated) ont_tune_times(N_CANDIDATES, ROUNDS, run_timed, &t, seconds);
+    benchmark_deinit(&t);
+    return allocated && seconds[DIRECT] >= 0;
+}
+
+typedef struct cache_key { /* of the sample */
+    int64_t kind, threads, n, c, o, in[2], out[2], pad[2], pad_end[2];
+} cache_key;
+
 typedef struct cache_entry {
-    ont_conv sample;
-    ont_conv_kind kind;
-    int threads;
+    cache_key key;
     bool faster;
 } cache_entry;
 
-static cache_entry cache[CACHE_ENTRIES];
-static size_t n_entries;
-static pthread_mutex_t cache_lock = PTHREAD_MUTEX_INITIALIZER;
+static cache_entry entries[CACHE_ENTRIES];
+static ont_tune_cache cache = ONT_TUNE_CACHE(entries);
 
-static bool same_sample(const ont_conv *a, const ont_conv *b)
-{
-    bool same = a->n == b->n && a->c == b->c && a->o == b->o;
-    for (int d = 1; d < 3; d++)
-        same &= a->in[d] == b->in[d] && a->out[d] == b->out[d] && a->pad[d] == b->pad[d] &&
-                a->pad_end[d] == b->pad_end[d];
-    return same;
-}
-
-static const cache_entry *find(const cache_entry *k)
-{
-    for (size_t i = 0; i < n_entries; i++)
-        if (cache[i].kind == k->kind && cache[i].threads == k->threads && same_sample(&cache[i].sample, &k->sample))
-            return &cache[i];
-    return NULL;
-}
-
-/* Completes k from the cache, and says whether the cache has room for another entry. */
-static bool look_up(cache_entry *k, bool *room)
-{
-    pthread_mutex_lock(&cache_lock);
-    const cache_entry *before = find(k);
-    if (before) *k = *before;
-    *room = n_entries < CACHE_ENTRIES;
-    pthread_mutex_unlock(&cache_lock);
-    return before != NULL;
-}
-
-/* The lock is not held while measuring and logging, which may wait for the GIL. A sample's first result is kept. */
+/* Where the cache is full, every convolution of another form is measured. */
 static bool is_faster(const ont_conv *c, ont_conv_kind kind)
 {
-    cache_entry k = {.sample = sample_of(c), .kind = kind, .threads = ont_parallel_threads()};
-    double seconds[2];
-    bool room;
-    if (look_up(&k, &room)) return k.faster;
-    if (!room || !measure(&k.sample, kind, k.threads, seconds)) return false;
-    k.faster = seconds[1] < GAIN * seconds[0];
+    const ont_conv s = sample_of(c);
+    int threads = ont_parallel_threads();
+    cache_entry k = {.key = {kind, threads, s.n, s.c, s.o, {s.in[1], s.in[2]}, {s.out[1], s.out[2]},
+                             {s.pad[1], s.pad[2]}, {s.pad_end[1], s.pad_end[2]}}};
+    double seconds[N_CANDIDATES];
+    const cache_entry *known = ont_tune_find(&cache, &k.key);
+    if (known) return known->faster;
+    if (!measure(&s, kind, threads, seconds)) return false;
+    k.faster = seconds[WINOGRAD] < GAIN * seconds[DIRECT];
     ont_log(ONT_LOG_DEBUG,
             "convolution of %lld to %lld channels, %lld x %lld, kind %d: oneDNN %.0f us, Winograd %.0f us",
-            (long long)c->c, (long long)c->o, (long long)c->out[1], (long long)c->out[2], (int)kind, seconds[0] * 1e6,
-            seconds[1] * 1e6);
-    pthread_mutex_lock(&cache_lock);
-    const cache_entry *before = find(&k);
-    if (before) k = *before;
-    else if (n_entries < CACHE_ENTRIES) cache[n_entries++] = k;
-    pthread_mutex_unlock(&cache_lock);
-    return k.faster;
+            (long long)c->c, (long long)c->o, (long long)c->out[1], (long long)c->out[2], (int)kind,
+            seconds[DIRECT] * 1e6, seconds[WINOGRAD] * 1e6);
+    known = ont_tune_keep(&cache, &k);
+    return known ? known->faster : k.faster;
 }
 
 /* ---- kernels ---- */
@@ -205,7 +181,15 @@ const char *ont_winograd_accept(const ont_node *node)
     if (ont_gemm_is_deterministic()) return "the choice must not depend on measurements";
     if (multiplications(&c) < MIN_MULTIPLICATIONS || relative_cost(&c, kind) > GAIN)
         return "too few multiplications saved";
-    return is_faster(&c, kind) ? NULL : "oneDNN is faster";
+    return NULL;
+}
+
+const char *ont_winograd_measure(const ont_node *node)
+{
+    ont_conv c;
+    ont_conv_kind kind;
+    if (ont_conv_read(node, &c, &kind) != ONT_OK) return "the window does not fit";
+    return onednn_accepts(node) && !is_faster(&c, kind) ? "oneDNN is faster" : NULL;
 }
 
 ont_status ont_winograd_prepare(const ont_node *node, ont_arena *arena, ont_prepared *out)
