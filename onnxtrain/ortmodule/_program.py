@@ -81,9 +81,13 @@ def _forward(ctx: Any, program: Program, mask: bytes, leaves: Any, tensors: Sequ
         ctx.mark_non_differentiable(*outputs)
         return outputs
     ctx.run = run
-    ctx.save_for_backward(*run.saved(tensors, outputs, leaves))
+    saved = run.saved(tensors, outputs, leaves)
     if 0 in run.differentiable:
-        ctx.mark_non_differentiable(*[output for output, flag in zip(outputs, run.differentiable) if not flag])
+        plain = {id(output): output for output, flag in zip(outputs, run.differentiable) if not flag}
+        ctx.mark_non_differentiable(*plain.values())
+        # The node would hold these very tensors, of which _unread.py asks who holds them.
+        saved = tuple([tensor.detach() if id(tensor) in plain else tensor for tensor in saved])
+    ctx.save_for_backward(*saved)
     return outputs
 
 

@@ -22,29 +22,36 @@ from onnxtrain.training import _saved
 class ModelWithLoss(torch.nn.Module):
     """A module and its loss as one: of the inputs in the order of their description, the last of which is the loss's.
 
-    Without that last one it is the module alone.
+    Without that last one it is the module alone. In training, results beside output `loss` are detached: their
+    gradients, which no step gives, would be zeros that the engine reads and adds.
     """
 
     def __init__(self, module: torch.nn.Module, loss_fn: Callable[..., Any] | None, names: Sequence[str],
-                 by_position: bool) -> None:
+                 by_position: bool, loss: int) -> None:
         super().__init__()
         self.module = module
         self.loss_fn = loss_fn
         self.names = tuple(names)
         self.by_position = by_position
+        self.loss = loss
 
     def _results(self, inputs: Sequence[Any]) -> Any:
         if self.by_position:
             return self.module(*inputs)
         return self.module(**dict(zip(self.names, inputs)))
 
-    def forward(self, *inputs: Any) -> Any:
-        if self.loss_fn is None:
-            return self._results(inputs)
-        if len(inputs) < len(self.names):
+    def _with_loss(self, inputs: Sequence[Any]) -> Any:
+        if self.loss_fn is None or len(inputs) < len(self.names):
             return self._results(inputs)
         prediction = self._results(inputs[:-1])
         return self.loss_fn(prediction, inputs[-1]), prediction
+
+    def forward(self, *inputs: Any) -> Any:
+        results = self._with_loss(inputs)
+        if not self.training:
+            return results
+        return tuple(result if index == self.loss else result.detach()
+                     for index, result in enumerate(tensors_of(results)))
 
 
 def parameters_of(module: torch.nn.Module) -> tuple[list[str], bool]:
@@ -63,6 +70,7 @@ class TorchModel:
         loss_fn: called with the module's output and the last input; None where the module gives its loss itself.
         names: of the inputs, the loss's included.
         by_position: inputs go to forward in their order; else by name.
+        loss: which output is the loss.
 
     Raises:
         ValueError: forward has no parameter of some input's name.
@@ -71,7 +79,7 @@ class TorchModel:
     torch_module = True
 
     def __init__(self, module: torch.nn.Module, loss_fn: Callable[..., Any] | None, names: Sequence[str],
-                 by_position: bool) -> None:
+                 by_position: bool, loss: int = 0) -> None:
         if not by_position:
             known, any_name = parameters_of(module)
             wrong = [name for name in (names if loss_fn is None else names[:-1]) if name not in known]
@@ -79,7 +87,7 @@ class TorchModel:
                 raise ValueError(f"the description names inputs {wrong}, and forward of {type(module).__name__} takes "
                                  f"{known}")
         self.module = module
-        self._composed = ModelWithLoss(module, loss_fn, names, by_position)
+        self._composed = ModelWithLoss(module, loss_fn, names, by_position, loss)
         self.ort_module = ORTModule(self._composed)
         self._example: list[tuple[torch.Size, torch.dtype]] | None = None
 

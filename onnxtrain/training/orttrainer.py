@@ -112,12 +112,12 @@ class ORTTrainer:
             options, desc = self.options, self.model_desc
             refuse_unsupported(options, self._torch_model is not None)
             warn_of_ignored(options)
-            _ = desc.loss
+            loss = desc.loss
             if options.mixed_precision.enabled and options.mixed_precision.loss_scaler is None:
                 options.mixed_precision.loss_scaler = DynamicLossScaler()
             names = [described[0] for described in desc.inputs]
             if self._torch_model is not None:
-                model: Any = TorchModel(self._torch_model, self.loss_fn, names, by_position=False)
+                model: Any = TorchModel(self._torch_model, self.loss_fn, names, by_position=False, loss=loss)
                 if options.graph_transformer.transformer_layer_recompute:
                     runtime = model.ort_module._runtime
                     runtime.memory_optimization_level = max(1, runtime.memory_optimization_level)

@@ -237,6 +237,17 @@ def test_a_module_that_gives_its_loss_and_has_buffers():
     np.testing.assert_array_equal(state["bn.running_mean"], module.bn.running_mean.numpy())
 
 
+@pytest.mark.parametrize("make", [lambda: trainer_of(net(), optim.SGDConfig(lr=0.1)), lambda: ORTTrainer(
+    Buffers(), DESCRIPTION, optim.SGDConfig(lr=0.1), options=options())], ids=["loss outside", "loss inside"])
+def test_only_the_loss_has_a_gradient(make):
+    """Else the engine would add zeros for the gradient of the scores, which no step gives."""
+    trainer = make()
+    (x, label), = batches(1)
+    trainer.train_step(x, label)
+    program = trainer._engine.model.latest().session.text("program")
+    assert "%grad_output_0" in program and "%grad_output_1" not in program
+
+
 def test_tied_weights_are_updated_once():
     class Tied(nn.Module):
         def __init__(self):
