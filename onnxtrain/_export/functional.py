@@ -7,6 +7,7 @@ retrace.py leaves them out for a program that needs none.
 
 from __future__ import annotations
 
+import operator
 import sys
 from typing import Any
 
@@ -26,6 +27,11 @@ _FUNCTIONAL = {  # of operators that change their first argument
                    aten.leaky_relu_, aten.masked_fill_, aten.mul_, aten.neg_, aten.pow_, aten.reciprocal_, aten.relu_,
                    aten.rsqrt_, aten.sigmoid_, aten.silu_, aten.sqrt_, aten.square_, aten.sub_, aten.tanh_)
     for name in packet.overloads() if name in getattr(aten, packet.__name__.removesuffix("_")).overloads()}
+_WRITES: dict[Any, Any] = {  # whatever the types are
+    aten.fill_.Tensor: aten.fill.Tensor, aten.fill_.Scalar: aten.fill.Scalar,
+    aten.index_put_.default: aten.index_put.default, aten.copy_.default: aten._to_copy.default}
+_SCATTERED: dict[Any, Any] = {
+    aten.slice.Tensor: aten.slice_scatter.default, aten.select.int: aten.select_scatter.default}
 
 
 def simplify(program: torch.export.ExportedProgram) -> None:
@@ -40,8 +46,13 @@ def simplify(program: torch.export.ExportedProgram) -> None:
             _cast(graph, node)
         elif node.target in _RENAMED:
             node.target = _RENAMED[node.target]
-        elif node.target is aten.adaptive_avg_pool2d.default:
+        elif node.target in (aten.adaptive_avg_pool1d.default, aten.adaptive_avg_pool2d.default):
             _pool(node)
+        elif node.target is aten.numpy_T.default:
+            node.target = aten.permute.default
+            node.args = (node.args[0], list(range(node.meta["val"].dim()))[::-1])
+        elif node.target is aten.chunk.default:
+            _chunk(node)
         elif node.target is aten.detach_.default and node.args[0].target is aten.lift_fresh_copy.default:
             node.replace_all_uses_with(node.args[0])  # a constant
             graph.erase_node(node)
@@ -72,11 +83,20 @@ def _cast(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
 
 def _pool(node: torch.fx.Node) -> None:
     """As torch decomposes it: into a mean where one cell is left."""
-    size = node.args[1]
-    if list(size) == [1, 1]:
-        node.target, node.args = aten.mean.dim, (node.args[0], [-1, -2], True)
-    else:
+    size = list(node.args[1])
+    if size == [1] * len(size):
+        node.target, node.args = aten.mean.dim, (node.args[0], [-1, -2][:len(size)], True)
+    elif len(size) == 2:
         node.target = aten._adaptive_avg_pool2d.default
+
+
+def _chunk(node: torch.fx.Node) -> None:
+    """As torch does it: parts of one size, but for the last one."""
+    parts = node.meta["val"]
+    dim = node.args[2] if len(node.args) > 2 else node.kwargs.get("dim", 0)
+    size = parts[0].shape[dim]
+    if isinstance(size, int) and size > 0:
+        node.target, node.args, node.kwargs = aten.split.Tensor, (node.args[0], size, dim), {}
 
 
 def _subtract(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
@@ -118,10 +138,63 @@ def _may_alias(node: torch.fx.Node) -> bool:
     """Whether a node's result may share memory with an argument."""
     if node.op != "call_function" or node.target in views.CASTS and views.copies(node):
         return False
+    if _is_part_of_results(node):
+        return _may_alias(node.args[0])
     schema = getattr(node.target, "_schema", None)
     if schema is None:
         return True  # getitem, of a list of views perhaps; a region
     return any(result.alias_info is not None for result in schema.returns)
+
+
+def _is_part_of_results(node: torch.fx.Node) -> bool:
+    """Whether it is one of several tensors of an operator, each with memory of its own or an argument's."""
+    source = node.args[0] if node.target is operator.getitem else None
+    schema = getattr(getattr(source, "target", None), "_schema", None)
+    return schema is not None and len(schema.returns) > 1
+
+
+def _viewed(node: torch.fx.Node) -> list[torch.fx.Node]:
+    """The node and what it is a slice of, up to the whole; the node alone where it is none."""
+    found = [node]
+    while found[-1].op == "call_function" and found[-1].target in _SCATTERED:
+        found.append(found[-1].args[0])
+    return found
+
+
+def _written(node: torch.fx.Node) -> Any:
+    """Target and arguments of the value that an in-place operator writes; None where a graph has no simple one."""
+    changed, value = node.args[0], node.meta.get("val")
+    if any(not isinstance(step, int) for each in _viewed(changed)[:-1] if each.target is aten.select.int
+           for step in each.args[1:]):
+        return None
+    if node.target is aten.copy_.default:
+        source = node.args[1].meta["val"] if isinstance(node.args[1], torch.fx.Node) else None
+        if source is None or [str(size) for size in source.shape] != [str(size) for size in value.shape]:
+            return None  # it is broadcast
+        return aten._to_copy.default, (node.args[1],), {"dtype": value.dtype}
+    if node.target in _WRITES:
+        return _WRITES[node.target], node.args, node.kwargs
+    other = _FUNCTIONAL.get(node.target)
+    return None if other is None or not _keeps_type(node) else (other, node.args, node.kwargs)
+
+
+def _scatter(graph: torch.fx.Graph, node: torch.fx.Node, chain: list[torch.fx.Node]) -> list[torch.fx.Node]:
+    """New nodes behind the node: each of chain[1:], which chain[0] is a slice of, with the node's value in it, and then
+    from the last of these the slices again, down to chain[0].
+    """
+    made = [node]
+
+    def call(target: Any, source: torch.fx.Node, *args: Any) -> None:
+        with graph.inserting_after(made[-1]):
+            new = graph.call_function(target, args)
+        new.meta = {**node.meta, "val": source.meta["val"]}
+        made.append(new)
+
+    for view, whole in zip(chain, chain[1:]):
+        call(_SCATTERED[view.target], whole, whole, made[-1], *view.args[1:])
+    for view in reversed(chain[:-1]):
+        call(view.target, view, made[-1], *view.args[1:])
+    return made[1:]
 
 
 def _keeps_type(node: torch.fx.Node) -> bool:
@@ -138,21 +211,38 @@ def _keeps_type(node: torch.fx.Node) -> bool:
 
 def _functionalise(graph: torch.fx.Graph) -> None:
     """Makes in-place changes functional if no other name reads the memory later."""
-    roots: dict[torch.fx.Node, frozenset[torch.fx.Node]] = {}  # whose memory a node's result may be
+    roots: dict[torch.fx.Node, frozenset[Any]] = {}  # whose memory a node's result may be
     order = {node: i for i, node in enumerate(graph.nodes)}
 
-    def is_read_later(changed: torch.fx.Node, at: int) -> bool:
+    def is_read_later(changed: torch.fx.Node, whole: torch.fx.Node, at: int) -> bool:
         return any(order[user] >= at for other, found in roots.items()
-                   if other is not changed and found & roots[changed] for user in other.users)
+                   if other is not changed and other is not whole and found & roots[changed] for user in other.users)
+
+    def replace_later(old: torch.fx.Node, new: torch.fx.Node, at: int) -> None:
+        if old is not new:
+            old.replace_all_uses_with(new, delete_user_cb=lambda user: order[user] > at)
 
     for node in list(graph.nodes):
-        other = _FUNCTIONAL.get(node.target) if node.op == "call_function" else None
-        if other is not None:
-            changed = node.args[0]
-            if _keeps_type(node) and not is_read_later(changed, order[node]):
-                node.target = other
-                changed.replace_all_uses_with(node, delete_user_cb=lambda user, at=order[node]: order[user] > at)
+        written = _written(node) if node.op == "call_function" and node.target in (*_FUNCTIONAL, *_WRITES) else None
+        if written is not None:
+            changed, at = node.args[0], order[node]
+            chain = _viewed(changed)
+            whole = chain[-1]
+            if not is_read_later(changed, whole, at) and (whole is changed or not _may_alias(whole)):
+                node.target, node.args, node.kwargs = written
                 roots[node] = frozenset((node,))
+                made = [node, *_scatter(graph, node, chain)]
+                new_whole, new_slice = made[len(chain) - 1], made[-1]
+                for each in made[1:]:
+                    order[each], roots[each] = at, frozenset((new_whole,))
+                replace_later(whole, new_whole, at)
+                replace_later(changed, new_slice, at)
+                replace_later(node, new_slice, at)
+                for each in reversed(made[1:]):
+                    if not each.users:
+                        del order[each], roots[each]
+                        graph.erase_node(each)
                 continue
         shared = [roots[each] for each in node.all_input_nodes] if _may_alias(node) else []
-        roots[node] = frozenset().union(*shared) if shared else frozenset((node,))
+        own = (node.args[0], node.args[1]) if _is_part_of_results(node) else node
+        roots[node] = frozenset().union(*shared) if shared else frozenset((own,))

@@ -1,9 +1,9 @@
-"""Skips two passes of torch.onnx that would trace a program again without changing it, and keeps its registry.
+"""Shortens two passes of torch.onnx that would trace a program again without changing it, and keeps its registry.
 
 Between the traced program and its translation torch.onnx runs two passes. Each executes every node again with fake
 tensors and symbolic sizes: decompositions, which take most of its time, and type promotion. The first changes nothing
-if all operators have a translation and change none of their arguments. The second changes nothing if all numbers have
-one type or are already cast. Programs that clearly meet these conditions skip the passes.
+if all operators have a translation and change none of their arguments: programs that clearly meet this condition skip
+it. The second changes only nodes whose numbers have several types: only those are executed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import copy
 import functools
 import operator
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -65,10 +65,9 @@ def _noted(node: torch.fx.Node) -> Any:
     return node.meta["val"]
 
 
-def is_promoted(module: torch.fx.GraphModule, rule_of: Any, dtype_of_scalar: Any) -> bool:
-    """Whether torch.onnx's rules of promotion ask for no cast, going by the types that the trace has noted."""
-    if len(list(module.modules())) > 1:
-        return False
+def unpromoted(module: torch.fx.GraphModule, rule_of: Any, dtype_of_scalar: Any) -> list[torch.fx.Node]:
+    """The nodes that torch.onnx's rules of promotion put casts around, going by the types that the trace has noted."""
+    found = []
 
     def fits(value: Any, dtype: torch.dtype) -> bool:
         if isinstance(value, (tuple, list)):
@@ -81,11 +80,20 @@ def is_promoted(module: torch.fx.GraphModule, rule_of: Any, dtype_of_scalar: Any
             continue
         args, kwargs = torch.fx.map_arg(node.args, _noted), torch.fx.map_arg(node.kwargs, _noted)
         wanted = rule.preview_type_promotion(args, kwargs)
-        if not all(fits(args[i], dtype) for i, dtype in wanted.args_dtypes.items()):
-            return False
-        if not all(fits(kwargs[name], dtype) for name, dtype in wanted.kwargs_dtypes.items()):
-            return False
-    return True
+        if not all(fits(args[i], dtype) for i, dtype in wanted.args_dtypes.items()) or not all(
+                fits(kwargs[name], dtype) for name, dtype in wanted.kwargs_dtypes.items()):
+            found.append(node)
+    return found
+
+
+def _promote(nodes: Sequence[torch.fx.Node], interpreter: Any) -> None:
+    """Puts casts around these nodes as torch.onnx does, which executes all nodes for that: results keep their types."""
+    graph = nodes[0].graph
+    interpreter.env = {node: node.meta["val"] for node in graph.nodes if "val" in node.meta}
+    mode = next(value.fake_mode for value in interpreter.env.values() if hasattr(value, "fake_mode"))
+    with mode, torch._dispatch.python.enable_python_dispatcher(), torch.fx.traceback.preserve_node_meta():
+        for node in nodes:
+            interpreter.env[node] = interpreter.run_node(node)
 
 
 def _rounds_by_itself(node: torch.fx.Node, rule: Any) -> bool:
@@ -118,7 +126,7 @@ def _keep_names_of_outputs(module: torch.fx.GraphModule, outputs: tuple[Any, ...
 
 @contextlib.contextmanager
 def spared() -> Iterator[None]:
-    """Within, torch.onnx leaves out what is_final() and is_promoted() say is for nothing."""
+    """Within, torch.onnx leaves out what is_final() and unpromoted() say is for nothing."""
     try:
         from torch.onnx._internal.exporter import _fx_passes
         from torch.onnx._internal.fx import type_utils
@@ -127,6 +135,7 @@ def spared() -> Iterator[None]:
         decompose, promote = _fx_passes.decompose_with_registry, _fx_passes.insert_type_promotion_nodes
         table, find_rule = type_promotion.TypePromotionTable(), type_promotion.get_type_promotion_rule
         dtype_of_scalar = type_utils.from_scalar_type_to_torch_dtype
+        interpreter = type_promotion._TypePromotionInterpreter
         _ = utils._is_cia_op, utils._is_preservable_cia_op
     except (ImportError, AttributeError):  # another torch: slower, not wrong
         yield
@@ -140,10 +149,13 @@ def spared() -> Iterator[None]:
         return program if is_final(program, registry) else decompose(program, registry)
 
     def promote_where_needed(module):
-        if not is_promoted(module, lambda node: rule_of(node, table), dtype_of_scalar):
-            outputs = module.graph.output_node().args[0]
+        outputs, whole = module.graph.output_node().args[0], len(list(module.modules())) == 1
+        nodes = unpromoted(module, lambda node: rule_of(node, table), dtype_of_scalar) if whole else []
+        if nodes:
+            _promote(nodes, interpreter(module, table))
+        elif not whole:
             promote(module)
-            _keep_names_of_outputs(module, outputs)
+        _keep_names_of_outputs(module, outputs)
 
     with replaced(_fx_passes, "decompose_with_registry", decompose_where_needed), \
             replaced(_fx_passes, "insert_type_promotion_nodes", promote_where_needed), \

@@ -47,6 +47,69 @@ def broadcast_view(m, x):
     return other
 
 
+def into_slices(m, x):
+    y = m.fc(x)
+    y[1:, :2] = x[:-1, 2:]
+    y[0] = 3
+    y[-1, 1:].mul_(2)
+    y[:, 0] = y[:, 1] * 2
+    y[2].mul_(2).add_(1)
+    return y
+
+
+def shifted_tokens(m, x):
+    tokens = x.long()
+    shifted = tokens.new_zeros(tokens.shape)
+    shifted[:, 1:] = tokens[:, :-1].clone()
+    shifted[:, 0] = 7
+    shifted.masked_fill_(shifted == -1, 5)
+    return shifted, x * shifted
+
+
+def into_a_slice_that_is_read(m, x):
+    y = m.fc(x)
+    row = y[0]
+    row.add_(1)
+    return row * 2, y
+
+
+def into_a_slice_of_a_slice_that_is_read(m, x):
+    y = m.fc(x)
+    rows = y[1:]
+    rows[:, 0].fill_(3)
+    return rows * 2, y
+
+
+def broadcast_into_a_slice(m, x):
+    y = m.fc(x)
+    y[1:] = x[0]
+    y[:, :2] = x.double()[:, 2:]
+    return y
+
+
+def overlapping_slices(m, x):
+    y = m.fc(x)
+    y[:, 2:] = y[:, :2]
+    return y
+
+
+def into_a_slice_of_an_argument(m, x):
+    h = x * 1
+    m.mean[1:] = x.detach()[0, 1:]
+    h[0] = m.mean
+    return h
+
+
+def normalised_choice(m, x):
+    best, chosen = m.fc(x).topk(2, -1)
+    best /= best.sum(-1, keepdim=True)
+    return best, chosen, best.clone().index_put_((torch.tensor([0]), torch.tensor([1])), torch.ones(()))
+
+
+def parts(m, x):
+    return *m.fc(x).chunk(2, -1), *x.chunk(3, 1), x.T @ x, F.adaptive_avg_pool1d(x[None], 1)
+
+
 def dropout_in_eval(m, x):
     y = m.fc(x)
     same = F.dropout(y, 0.5, False)
@@ -107,8 +170,9 @@ class Of(nn.Module):
         return self.function(self, x)
 
 
-PLAIN = [changed_twice, another_name, counted, argument, numbers, pooled]
-WITH_VIEWS = [differences, casts_that_copy, view_before, by_a_view, broadcast_view, dropout_in_eval, of_another_dtype]
+PLAIN = [changed_twice, another_name, counted, argument, numbers, pooled, into_slices, shifted_tokens,
+         into_a_slice_that_is_read, into_a_slice_of_an_argument, normalised_choice, parts]
+WITH_VIEWS = [into_a_slice_of_a_slice_that_is_read, broadcast_into_a_slice, overlapping_slices, differences, casts_that_copy, view_before, by_a_view, broadcast_view, dropout_in_eval, of_another_dtype]
 
 
 @pytest.mark.parametrize("function", PLAIN + WITH_VIEWS, ids=lambda f: f.__name__)
