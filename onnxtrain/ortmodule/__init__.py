@@ -11,8 +11,10 @@ import torch
 from onnxtrain.ortmodule._debug import DebugOptions, LogLevel
 from onnxtrain.ortmodule._fallback import FallbackPolicy, ORTModuleTorchModelException
 from onnxtrain.ortmodule._module import ORTModule
+from onnxtrain.ortmodule.graph_optimizer_registry import register_graph_optimizer
 
-__all__ = ["DebugOptions", "FallbackPolicy", "LogLevel", "ORTModule", "ORTModuleTorchModelException"]
+__all__ = ["DebugOptions", "FallbackPolicy", "LogLevel", "ORTModule", "ORTModuleTorchModelException",
+           "register_graph_optimizer"]
 
 ONNX_OPSET_VERSION = 20
 MINIMUM_RUNTIME_PYTORCH_VERSION_STR = "2.10"

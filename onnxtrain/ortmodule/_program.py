@@ -19,7 +19,7 @@ from onnxtrain._export import gradients, views
 from onnxtrain._export.errors import StaleError
 from onnxtrain._export.exported import Exported
 from onnxtrain._export.function_apply import CHECKPOINT
-from onnxtrain.ortmodule import _double, _held, _outside_loss, _random
+from onnxtrain.ortmodule import _double, _held, _outside_loss, _random, graph_optimizer_registry
 from onnxtrain.ortmodule._chain import Chain
 from onnxtrain.ortmodule._reach import Conditional, Reach
 
@@ -156,6 +156,7 @@ class Program:
                  memory_level: int = 0, memory_budget: float = 0.0) -> None:
         start = time.perf_counter()
         model = exported.model if model is None else model
+        model = graph_optimizer_registry.applied(model, type(module).__name__, device)
         model, calls = gradients.applied(model, exported.functions)
         if any(note.startswith(CHECKPOINT) for note in exported.notes) and not memory_budget:
             memory_level = max(memory_level, 1)  # the user asks to compute again instead of keeping

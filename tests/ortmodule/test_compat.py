@@ -16,11 +16,16 @@ import torch.nn as nn
 import onnxtrain.compat.onnxruntime
 from onnxtrain.ortmodule import ORTModule
 from onnxtrain.ortmodule.experimental.hierarchical_ortmodule import HierarchicalORTModule
+from onnxtrain.ortmodule.experimental.pipe import ORTPipelineModule
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = """
 from onnxruntime.training import ortmodule, ORTModule
 from onnxruntime.training.ortmodule import ORTModule, DebugOptions, LogLevel, _fallback, _utils, _io
+from onnxruntime.training.ortmodule import register_graph_optimizer
+from onnxruntime.training.ortmodule.experimental.pipe import ORTPipelineModule
+from onnxruntime.training.utils.hooks.merge_activation_summary import main
+from onnxruntime.training.utils.torch_profile_utils import log_memory_usage
 from onnxruntime.training.ortmodule import ORTMODULE_FALLBACK_POLICY, ORTMODULE_TORCH_CPP_DIR
 from onnxruntime.training.ortmodule import MINIMUM_RUNTIME_PYTORCH_VERSION_STR, ONNX_OPSET_VERSION
 from onnxruntime.training.ortmodule._custom_gradient_registry import register_gradient
@@ -68,6 +73,11 @@ def test_names_are_the_same_objects():
     assert found["pytorch_type_to_onnx_dtype"](torch.float32) == 1
     onnxtrain.compat.onnxruntime.install()
     assert sys.modules["onnxruntime.training.ortmodule"] is ours
+
+
+def test_pipelines_are_refused_by_name():
+    with pytest.raises(NotImplementedError, match="ORTPipelineModule, .* is not supported"):
+        ORTPipelineModule([nn.Linear(2, 2)], num_stages=1)
 
 
 def test_helpers_of_samples(monkeypatch, caplog):
