@@ -1,5 +1,6 @@
 """The first step of GPT-2 124M with nothing kept, split: python tests/bench/first_step.py [--rounds 3]
 and of real models in small beside torch.compile(backend="aot_eager"): ... --models [llama swin] [--rounds 3]
+[--dynamic: beside aot_eager for any size, as ours is, too]
 
 Ours beside what its parts would cost by themselves, each in a fresh process that has imported everything: torch.export
 and torch.onnx as anybody calls them (the proto of the weights, which we do not make, apart), and one eager step. The
@@ -15,6 +16,7 @@ import subprocess
 import sys
 import time
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "models"))
@@ -84,23 +86,27 @@ def model_once(name: str, way: str) -> dict[str, float]:
     return {"seconds": time.perf_counter() - start, "of the processor": time.process_time() - used}
 
 
-def compare(names: list[str], rounds: int) -> None:
-    """All ways in turn, each in a fresh process."""
-    print("| model | aot_eager, s | aot_eager dynamic, s | ours, s | ours / aot_eager | ours / dynamic | of the processor |")
-    print("| --- | --- | --- | --- | --- | --- | --- |")
-    found: list[tuple[float, float]] = []
+def compare(names: list[str], rounds: int, ways: Sequence[str]) -> None:
+    """All ways in turn, each in a fresh process; ours is the last one."""
+    others = ways[:-1]
+    print("| model |", *(f"{way}, s |" for way in ways), *(f"ours / {way} |" for way in others), "of the processor |")
+    print("| --- |", *("--- |" for _ in (*ways, *others, "of the processor")))
+    found: dict[str, list[float]] = {way: [] for way in others}
     for name in names:
-        rows: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
+        rows: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
         for _ in range(rounds):
             for way, results in rows.items():
                 results.append(in_a_process(f"{name}:{way}"))
-        fixed, dynamic, own = ({key: statistics.median(row[key] for row in rows[way]) for key in rows[way][0]}
-                               for way in WAYS)
-        found.append((own["seconds"] / fixed["seconds"], own["seconds"] / dynamic["seconds"]))
-        print(f"| {name} | {fixed['seconds']:.2f} | {dynamic['seconds']:.2f} | {own['seconds']:.2f} | "
-              f"{found[-1][0]:.2f} | {found[-1][1]:.2f} | "
+        medians = {way: {key: statistics.median(row[key] for row in results) for key in results[0]}
+                   for way, results in rows.items()}
+        own, fixed = medians[ways[-1]], medians[ways[0]]
+        for way in others:
+            found[way].append(own["seconds"] / medians[way]["seconds"])
+        print(f"| {name} |", *(f"{medians[way]['seconds']:.2f} |" for way in ways),
+              *(f"{found[way][-1]:.2f} |" for way in others),
               f"{own['of the processor'] / fixed['of the processor']:.2f} |", flush=True)
-    print(f"geometric means {statistics.geometric_mean(row[0] for row in found):.2f} (goal {TIMES}) and {statistics.geometric_mean(row[1] for row in found):.2f}")
+    means = [f"{statistics.geometric_mean(ratios):.2f} of {way}" for way, ratios in found.items()]
+    print(f"geometric means {' and '.join(means)} (goal {TIMES} of {ways[0]})")
 
 
 def in_a_process(kind: str) -> dict[str, float]:
@@ -129,11 +135,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--once", help=argparse.SUPPRESS)
     parser.add_argument("--models", nargs="*", choices=MODELS, help="beside aot_eager; none named: all of these")
+    parser.add_argument("--dynamic", action="store_true", help="beside aot_eager with dynamic=True, too")
     args = parser.parse_args()
     if args.once:
         return once(args.once)
     if args.models is not None:
-        return compare(args.models or list(MODELS), args.rounds)
+        return compare(args.models or list(MODELS), args.rounds, WAYS if args.dynamic else WAYS[::2])
     found: dict[str, list[dict[str, float]]] = {"ours": [], "parts": [], "eager": []}
     for _ in range(args.rounds):
         for kind, results in found.items():

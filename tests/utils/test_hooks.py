@@ -83,6 +83,16 @@ def test_steps_are_limited_and_a_subscription_ends_with_the_next():
     assert not other._forward_hooks and not other._forward_pre_hooks
 
 
+def test_a_forward_that_raises_ends_with_its_subscription():
+    net = Net()
+    GlobalSubscriberManager.subscribe(net, [Recorder()])
+    with pytest.raises(RuntimeError):
+        net(torch.ones(2, 5))
+    GlobalSubscriberManager.unsubscribe()
+    x = torch.ones(2)
+    assert inspect_activation("x", x) is x
+
+
 def test_a_plain_tensor_outside_of_a_subscribed_module_is_returned():
     x = torch.ones(2)
     assert inspect_activation("x", x) is x

@@ -151,6 +151,8 @@ class SubscriberManager:
         if self._subscription is not None:
             for handle in self._subscription.handles:
                 handle.remove()
+            if _running.subscription is self._subscription:  # a forward that raised has not come to its end
+                _running.subscription = None
             self._subscription = None
 
     @staticmethod
