@@ -51,8 +51,7 @@ extern const ont_core *ont_cuda_core;
 #define ont_attention_read ont_cuda_core->attention_read
 #define ont_attention_covered ont_cuda_core->attention_covered
 #define ont_dropout_rule_of ont_cuda_core->dropout_rule_of
-#define ont_tune_times ont_cuda_core->tune_times
-#define ont_tune_least ont_cuda_core->tune_least
+#define ont_tune_fastest ont_cuda_core->tune_fastest
 #define ont_tune_find ont_cuda_core->tune_find
 #define ont_tune_keep ont_cuda_core->tune_keep
 

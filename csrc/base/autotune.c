@@ -14,18 +14,20 @@ void ont_tune_times(int candidates, int rounds, ont_tune_measure measure, void *
         if (round > 1 && ont_seconds() - start > CANDIDATE_SECONDS * candidates) return;
         for (int i = 0; i < candidates; i++) {
             double time = measure(context, i);
-            bool warm_up = round == 0 && rounds > 1;
-            if (!warm_up && time >= 0 && (times[i] < 0 || time < times[i])) times[i] = time;
+            if (round && time >= 0 && (times[i] < 0 || time < times[i])) times[i] = time;
         }
     }
 }
 
-int ont_tune_least(int candidates, const double *times)
+int ont_tune_fastest(int candidates, ont_tune_measure measure, void *context)
 {
-    int least = -1;
-    for (int i = 0; i < candidates; i++)
-        if (times[i] >= 0 && (least < 0 || times[i] < times[least])) least = i;
-    return least;
+    int fastest = -1;
+    double least = 0;
+    for (int i = 0; i < candidates; i++) {
+        double time = measure(context, i);
+        if (time >= 0 && (fastest < 0 || time < least)) fastest = i, least = time;
+    }
+    return fastest;
 }
 
 static void *find(const ont_tune_cache *cache, const void *key)

@@ -9,19 +9,18 @@
 #define ONT_BASE_AUTOTUNE_H
 
 #include <pthread.h>
-#include <stdbool.h>
 #include <stddef.h>
 
 /* Time of one run of a candidate, in any unit; negative: it cannot be used. */
 typedef double (*ont_tune_measure)(void *context, int candidate);
 
 /*
- * The fewest of `rounds` runs of each candidate, which take turns, so that noise of the machine meets all of them. With
- * several rounds the first one is a warm-up, and none begins after 20 ms a candidate. Negative: it cannot be used.
+ * The fewest of `rounds` runs of each candidate, which take turns, so that noise of the machine meets all of them. The
+ * first round is a warm-up, and from the third on none begins after 20 ms a candidate. Negative: it cannot be used.
  */
 void ont_tune_times(int candidates, int rounds, ont_tune_measure measure, void *context, double *times);
-/* The candidate with the least time; -1: none can be used. */
-int ont_tune_least(int candidates, const double *times);
+/* The candidate with the least time, measured once each; -1: none can be used. */
+int ont_tune_fastest(int candidates, ont_tune_measure measure, void *context);
 
 typedef struct ont_tune_cache {
     pthread_mutex_t lock;

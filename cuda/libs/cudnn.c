@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "libs/dnn.h"
+#include "libs/timing.h"
 #include "ops_common.h"
 
 extern const ont_allocator *ont_cuda_allocator;
@@ -239,8 +240,9 @@ typedef struct call {
     cudaStream_t stream;
 } call;
 
-static int launch(const call *c, int candidate)
+static int launch(const void *context, int candidate)
 {
+    const call *c = context;
     plan *p = c->p;
     const performance *a = &p->candidates[candidate];
     const float one = 1, zero = 0;
@@ -261,24 +263,9 @@ static int launch(const call *c, int candidate)
     }
 }
 
-/* Measured between two events, after one call to warm up. It waits for the device, once for each kind of
- * convolution. */
 static double measure(void *context, int candidate)
 {
-    const call *call = context;
-    cudaEvent_t begin, end;
-    float ms = -1;
-    if (launch(call, candidate)) return -1;
-    if (cudaEventCreate(&begin) != cudaSuccess) return -1;
-    if (cudaEventCreate(&end) == cudaSuccess) {
-        bool fine = cudaEventRecord(begin, call->stream) == cudaSuccess;
-        for (int i = 0; i < 3; i++) fine = fine && !launch(call, candidate);
-        fine = fine && cudaEventRecord(end, call->stream) == cudaSuccess && cudaEventSynchronize(end) == cudaSuccess;
-        if (!fine || cudaEventElapsedTime(&ms, begin, end) != cudaSuccess) ms = -1;
-        cudaEventDestroy(end);
-    }
-    cudaEventDestroy(begin);
-    return (double)ms;
+    return ont_cuda_time(launch, context, candidate, ((const call *)context)->stream);
 }
 
 typedef struct cache_entry {
@@ -309,9 +296,7 @@ static ont_status choose(const call *call)
     enum cudaStreamCaptureStatus capturing = cudaStreamCaptureStatusNone;
     cudaStreamIsCapturing(call->stream, &capturing);
     if (p->n_candidates == 1 || capturing != cudaStreamCaptureStatusNone) return ONT_OK;
-    double times[CANDIDATES];
-    ont_tune_times(p->n_candidates, 1, measure, (void *)call, times);
-    k.choice = p->choice = ont_tune_least(p->n_candidates, times);
+    k.choice = p->choice = ont_tune_fastest(p->n_candidates, measure, (void *)call);
     if (p->choice < 0) return ont_fail(ONT_EUNSUPPORTED, "none of %d algorithms can be used", p->n_candidates);
     ont_tune_keep(&cache, &k);
     return ONT_OK;

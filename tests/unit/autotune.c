@@ -31,16 +31,18 @@ TEST(autotune_takes_turns_and_drops_the_warm_up)
     CHECK_INT(found[0], 31);
     CHECK_INT(found[1], 21);
     CHECK_INT(found[2], -1);
-    CHECK_INT(ont_tune_least(3, found), 1);
 }
 
-TEST(autotune_counts_a_single_round)
+static double given_time(void *context, int candidate)
 {
-    trial t = {.times = {5, 5, 5}, .last = 2, .in_turn = true};
-    double found[3];
-    ont_tune_times(3, 1, next_time, &t, found);
-    for (int i = 0; i < 3; i++) CHECK_INT(found[i], 1);
-    CHECK_INT(ont_tune_least(3, (double[]){-1, -1, -1}), -1);
+    return ((const double *)context)[candidate];
+}
+
+TEST(autotune_takes_the_fastest_that_can_be_used)
+{
+    CHECK_INT(ont_tune_fastest(3, given_time, (double[]){3, -1, 2}), 2);
+    CHECK_INT(ont_tune_fastest(3, given_time, (double[]){2, 2, 3}), 0);
+    CHECK_INT(ont_tune_fastest(2, given_time, (double[]){-1, -1}), -1);
 }
 
 static double wait_a_while(void *context, int candidate)
