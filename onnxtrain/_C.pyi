@@ -64,6 +64,24 @@ class Session:
             UnsupportedError: an operator has no kernel or no gradient for this case; the message names the node.
         """
 
+    def step(self, tensors: tuple[Tensor, ...], grad_mask: bytes, seed: int | Generator, loss: int, gradient: Tensor,
+             update: tuple[Callable[..., Any], tuple[Any, ...]] | None = None) -> tuple[tuple[Tensor, ...], Any]:
+        """A training step: forward(), backward(), the masked tensors' gradients into their ``.grad``, and an update.
+
+        Args:
+            tensors, grad_mask, seed: as in forward().
+            loss: which output is differentiated; the others have no gradient.
+            gradient: of the loss, of its dtype and shape.
+            update: is called at the end: a callable, such as Updater.step, and its arguments.
+
+        Returns:
+            The outputs, and what the update has returned.
+
+        Raises:
+            RuntimeError: no output depends on a masked input. Otherwise as forward(), Run.backward() and the update;
+            gradients are in ``.grad`` if the update raises.
+        """
+
     def infer(self) -> dict[str, tuple[str, tuple[int | str | None, ...] | None]]:
         """Shape inference with symbolic dims: value name -> (dtype, dims), for inputs, node outputs and graph outputs.
 
@@ -360,8 +378,8 @@ class Updater:
         """
 
     def step(self, groups: list[dict[str, Any]], hyper: list[tuple[float, ...]], state: dict[Tensor, Any],
-             prepare: Callable[[Tensor, int], bool], max_norm: float, unscale: float, seed: int, device: str = "",
-             scalars: tuple[Tensor | None, ...] | None = None) -> float | None:
+             prepare: Callable[[Tensor, int], bool], clip: tuple[float, float, bool], unscale: float, seed: int,
+             device: str = "", scalars: tuple[Tensor | None, ...] | None = None) -> float | None:
         """Updates every parameter that has a gradient.
 
         Args:
@@ -369,7 +387,9 @@ class Updater:
             hyper: for each group its sign, flags (1 master weights, 2 stochastic rounding) and the rule's numbers.
             state: parameter to dict of state tensors.
             prepare: completes the state of a parameter of a group; returns whether it had none before.
-            max_norm: limit of the total norm of the gradients; negative: no clipping, and no norm.
+            clip: max_norm, epsilon and only_finite. Gradients are multiplied by max_norm / (norm + epsilon) where that
+                is less than 1; a negative max_norm: no clipping, and no norm. only_finite: nothing is updated, and no
+                step counted, if the norm is not finite.
             unscale: multiplies the gradients before that.
             seed: of stochastic rounding.
             device: where all tensors are; "": on the CPU.

@@ -377,7 +377,8 @@ ont_status ont_optim_run(ont_optim *o, const ont_optim_request *request, double 
     double factor = request->unscale;
     if (request->max_norm >= 0) {
         *norm = norm_of(&p);
-        double clip = request->max_norm / (*norm + 1e-6); /* as torch.nn.utils.clip_grad_norm_ */
+        if (request->only_finite && !isfinite(*norm)) return ONT_OK;
+        double clip = request->max_norm / (*norm + request->norm_epsilon);
         factor *= clip > 1 ? 1 : clip; /* NaN is kept */
     }
     for (size_t i = 0; i < o->n_updates; i++) o->updates[i].grad *= factor;

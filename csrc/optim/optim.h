@@ -97,6 +97,8 @@ typedef struct ont_optim_request {
     const ont_optim_rule *rule;
     double unscale;                             /* gradients are multiplied by this */
     double max_norm;        /* limit of the global gradient norm after unscaling; negative: neither clipping nor norm */
+    double norm_epsilon;    /* clipping multiplies by max_norm / (norm + norm_epsilon) */
+    bool only_finite;       /* with max_norm >= 0: do nothing if the norm is not finite */
     uint64_t seed;                              /* of stochastic rounding */
     void (*concurrent_callback)(void *context); /* called on the calling thread while other threads begin the update */
     void *context;
@@ -127,7 +129,10 @@ typedef struct ont_optim_overlap {
 } ont_optim_overlap;
 ont_status ont_optim_check(ont_optim *o, bool *overlaps, ont_optim_overlap *where) ONT_MUST_USE;
 
-/* Performs the step. On failure (ENOMEM only) nothing was modified. *norm: of the unscaled gradients, if requested. */
+/*
+ * Performs the step. On failure (ENOMEM only) nothing was modified. *norm: of the unscaled gradients, if requested;
+ * with only_finite nothing was modified either if it is not finite, and the callback was not called.
+ */
 ont_status ont_optim_run(ont_optim *o, const ont_optim_request *request, double *norm) ONT_MUST_USE;
 
 /*

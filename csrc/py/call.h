@@ -1,7 +1,7 @@
 /*
  * Shared by Session.forward() and Run.backward(): arguments as a tuple, tensors borrowed for the duration of the call,
- * and blocks returned as tensors. Included by session.c, run_object.c, call.c, deliver.c and
- * optim_backward.c.
+ * and blocks returned as tensors. Included by session.c, run_object.c, call.c, deliver.c,
+ * train_step.c and optim_backward.c.
  */
 #ifndef ONT_PY_CALL_H
 #define ONT_PY_CALL_H
@@ -43,6 +43,13 @@ typedef struct ont_backward_hooks {
  */
 PyObject *ont_run_object_backward(PyObject *run, PyObject *saved, PyObject *grads, PyObject *donated,
                                   const ont_backward_hooks *hooks);
+/* Those of both that backward reads, as a tuple. */
+PyObject *ont_run_object_saved(PyObject *run, PyObject *inputs, PyObject *outputs);
+/* (outputs, Run or None); NULL with an exception. */
+PyObject *ont_session_object_forward(PyObject *session, PyObject *tensors, const char *mask, Py_ssize_t mask_size,
+                                     PyObject *seed);
+/* py/train_step.c: Session.step(). */
+PyObject *ont_session_object_step(PyObject *session, PyObject *args);
 /* py/deliver.c: Run.deliver(). */
 PyObject *ont_run_object_deliver(const ont_state *state, PyObject *run, PyObject *args);
 /* The program of a Run whose backward has not run; NULL with TypeError or RuntimeError. */

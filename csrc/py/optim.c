@@ -79,19 +79,18 @@ static void mark_concurrently(void *context)
 }
 
 /* updated: as in mark_updated(); NULL after the fast path, during which no other code may run. */
-static PyObject *run_step(ont_updater *self, PyObject *updated, double max_norm, double unscale, uint64_t seed)
+static PyObject *run_step(ont_updater *self, PyObject *updated, ont_optim_request *request)
 {
     version_marking mark = {.self = self, .updated = updated};
-    ont_optim_request request = {.rule = self->rule, .unscale = unscale, .max_norm = max_norm, .seed = seed};
-    request.concurrent_callback = updated ? mark_concurrently : ont_optim_fast_path_mark;
-    request.context = updated ? (void *)&mark : self;
+    request->concurrent_callback = updated ? mark_concurrently : ont_optim_fast_path_mark;
+    request->context = updated ? (void *)&mark : self;
     double norm = 0;
     if (updated) mark.thread = PyEval_SaveThread();
-    ont_status status = ont_optim_run(&self->work, &request, &norm);
+    ont_status status = ont_optim_run(&self->work, request, &norm);
     if (updated) PyEval_RestoreThread(mark.thread);
     if (status != ONT_OK) return ont_raise(self->state, status);
     if (mark.result < 0) return NULL;
-    return max_norm >= 0 ? PyFloat_FromDouble(norm) : Py_NewRef(Py_None);
+    return request->max_norm >= 0 ? PyFloat_FromDouble(norm) : Py_NewRef(Py_None);
 }
 
 void ont_optim_release_held(ont_updater *self)
@@ -103,16 +102,16 @@ void ont_optim_release_held(ont_updater *self)
     self->n_held = 0;
 }
 
-static PyObject *slow_path_step(ont_walk *w, PyObject *groups, PyObject *hyper, PyObject *scalars, double max_norm,
-                                double unscale, uint64_t seed)
+static PyObject *slow_path_step(ont_walk *w, PyObject *groups, PyObject *hyper, PyObject *scalars,
+                                ont_optim_request *request)
 {
     ont_updater *self = w->self;
     PyObject *result = NULL;
     self->work.n_tensors = self->work.n_updates = 0; /* left over from the fast path */
     w->updated = PyList_New(0);
     if (w->updated && ont_optim_slow_path(w, groups, hyper) == 0 && ont_optim_check_overlap(self) == 0) {
-        if (!w->device) result = run_step(self, w->updated, max_norm, unscale, seed);
-        else if (mark_updated(self, w->updated) == 0) result = ont_optim_device_step(w, scalars, max_norm);
+        if (!w->device) result = run_step(self, w->updated, request);
+        else if (mark_updated(self, w->updated) == 0) result = ont_optim_device_step(w, scalars, request->max_norm);
     }
     Py_XDECREF(w->updated);
     return result;
@@ -122,13 +121,16 @@ static PyObject *updater_step(PyObject *object, PyObject *args)
 {
     ont_updater *self = (ont_updater *)object;
     PyObject *groups, *hyper, *states, *prepare, *scalars = NULL;
-    double max_norm, unscale;
+    ont_optim_request request = {.rule = self->rule};
     unsigned long long seed;
+    int only_finite;
     const char *device_name = "";
     const ont_device *device;
-    if (!PyArg_ParseTuple(args, "OOOOddK|sO:step", &groups, &hyper, &states, &prepare, &max_norm, &unscale, &seed,
-                          &device_name, &scalars))
+    if (!PyArg_ParseTuple(args, "OOOO(ddp)dK|sO:step", &groups, &hyper, &states, &prepare, &request.max_norm,
+                          &request.norm_epsilon, &only_finite, &request.unscale, &seed, &device_name, &scalars))
         return NULL;
+    request.seed = seed;
+    request.only_finite = only_finite;
     if (ont_device_by_name(self->state, device_name, &device) < 0) return NULL;
     if (self->busy) return PyErr_Format(PyExc_RuntimeError, "%U: step() is already running", self->name);
     ont_walk w = {.self = self, .states = states, .prepare = prepare, .device = device};
@@ -140,9 +142,9 @@ static PyObject *updater_step(PyObject *object, PyObject *args)
     int fast = ont_optim_fast_path(&w, groups, hyper);
     self->fast_steps += fast > 0;
     if (fast > 0 && ont_optim_check_overlap(self) == 0)
-        result = run_step(self, NULL, max_norm, unscale, seed);
+        result = run_step(self, NULL, &request);
     else if (fast == 0)
-        result = slow_path_step(&w, groups, hyper, scalars, max_norm, unscale, seed);
+        result = slow_path_step(&w, groups, hyper, scalars, &request);
     if (!result) self->n_order = 0;
     else self->steps++;
     ont_optim_release_held(self);
@@ -229,8 +231,8 @@ static void updater_dealloc(PyObject *object)
 
 static PyMethodDef updater_methods[] = {
     {"step", updater_step, METH_VARARGS,
-     "step(groups, hyper, state, prepare, max_norm, unscale, seed, device=\"\", scalars=None) -> norm of all "
-     "gradients, or None"},
+     "step(groups, hyper, state, prepare, (max_norm, epsilon, only_finite), unscale, seed, device=\"\", scalars=None) "
+     "-> norm of all gradients, or None"},
     {"backward", ont_updater_backward, METH_VARARGS,
      "backward(run, saved, grads, groups, hyper, state, prepare, seed, targets, done) -> gradients of the other "
      "inputs"},

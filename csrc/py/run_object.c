@@ -148,17 +148,22 @@ static int hold(run_object *self, PyObject *inputs, PyObject *call)
     return 0;
 }
 
-static PyObject *run_saved(PyObject *object, PyObject *args)
+PyObject *ont_run_object_saved(PyObject *object, PyObject *inputs, PyObject *outputs)
 {
     run_object *self = (run_object *)object;
-    PyObject *inputs, *outputs, *call = NULL;
-    if (!PyArg_ParseTuple(args, "OO|O:saved", &inputs, &outputs, &call)) return NULL;
-    if (call && hold(self, inputs, call) < 0) return NULL;
     PyObject *saved = PyTuple_New(PyTuple_Size(self->saved_inputs) + PyTuple_Size(self->saved_outputs));
     Py_ssize_t at = saved ? append_items(saved, 0, inputs, self->saved_inputs) : -1;
     if (at >= 0) at = append_items(saved, at, outputs, self->saved_outputs);
     if (at < 0) Py_CLEAR(saved);
     return saved;
+}
+
+static PyObject *run_saved(PyObject *object, PyObject *args)
+{
+    PyObject *inputs, *outputs, *call = NULL;
+    if (!PyArg_ParseTuple(args, "OO|O:saved", &inputs, &outputs, &call)) return NULL;
+    if (call && hold((run_object *)object, inputs, call) < 0) return NULL;
+    return ont_run_object_saved(object, inputs, outputs);
 }
 
 static PyObject *run_release(PyObject *object, PyObject *unused)

@@ -305,16 +305,10 @@ static PyObject *forward_borrowed(ont_session_object *self, const ont_borrowed *
     return result;
 }
 
-static PyObject *session_forward(PyObject *object, PyObject *args, PyObject *kwargs)
+PyObject *ont_session_object_forward(PyObject *object, PyObject *tensors, const char *mask, Py_ssize_t mask_size,
+                                     PyObject *seed)
 {
     ont_session_object *self = (ont_session_object *)object;
-    char *names[] = {"tensors", "grad_mask", "seed", NULL};
-    PyObject *tensors;
-    const char *mask;
-    Py_ssize_t mask_size;
-    PyObject *seed = NULL;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "Oy#|O:forward", names, &tensors, &mask, &mask_size, &seed))
-        return NULL;
     if (!session_of(object)) return NULL;
     Py_ssize_t n = (Py_ssize_t)ont_session_graph(self->session)->n_inputs;
     if (mask_size != n) return PyErr_Format(PyExc_ValueError, "grad_mask has %zd bytes, expected %zd", mask_size, n);
@@ -329,6 +323,17 @@ static PyObject *session_forward(PyObject *object, PyObject *args, PyObject *kwa
     }
     Py_DECREF(tuple);
     return result;
+}
+
+static PyObject *session_forward(PyObject *object, PyObject *args, PyObject *kwargs)
+{
+    char *names[] = {"tensors", "grad_mask", "seed", NULL};
+    PyObject *tensors, *seed = NULL;
+    const char *mask;
+    Py_ssize_t mask_size;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "Oy#|O:forward", names, &tensors, &mask, &mask_size, &seed))
+        return NULL;
+    return ont_session_object_forward(object, tensors, mask, mask_size, seed);
 }
 
 static PyObject *session_stats(PyObject *object, PyObject *unused)
@@ -479,6 +484,8 @@ static PyObject *session_graphs(PyObject *object, PyObject *unused)
 static PyMethodDef session_methods[] = {
     {"forward", (PyCFunction)(void (*)(void))session_forward, METH_VARARGS | METH_KEYWORDS,
      "forward(tensors, grad_mask, seed=0) -> (outputs, run)"},
+    {"step", ont_session_object_step, METH_VARARGS,
+     "step(tensors, grad_mask, seed, loss, gradient, update=None) -> (outputs, what the update has returned)"},
     {"infer", ont_session_infer, METH_NOARGS, "infer() -> {name: (dtype, dims)}"},
     {"plan", ont_session_plan, METH_VARARGS, "plan(shapes, grad_mask) -> the memory plan, without a run"},
     {"stats", session_stats, METH_NOARGS, "stats() -> dict of counts, seconds and bytes"},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any
 
@@ -87,6 +88,8 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     # ---- the step ----
 
+    _norm_epsilon = 1e-6  # clipping multiplies by max_grad_norm / (norm + epsilon), as torch.nn.utils.clip_grad_norm_
+    _only_finite = False  # with a limit of the norm: a step whose norm is not finite does nothing
     _in_backward: Any = None  # of _in_backward.py: updates that the engine's backward has done since the last step
 
     @staticmethod
@@ -178,18 +181,29 @@ class FusedOptimizer(torch.optim.Optimizer):
         return norm
 
     def _run(self, limit: float, unscale: float, place: str = "",
-             scalars: tuple[Tensor | None, ...] = (None, None, None)) -> float | None:
+             scalars: tuple[Tensor | None, ...] = (None, None, None),
+             within: Callable[[tuple[Any, ...]], float | None] | None = None) -> float | None:
+        """One step; its norm, or None.
+
+        Args:
+            limit: of the norm; below 0: none.
+            unscale: multiplies the gradients.
+            place, scalars: see Updater.step().
+            within: is given the update as a callable and its arguments, and calls it as a part of a larger call.
+        """
         groups = self.param_groups
         hyper = self._hypers(scalars[3:] or (None,) * len(groups))
+        clip = limit, self._norm_epsilon, self._only_finite
+        arguments = groups, hyper, self.state, self._prepare, clip, unscale, self._seed(), place, scalars
+        skipped = True
         try:
-            norm = self._updater.step(groups, hyper, self.state, self._prepare, limit, unscale, self._seed(), place,
-                                      scalars)
-        except BaseException:
-            self._drop_fresh()
-            raise
+            norm = self._updater.step(*arguments) if within is None else within((self._updater.step, arguments))
+            skipped = self._only_finite and norm is not None and not math.isfinite(norm)
         finally:
+            if skipped:
+                self._drop_fresh()
             self._fresh.clear()
-        self._steps += 1
+        self._steps += not skipped
         return norm
 
     def _hypers(self, rates: Sequence[Tensor | None] = ()) -> list[tuple[float, ...]]:

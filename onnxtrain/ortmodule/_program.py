@@ -110,6 +110,11 @@ def _forward_again(ctx: Any) -> None:
 _NODES = (_ORTModuleFunction._backward_cls, _SteppingFunction._backward_cls, _held.HeldFunction._backward_cls)
 
 
+def is_node(node: Any) -> bool:
+    """Whether this is autograd's node of one run, whose gradients go on from there."""
+    return type(node) is _ORTModuleFunction._backward_cls
+
+
 def _changed(leaves: Sequence[Any], change: Callable[[Tensor], Tensor]) -> list[Any]:
     """The leaves of a call with other tensors."""
     return [change(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
@@ -195,7 +200,8 @@ class Program:
         self._bind_inputs(module)
         self._bind_outputs(module)
         self._agents: dict[bytes, Agent] = {}
-        self._mask = b""  # of the latest step
+        self.latest_mask = b""
+        self.whole_step: Any = None  # onnxtrain.training._whole_step.Learned: a trainer's step in one call
 
     def _bind_inputs(self, module: torch.nn.Module) -> None:
         """Weights are looked up in their owners at each step, so a replaced parameter is seen."""
@@ -234,6 +240,9 @@ class Program:
         # Whether a run gives its results, and changes nothing else.
         self.is_pure = (self.chain is None and self.conditional is None
                         and not (self._buffers or self._checks or self._written))
+        # Whether backward and an optimizer's step may follow before anything looks at the results.
+        self.may_step = (self.device == "cpu" and self.chain is None and self.conditional is None
+                         and not (self._checks or self._written))
         self.changing = self._changing()
         same = dict(self.exported.same)
         self._user_outputs = [(index, leaf) for index, leaf in self._user_outputs if leaf not in same]
@@ -279,11 +288,12 @@ class Program:
     @property
     def agent(self) -> Agent:
         """Of the latest step."""
-        return self._agents.setdefault(self._mask, Agent(self))
+        return self._agents.setdefault(self.latest_mask, Agent(self))
 
     def wanting(self, kind: str) -> list[str]:
         """Inputs of a kind that wanted a gradient in the latest step."""
-        return [source.name for source, wants in zip(self.exported.inputs, self._mask) if wants and source.kind == kind]
+        return [source.name for source, wants in zip(self.exported.inputs, self.latest_mask)
+                if wants and source.kind == kind]
 
     def totals(self) -> dict[str, Any]:
         """Session.stats(), summed over the segments of a graph with calls in it."""
@@ -316,7 +326,7 @@ class Program:
             tensors, mask = _C.gather(self.sources, leaves, grad_enabled)
         except (AttributeError, KeyError):
             raise StaleError("a weight is gone") from None
-        self._mask = mask
+        self.latest_mask = mask
         if self.first_call is None:
             self.first_call = [tuple(tensor.shape) for tensor in tensors], mask
         wanted = 1 in mask
@@ -335,18 +345,9 @@ class Program:
             if self.chain is not None:
                 outputs = self.chain(tensors, grad_enabled)
             elif wanted:
-                targets = None
-                if self.in_backward is not None and self.conditional is None and self.device == "cpu":
-                    targets = self.in_backward.targets(tensors, mask)
-                if targets is not None:
-                    outputs = _SteppingFunction.apply(self, self.in_backward.mask(mask, targets), self.in_backward,
-                                                      targets, *tensors)
-                elif self._held is not None:
-                    outputs = self._held.apply(self, mask, leaves, tensors)
-                else:
-                    outputs = None
+                outputs = None if self.whole_step is None else self.whole_step.steps.run(self, tensors, mask)
                 if outputs is None:
-                    outputs = _apply(self, mask, leaves, *tensors)
+                    outputs = self._under_autograd(tensors, mask, leaves)
             else:
                 outputs, _ = self.session.forward(tensors, mask, self.seed() if self.random else 0)
         except (ValueError, TypeError, BufferError, IndexError) as error:
@@ -375,6 +376,18 @@ class Program:
         self.used = time.monotonic()
         self.step_seconds += self.used - start
         return outputs[:self.exported.results] if self._plain else self._results(outputs, leaves)
+
+    def _under_autograd(self, tensors: Sequence[Any], mask: bytes, leaves: Sequence[Any]) -> Any:
+        """Forward, as a node of autograd's."""
+        targets = outputs = None
+        if self.in_backward is not None and self.conditional is None and self.device == "cpu":
+            targets = self.in_backward.targets(tensors, mask)
+        if targets is not None:
+            return _SteppingFunction.apply(self, self.in_backward.mask(mask, targets), self.in_backward, targets,
+                                           *tensors)
+        if self._held is not None:
+            outputs = self._held.apply(self, mask, leaves, tensors)
+        return _apply(self, mask, leaves, *tensors) if outputs is None else outputs
 
     def _check_weights(self, tensors: Sequence[Any]) -> None:
         """The engine refused its inputs: because of one of the module's own?"""

@@ -13,11 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from onnxtrain import options
 from onnxtrain.training._distributed import Processes, Shards
 from onnxtrain.training._models import TorchModel
 from onnxtrain.training._onnx_model import OnnxModel
 from onnxtrain.training._reducer import Reducer
 from onnxtrain.training._update import Update
+from onnxtrain.training._whole_step import WholeStep
 
 _NOTHING = contextlib.nullcontext()
 
@@ -90,6 +92,11 @@ class Engine:
             self.reducer = Reducer(self._trained.values(), self.peers)
             model.deliver_to(self.reducer)
         self._one: tuple[float, Tensor | None] = (0.0, None)
+        self._scale = 1.0  # of the latest forward, and its rate
+        self._rate: Callable[[], float] = float
+        disabled = "whole_step" in options.read("ONNXTRAIN_DISABLE").split(",")
+        may_be_whole = self.update.is_one_call and self.peers is None and not disabled
+        self._whole = WholeStep(self.update) if may_be_whole else None
         self.accumulation = accumulation
         self.mixed_precision = mixed_precision
         self._deterministic = deterministic
@@ -159,13 +166,18 @@ class Engine:
         """The inputs, on the device."""
         return [value.to(self.device) if isinstance(value, Tensor) else value for value in given]
 
-    def forward(self, given: Sequence[Any], loss: int, step: int) -> list[Tensor]:
-        """Outputs in training, under autograd.
+    def forward(self, given: Sequence[Any], loss: int, step: int, scale: float, rate: Callable[[], float]
+                ) -> list[Tensor]:
+        """Outputs in training. Where the core takes the step in one call (_whole_step.py), backward and the update have
+        been done as well, and backward() and apply() say so.
 
         Args:
             given: the inputs.
             loss: which output is the loss: float, of one element.
             step: number of this call, from 1; gradients are dropped where it is the first one after an update.
+            scale: of the loss whose gradients are taken.
+            rate: gives the learning rate, once, where an update follows; it is rounded to float32, which is what a rate
+                that comes as a tensor is.
 
         Raises:
             RuntimeError: the loss is something else.
@@ -177,19 +189,34 @@ class Engine:
                     weight.grad = None
         if self.reducer is not None:
             self.reducer.begin(self.is_update(step))
-        with self._switches(self.mixed_precision):
-            outputs = self.model(self.inputs(given))
+        self._scale, self._rate = scale, rate
+        whole, given = self._whole, self.inputs(given)
+        if whole is not None:
+            whole.begin(given, scale, self._last_arguments if self.is_update(step) else None)
+        try:
+            with self._switches(self.mixed_precision):
+                outputs = self.model(given)
+        finally:
+            if whole is not None:
+                whole.end()
+        if whole is not None and whole.loss is not None and outputs[loss] is not whole.loss:
+            raise RuntimeError("the weights have been updated by another loss than the module returns: this is a fault "
+                               "of onnxtrain; ONNXTRAIN_DISABLE=whole_step leaves it out")
         if loss >= len(outputs) or outputs[loss].numel() != 1 or not outputs[loss].is_floating_point():
             raise RuntimeError(f"output {loss} is the loss, which has to be a float of one element; the model's "
                                f"outputs are {[f'{output.dtype} {tuple(output.shape)}' for output in outputs]}")
         return outputs
 
-    def backward(self, loss: Tensor, scale: float) -> None:
-        """Adds the gradients of the loss, times scale, to those of the steps before since the last update.
+    def backward(self, loss: Tensor) -> None:
+        """Adds the gradients of the loss, times the scale, to those of the steps before since the last update.
 
         Raises:
             RuntimeError: there are weights to be trained, and the loss depends on none of them.
         """
+        if self._whole is not None:
+            if self._whole.loss is not None:
+                return
+            self._whole.learn(loss)
         if not loss.requires_grad:
             if self._trained:
                 raise RuntimeError("the loss depends on no weight that is trained: was it computed from detached "
@@ -198,7 +225,7 @@ class Engine:
         if self.reducer is not None:
             self.reducer.backward(loss)
         with self._switches(False):
-            loss.backward(self._scaled_one(loss, scale))
+            loss.backward(self._scaled_one(loss, self._scale))
 
     def _scaled_one(self, loss: Tensor, scale: float) -> Tensor:
         """The gradient of the loss: as the loss, with this value."""
@@ -218,40 +245,42 @@ class Engine:
         """Whether an update follows this step, counted from 1."""
         return step % self.accumulation == 0
 
-    def apply(self, lr: float, scale: float) -> bool:
-        """The update, of all processes' gradients; with mixed precision only of finite ones.
+    def _last_arguments(self) -> tuple[float, float, bool]:
+        """Of Update.step(): the rate, what gradients are multiplied by, and whether they have to be finite."""
+        processes = 1 if self.peers is None or self._adasum else self.peers.size
+        return (float(np.float32(self._rate())), 1.0 / (self._scale * self.accumulation * processes),
+                self.mixed_precision)
 
-        Args:
-            lr: the rate; rounded to float32, which is what a rate that comes as a tensor is.
-            scale: of the losses whose gradients these are.
+    def apply(self) -> bool:
+        """The update, of all processes' gradients; with mixed precision only of finite ones.
 
         Returns:
             Whether it has been done.
         """
-        scale *= self.accumulation
+        if self._whole is not None and self._whole.done is not None:
+            return self._whole.done
         if self._adasum:
-            return self._apply_adasum(lr, scale)
+            return self._apply_adasum()
         if self.peers is not None:
-            scale *= self.peers.size
             if self.shards is not None:
                 self.shards.reduce()
             else:
                 assert self.reducer is not None
                 self.reducer.finish()
-        done = self.update.step(float(np.float32(lr)), 1.0 / scale, self.mixed_precision)
+        done = self.update.step(*self._last_arguments())
         if self.shards is not None and done:
             self.shards.gather()
         if self.peers is not None:
             self.peers.broadcast(list(self.model.buffers().values()))
         return done
 
-    def _apply_adasum(self, lr: float, scale: float) -> bool:
+    def _apply_adasum(self) -> bool:
         """Each process updates by its own gradients, and their changes of the weights are combined."""
         assert self.peers is not None
         weights = list(self._trained.values())
         self.peers.fill_gradients(weights)
         before = [weight.detach().clone() for weight in weights]
-        done = self.update.step(float(np.float32(lr)), 1.0 / scale, self.mixed_precision)
+        done = self.update.step(*self._last_arguments())
         if done:
             self.peers.adasum(weights, before)
         self.peers.broadcast(list(self.model.buffers().values()))

@@ -74,6 +74,11 @@ class Update:
             groups.setdefault(tuple(sorted(values.items())), {**values, "params": []})["params"].append(parameter)
         # One optimizer for each limit: the factor that gradients are multiplied by is an optimizer's.
         self._optimizers = [(limit, _MAKERS[name](list(groups.values()), 0.0)) for limit, groups in by_limit.items()]
+        for _, optimizer in self._optimizers:
+            optimizer._norm_epsilon = 0.0
+        # Whether step() is one call of the core, and can be a part of a larger one.
+        self.is_one_call = (len(self._optimizers) == 1 and norm_of_all is None
+                          and all(weight.device.type == "cpu" for weight in weights.values()))
         self._of = {id(parameter): optimizer for _, optimizer in self._optimizers
                     for group in optimizer.param_groups for parameter in group["params"]}
 
@@ -82,17 +87,21 @@ class Update:
         for _, optimizer in self._optimizers:
             optimizer.zero_grad(True)
 
-    def step(self, lr: float, scale: float, check: bool) -> bool:
+    def step(self, lr: float, scale: float, check: bool,
+             within: Callable[[tuple[Any, ...]], Any] | None = None) -> bool:
         """One update of every weight that has a gradient.
 
         Args:
             lr: the rate.
             scale: the gradients are multiplied by it; then they are clipped.
             check: whether gradients that are not finite leave everything as it is.
+            within: see FusedOptimizer._run(); only where is_one_call holds.
 
         Returns:
             Whether the update has been done.
         """
+        if self.is_one_call:
+            return self._step_alone(lr, scale, check, within)
         norm: float | Tensor = 0.0
         if check or self._clips:
             norm = self._norm() * scale
@@ -104,6 +113,15 @@ class Update:
             optimizer.next_unscale = scale * _factor(norm, limit)
             optimizer.step()
         return True
+
+    def _step_alone(self, lr: float, scale: float, check: bool,
+                    within: Callable[[tuple[Any, ...]], Any] | None) -> bool:
+        (limit, optimizer), = self._optimizers
+        for group in optimizer.param_groups:
+            group["lr"] = lr
+        optimizer._only_finite = check
+        norm = optimizer._run(limit if check or limit < math.inf else -1.0, scale, within=within)
+        return not check or norm is None or math.isfinite(norm)
 
     def _norm(self) -> float | Tensor:
         """Of all gradients together; on CUDA a 0-dim tensor, for which nothing waits."""

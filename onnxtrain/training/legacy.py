@@ -314,15 +314,15 @@ class ORTTrainer:
         if self.use_mixed_precision:
             scale = float(values[self.loss_scale_input_name] if external else
                           self.loss_scaler_.loss_scale_)  # type: ignore[union-attr]
-        results = engine.forward(inputs, 0, self.current_step + 1)
+        results = engine.forward(inputs, 0, self.current_step + 1, scale, lambda: float(rate))
         outputs, loss = self._chosen(inputs, results, fetches), results[0]
         del results  # what no fetch names need not be computed (docs/sparsity.md)
-        engine.backward(loss, scale)
+        engine.backward(loss)
         self.current_step += 1
         if self.current_step == 1:
             self._save_optimized()
         if engine.is_update(self.current_step):
-            finite = engine.apply(float(rate), scale)
+            finite = engine.apply()
             self.global_step_ += finite
             if self.use_mixed_precision and self.loss_scaler_ is not None:
                 self.loss_scaler_.update_loss_scale(finite)

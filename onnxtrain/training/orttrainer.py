@@ -196,16 +196,21 @@ class ORTTrainer:
         step = info.step + 1
         scaler: LossScaler | None = self.options.mixed_precision.loss_scaler
         scale = 1.0 if scaler is None else scaler.loss_scale
-        results = engine.forward(inputs, self.model_desc.loss, step)
+
+        def rate() -> float:
+            info.step = step
+            return self._rate()
+
+        results = engine.forward(inputs, self.model_desc.loss, step, scale, rate)
         outputs = self._outputs(inputs, results, fetches)
         loss, chosen = results[self.model_desc.loss], [outputs[name] for name in fetches or outputs]
         del results  # what no fetch names need not be computed (docs/sparsity.md)
-        engine.backward(loss, scale)
+        engine.backward(loss)
         info.step = step
         if step == 1:
             self._save_graphs()
         if engine.is_update(step):
-            info.all_finite = engine.apply(self._rate(), scale)
+            info.all_finite = engine.apply()
             if scaler is not None:
                 scaler.update(info)
             info.optimization_step += info.all_finite

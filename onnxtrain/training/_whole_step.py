@@ -1,0 +1,129 @@
+"""A training step as one call of the core: forward, backward, gradients into ``.grad``, clipping and update.
+
+Autograd stands between forward and backward because Python may do anything there. In a trainer's step it does nothing:
+once a step has shown that the loss is an output of one graph whose gradients go to the trained weights alone, later
+steps of that graph are `Session.step()`. Called by _engine.py and, where the module calls its graph, by
+onnxtrain/ortmodule/_program.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from onnxtrain.optim._in_backward import not_alone
+from onnxtrain.ortmodule._program import Program, is_node
+from onnxtrain.training._update import Update
+
+MOST_SHAPES = 1024  # of inputs that are remembered
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What a program's step by autograd has shown.
+
+    Args:
+        steps: whose program it is.
+        mask: a byte for each input of the graph, whether it has a gradient.
+        loss: which output is the loss; like: a tensor of its dtype and shape.
+    """
+
+    steps: WholeStep
+    mask: bytes
+    loss: int
+    like: Tensor
+
+
+class WholeStep:
+    """The whole steps of one model.
+
+    Args:
+        update: what they end with. Its is_one_call holds.
+
+    Attributes:
+        loss: of the latest call, where it was a whole step; else None.
+        done: whether that step has updated the weights; None where no update was to follow.
+    """
+
+    def __init__(self, update: Update) -> None:
+        self._update = update
+        self._shapes: set[tuple[Any, ...]] = set()  # of inputs whose outputs are known to be as they should
+        self._now: tuple[Any, ...] = ()
+        self._offer: tuple[float, Callable[[], tuple[float, float, bool]] | None] | None = None
+        self._gradient: tuple[float, Learned | None, Tensor | None] = 0.0, None, None
+        self.loss: Tensor | None = None
+        self.done: bool | None = None
+
+    def begin(self, given: Sequence[Any], scale: float, update: Callable[[], tuple[float, float, bool]] | None) -> None:
+        """Before the model is called.
+
+        Args:
+            given: its inputs.
+            scale: the gradient of the loss.
+            update: gives the arguments of Update.step(); None where no update follows.
+        """
+        self.loss = self.done = None
+        self._now = tuple([value.shape if isinstance(value, Tensor) else type(value) for value in given])
+        free = self._now in self._shapes and not not_alone() and not _has_hooks(self._update.weights.values())
+        self._offer = (scale, update) if free else None
+
+    def end(self) -> None:
+        """After that call: a further call of the model is none of this step's."""
+        self._offer = None
+
+    def run(self, program: Program, tensors: tuple[Tensor, ...], mask: bytes) -> tuple[Tensor, ...] | None:
+        """A program's outputs, of a whole step; None where autograd has to see this call."""
+        learned = program.whole_step
+        if self._offer is None or learned.mask != mask:
+            return None
+        (scale, arguments), self._offer = self._offer, None
+        outputs: tuple[Tensor, ...] = ()
+
+        def step(update: tuple[Any, ...] | None) -> Any:
+            nonlocal outputs
+            outputs, result = program.session.step(tensors, mask, program.seed() if program.random else 0, learned.loss,
+                                                   self._scaled_one(learned, scale), update)
+            return result
+
+        if arguments is None:
+            step(None)
+        else:
+            self.done = self._update.step(*arguments(), within=step)
+        self.loss = outputs[learned.loss]
+        return outputs
+
+    def _scaled_one(self, learned: Learned, scale: float) -> Tensor:
+        kept, whose, gradient = self._gradient
+        if gradient is None or kept != scale or whose is not learned:
+            gradient = torch.full_like(learned.like, scale)
+            self._gradient = scale, learned, gradient
+        return gradient
+
+    def learn(self, loss: Tensor) -> None:
+        """Before the backward of a step by autograd, whose outputs are as they should: notes whether steps with inputs
+        of these shapes can be whole.
+        """
+        node: Any = loss.grad_fn
+        if not is_node(node) or getattr(node, "is_watched", False):
+            return
+        program, run = node.program, node.run
+        leaves = [getattr(function, "variable", None) is not None for function, _ in node.next_functions
+                  if function is not None]
+        gradients = [loss if place == loss.output_nr else None for place in range(len(run.differentiable))]
+        reached = program.reach.drop(run.differentiable, gradients, range(len(program.latest_mask)))
+        if program.may_step and all(leaves) and not any(
+                wants and place is None for wants, place in zip(program.latest_mask, reached)):
+            if program.whole_step is None or program.whole_step.mask != program.latest_mask:
+                program.whole_step = Learned(self, program.latest_mask, loss.output_nr, torch.empty_like(loss.detach()))
+            if len(self._shapes) == MOST_SHAPES:
+                self._shapes.clear()
+            self._shapes.add(self._now)
+
+
+def _has_hooks(weights: Iterable[Tensor]) -> bool:
+    """Whether a function waits for the gradient of one of these."""
+    return any([weight._backward_hooks or getattr(weight, "_post_accumulate_grad_hooks", None) for weight in weights])
