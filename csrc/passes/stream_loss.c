@@ -8,10 +8,14 @@
  * recompute, with which it shares the cost budget of a step.
  *
  * Applies only if the loss and its gradient are the only users of the logits, and the gradients of the linear layer are
- * the only users of the logits' gradient. Devices have no such kernel, and 16-bit logits are left to fuse_loss.c.
+ * the only users of the logits' gradient. Devices have no such kernel. The logits of a 16-bit matmul stay float32. A
+ * matmul that promote.c computes in float32 is streamed in float32. A bfloat16 matmul, where the processor has them, is
+ * streamed at level 1 and above, if forward computes the gradients: it is so fast that reading W and its gradient once
+ * for each tile may show. Gradients are float32 and cast to what the matmuls wrote.
  */
 #include <string.h>
 
+#include "ops/loss/loss.h"
 #include "ops/matmul/matmul.h"
 #include "passes/recompute.h"
 
@@ -20,6 +24,7 @@ enum {
     TILE_BYTES = 24 << 20,         /* of scores that exist at a time if forward computes the gradients */
     TILE_BYTES_LEVEL_0 = 50 << 20,
     MIN_ROWS = 128,                /* of such a tile */
+    LEAST_TILES_HALF = 8,          /* of bfloat16 operands, whose tiles have three times the bytes of stored logits */
     EARLY = 2,                     /* first of StreamedCrossEntropy's outputs that are gradients */
 };
 
@@ -31,29 +36,71 @@ typedef struct head {
     ont_value *grad_h, *grad_w, *grad_row;     /* NULL: not needed */
 } head;
 
+static bool is_half(const head *x)
+{
+    return ont_dtype_is_half(x->h->dtype);
+}
+
 static int64_t last_dim(const ont_value *v)
 {
     return v->shape.rank ? v->shape.dims[v->shape.rank - 1] : 0;
 }
 
-/* A matmul of float32 matrices without scale; `row`: a bias is allowed. */
+/* Whether the node converts between float32 and 16 bits. */
+static bool is_conversion(const ont_node *node)
+{
+    if (!ONT_IS(node, Cast)) return false;
+    ont_dtype from = ont_node_in(node, 0)->dtype, to = node->outputs[0]->dtype;
+    return (from == ONT_FLOAT32 && ont_dtype_is_half(to)) || (to == ONT_FLOAT32 && ont_dtype_is_half(from));
+}
+
+/* The value before views, and before conversions from 16 bits, which are exact. */
+static const ont_value *source(const ont_value *v)
+{
+    for (v = ont_value_root(v); v->def && is_conversion(v->def) && v->dtype == ONT_FLOAT32;)
+        v = ont_value_root(ont_node_in(v->def, 0));
+    return v;
+}
+
+/* The value before views and any conversions; *converted: there are some. */
+static const ont_value *before_conversions(const ont_value *v, bool *converted)
+{
+    for (v = ont_value_root(v); v->def && is_conversion(v->def); *converted = true)
+        v = ont_value_root(ont_node_in(v->def, 0));
+    return v;
+}
+
+static bool is_view_or_conversion(const ont_node *node)
+{
+    return ont_node_is_view(node) || is_conversion(node);
+}
+
+/* Whether a product of operands of the one dtype that is written in the other has a streamed form. */
+static bool is_streamed_dtype(ont_dtype operand, ont_dtype out)
+{
+    if (operand == ONT_BFLOAT16) return ont_matmul_half_is_fast() && (out == operand || out == ONT_FLOAT32);
+    return operand == out && (out == ONT_FLOAT32 || out == ONT_FLOAT64);
+}
+
+/* A matmul of matrices without scale; `row`: a bias is allowed. */
 static bool is_matmul(const ont_node *node, bool row, ont_matmul_desc *p)
 {
     bool gemm = ONT_IS(node, Gemm);
     if (!gemm && !ONT_IS(node, MatMul) && !ONT_IS(node, FusedMatMul)) return false;
     if (ont_matmul_desc_read(node, p) != ONT_OK || p->alpha != 1 || p->vector_a || p->vector_b) return false;
-    if (ont_node_in(node, 0)->dtype != ONT_FLOAT32 || node->outputs[0]->dtype != ONT_FLOAT32) return false;
+    ont_dtype dtype = ont_node_in(node, 0)->dtype;
+    if (!is_streamed_dtype(dtype, node->outputs[0]->dtype) || ont_node_in(node, 1)->dtype != dtype) return false;
     const ont_value *c = ont_node_in(node, 2);
     if (!c) return true;
-    return row && c->dtype == ONT_FLOAT32 && ont_matmul_desc_is_bias(p, &c->shape) &&
+    return row && c->dtype == dtype && ont_matmul_desc_is_bias(p, &c->shape) &&
            ont_attr_float(node, "beta", 1.0) == 1;
 }
 
 /* ---- forward: matmul, views, loss ---- */
 
 /*
- * Whether the loss and its gradient are the only users of the value, directly or through views, and use it as their
- * logits.
+ * Whether the loss and its gradient are the only users of the value, directly or through views and conversions, and use
+ * it as their logits.
  */
 static bool only_loss_uses(const ont_graph *g, const ont_value *v, const head *x)
 {
@@ -61,7 +108,7 @@ static bool only_loss_uses(const ont_graph *g, const ont_value *v, const head *x
     for (const ont_use *use = v->uses; use; use = use->next) {
         if (use != &use->user->inputs[0]) return false;
         if (use->user == x->loss || use->user == x->grad) continue;
-        if (!ont_node_is_view(use->user) || !only_loss_uses(g, use->user->outputs[0], x)) return false;
+        if (!is_view_or_conversion(use->user) || !only_loss_uses(g, use->user->outputs[0], x)) return false;
     }
     return true;
 }
@@ -75,17 +122,17 @@ static bool same_labels(const ont_node *loss, const ont_node *grad)
 }
 
 /*
- * Finds the loss of which `grad` is the gradient, without class weights and log-probabilities, over float32 logits (n,
- * c).
+ * Finds the loss of which `grad` is the gradient, without class weights and log-probabilities, over logits (n, c).
  */
 static bool find_loss(ont_node *grad, head *x)
 {
     const ont_value *scores = ont_node_in(grad, 0), *pairs = ont_node_in(grad, 4);
-    ont_node *loss = pairs ? pairs->def : NULL;
+    bool converted = false;
+    ont_node *loss = pairs ? before_conversions(pairs, &converted)->def : NULL;
     if (!loss || !ONT_IS(loss, SoftmaxCrossEntropyLossPairs) || ont_node_in(loss, 0) != scores)
         return false;
     if (loss->outputs[1] || ont_node_in(loss, 2) || ont_node_in(grad, 2) || !same_labels(loss, grad)) return false;
-    if (scores->dtype != ONT_FLOAT32 || grad->outputs[0]->dtype != ONT_FLOAT32 || !loss->outputs[0]) return false;
+    if (!loss->outputs[0]) return false;
     x->loss = loss;
     x->grad = grad;
     return ont_shape_count_range(&scores->shape, 2, scores->shape.rank) == 1;
@@ -93,18 +140,24 @@ static bool find_loss(ont_node *grad, head *x)
 
 static bool find_product(const ont_graph *g, head *x)
 {
-    const ont_value *scores = ont_node_in(x->grad, 0), *scores_root = ont_value_root(scores);
+    bool converted = false;
+    const ont_value *scores = ont_node_in(x->grad, 0), *scores_root = before_conversions(scores, &converted);
     ont_node *node = scores_root->def;
     if (!node || node->backward || !is_matmul(node, true, &x->p) || x->p.trans_a) return false;
     x->product = node;
     x->h = ont_node_in(node, 0);
     x->w = ont_node_in(node, 1);
     x->row = ont_node_in(node, 2);
+    ont_dtype dtype = x->loss->outputs[0]->dtype;
+    if (dtype != (is_half(x) ? ONT_FLOAT32 : x->h->dtype)) return false;
+    /* A model that rounds the logits of a float32 matmul gets what it asks for. */
+    if ((converted || scores->dtype != dtype) &&
+        !(ont_dtype_is_half(source(x->h)->dtype) && ont_dtype_is_half(source(x->w)->dtype))) return false;
     bool rows = x->w->shape.rank == 2 && last_dim(scores_root) == x->p.n && scores->shape.dims[1] == x->p.n;
     return rows && only_loss_uses(g, scores_root, x);
 }
 
-/* ---- backward: views of the logits' gradient, and its users ---- */
+/* ---- backward: views and conversions of the logits' gradient, and its users ---- */
 
 static bool is_matrix(const ont_value *v, int64_t rows, int64_t columns)
 {
@@ -127,10 +180,11 @@ static bool match_user(head *x, ont_node *node, uint32_t at)
     if (!is_matmul(node, false, &p)) return false;
     ont_value *d = ont_node_in(node, at), *other = ont_node_in(node, !at);
     if (!at && !p.trans_a) /* gradient of h: d W' */
-        return other == x->w && p.trans_b != x->p.trans_b && last_dim(d) == x->p.n && set_once(&x->grad_h, node, x->h);
+        return source(other) == source(x->w) && ont_shape_equal(&other->shape, &x->w->shape) &&
+               p.trans_b != x->p.trans_b && last_dim(d) == x->p.n && set_once(&x->grad_h, node, x->h);
     /* gradient of W: d' h or h' d, depending on how W is stored */
     int64_t rows = x->p.n ? ont_shape_count(&d->shape) / x->p.n : 0;
-    if (at != !x->p.trans_b || !p.trans_a || p.trans_b || ont_value_root(other) != ont_value_root(x->h)) return false;
+    if (at != !x->p.trans_b || !p.trans_a || p.trans_b || source(other) != source(x->h)) return false;
     return is_matrix(d, rows, x->p.n) && is_matrix(other, rows, x->p.k) && set_once(&x->grad_w, node, x->w);
 }
 
@@ -140,8 +194,8 @@ static bool find_gradients(const ont_graph *g, head *x, const ont_value *d)
     for (const ont_use *use = d->uses; use; use = use->next) {
         ont_node *user = use->user;
         uint32_t at = (uint32_t)(use - user->inputs);
-        bool found = ont_node_is_view(user) && !at ? find_gradients(g, x, user->outputs[0])
-                                                   : at < 2 && match_user(x, user, at);
+        bool found = is_view_or_conversion(user) && !at ? find_gradients(g, x, user->outputs[0])
+                                                        : at < 2 && match_user(x, user, at);
         if (!found) return false;
     }
     return true;
@@ -181,6 +235,14 @@ static ont_status stream_forward(ont_graph *g, const head *x, int64_t rows, ont_
     return ONT_OK;
 }
 
+/* `gradient` takes the place of `old`, in its dtype. */
+static ont_status replace_gradient(ont_builder *b, ont_value *old, ont_value *gradient)
+{
+    if (old->dtype != gradient->dtype) gradient = ont_build_cast(b, gradient, old->dtype);
+    if (b->status == ONT_OK) ont_value_replace_uses(b->graph, old, gradient);
+    return b->status;
+}
+
 /* The gradients that forward computed, times the gradient of the loss. */
 static ont_status scale_backward(ont_graph *g, const head *x, const ont_node *forward)
 {
@@ -192,7 +254,7 @@ static ont_status scale_backward(ont_graph *g, const head *x, const ont_node *fo
         ont_node *node = ont_build_node(&b, ONT_DOMAIN, "ScaleGradient", operands, 2, 1);
         ont_value *scaled = node ? ont_build_done(&b, node) : NULL;
         ONT_TRY(b.status);
-        ont_value_replace_uses(g, gradients[i], scaled);
+        ONT_TRY(replace_gradient(&b, gradients[i], scaled));
     }
     return ONT_OK;
 }
@@ -210,7 +272,7 @@ static ont_status stream_backward(ont_graph *g, const head *x, ont_value *pairs)
     ont_build_done(&b, node);
     ONT_TRY(b.status);
     for (uint32_t i = 0; i < 3; i++)
-        if (gradients[i]) ont_value_replace_uses(g, gradients[i], node->outputs[i]);
+        if (gradients[i]) ONT_TRY(replace_gradient(&b, gradients[i], node->outputs[i]));
     return ONT_OK;
 }
 
@@ -231,8 +293,9 @@ static int64_t early_rows(const ont_graph *g, const head *x, int64_t least_tiles
     int64_t count = scores->shape.dims[0], classes = scores->shape.dims[1];
     bool low = g->recompute.level >= ONT_RECOMPUTE_LAYERS;
     if (!strcmp(ont_attr_string(x->loss, "reduction", "mean"), "none") || !count || !classes) return 0;
-    if (ont_recompute_is_everywhere()) return low ? 0 : 3; /* for tests */
-    int64_t rows = (low ? TILE_BYTES : TILE_BYTES_LEVEL_0) / ((int64_t)sizeof(float) * classes) / 16 * 16;
+    if (ont_recompute_is_everywhere()) return low && !is_half(x) ? 0 : 3; /* for tests */
+    int64_t tile = low ? TILE_BYTES : TILE_BYTES_LEVEL_0;
+    int64_t rows = tile / (ont_streamed_score_bytes(x->h->dtype) * classes) / 16 * 16;
     if (rows > count / least_tiles) rows = count / least_tiles / 16 * 16;
     if (rows < MIN_ROWS) rows = MIN_ROWS;
     return rows * least_tiles <= count ? rows : 0;
@@ -250,11 +313,11 @@ static ont_status stream(ont_graph *g, const head *x)
 {
     ont_node *forward = NULL;
     bool low = g->recompute.level >= ONT_RECOMPUTE_LAYERS, everywhere = ont_recompute_is_everywhere();
-    size_t bytes = (size_t)ont_shape_count(&x->product->outputs[0]->shape) * sizeof(float);
-    if (!everywhere && bytes < MIN_SCORES_BYTES) return ONT_OK;
-    int64_t rows = early_rows(g, x, low ? 4 : 2);
-    bool again = low && !rows && (everywhere || is_within_budget(g, x));
-    if (!rows && !again) rows = early_rows(g, x, 2);
+    size_t bytes = (size_t)ont_shape_count(&x->product->outputs[0]->shape) * ont_dtype_size(x->h->dtype);
+    if (!everywhere && (bytes < MIN_SCORES_BYTES || (is_half(x) && !low))) return ONT_OK;
+    int64_t rows = early_rows(g, x, is_half(x) ? LEAST_TILES_HALF : low ? 4 : 2);
+    bool again = low && !rows && !is_half(x) && (everywhere || is_within_budget(g, x));
+    if (!rows && !again && !is_half(x)) rows = early_rows(g, x, 2);
     if (rows) return stream_early(g, x, rows);
     if (!again) return ONT_OK;
     g->recompute.cost += ont_recompute_node_cost(x->product);

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn as nn
 from onnx import helper
-from workloads import GPT2
+from workloads import GPT2, Bert
 
 from onnxtrain import _C
 from onnxtrain.ortmodule import ORTModule, _program
@@ -22,8 +22,11 @@ def switches_as_they_were():
 
 
 def head(product="MatMul", trans=0, row=None, flat=False, reduction="mean", ignored=None, outputs=(), tied=False,
-         cast=None, weights=False, sizes=(BATCH, LENGTH, WIDTH, WORDS), attrs=None, twice=False, log_prob=False):
-    """(model, tensors): a product of h and W, perhaps a row, views, cross-entropy. `row`: where it is added."""
+         cast=None, weights=False, sizes=(BATCH, LENGTH, WIDTH, WORDS), attrs=None, twice=False, log_prob=False,
+         half=None, double=False):
+    """(model, tensors): a product of h and W, perhaps a row, views, cross-entropy. `row`: where it is added. `half`: the
+    dtype of the product where that is of 16 bits, as under autocast. `double`: everything in float64, but for rounded
+    operands of such a product."""
     batch, length, width, words = sizes
     rng = np.random.default_rng(1)
     w_shape = [words, width] if trans else [width, words]
@@ -41,6 +44,12 @@ def head(product="MatMul", trans=0, row=None, flat=False, reduction="mean", igno
         nodes.append(helper.make_node("Transpose", ["w"], ["wt"], perm=[1, 0]))
         w = "wt"
     operands = [h, w] + (["row"] if row == "in" else [])
+    if half:
+        nodes += [helper.make_node("Cast", [x], [f"{x}_half"], to=half) for x in operands]
+        operands = [f"{x}_half" for x in operands]
+        if double:
+            nodes += [helper.make_node("Cast", [x], [f"{x}_wide"], to=11) for x in operands]
+            operands = [f"{x}_wide" for x in operands]
     nodes.append(helper.make_node(product, operands, ["z"], **ours, **transB, **(attrs or {})))
     if row:
         tensors["row"] = rng.normal(size=words)
@@ -51,6 +60,9 @@ def head(product="MatMul", trans=0, row=None, flat=False, reduction="mean", igno
     if cast:
         nodes += [helper.make_node("Cast", [scores], ["c16"], to=cast), helper.make_node("Cast", ["c16"], ["c"], to=1)]
         scores = "c"
+    if half and not double:
+        nodes.append(helper.make_node("Cast", [scores], ["wide"], to=1))
+        scores = "wide"
     nodes.append(helper.make_node("Reshape", [scores, "rows"], ["s"]))
     tensors["labels"] = rng.integers(0, words, batch * length)
     if ignored is not None:
@@ -64,9 +76,13 @@ def head(product="MatMul", trans=0, row=None, flat=False, reduction="mean", igno
         nodes += [helper.make_node("SoftmaxCrossEntropyLoss", ["s", "labels"], ["y0"], reduction="sum"),
                   helper.make_node("Exp", ["y0"], ["y2"])]
     tensors = {k: torch.from_numpy(x.astype(np.float32) if x.dtype == np.float64 else x) for k, x in tensors.items()}
-    inputs = [helper.make_tensor_value_info(k, 7 if k in ("labels", "tokens") else 1, list(x.shape))
+    if double:
+        tensors = {k: x.double() if x.is_floating_point() else x for k, x in tensors.items()}
+    dtype = 11 if double else 1
+    inputs = [helper.make_tensor_value_info(k, 7 if k in ("labels", "tokens") else dtype, list(x.shape))
               for k, x in tensors.items()]
-    graph = helper.make_graph(nodes, "g", inputs, [helper.make_tensor_value_info(n, 1, None) for n in ("y", *outputs)],
+    results = [helper.make_tensor_value_info(n, dtype, None) for n in ("y", *outputs)]
+    graph = helper.make_graph(nodes, "g", inputs, results,
                               [helper.make_tensor("rows", 7, [2], [-1, words])])
     opsets = [helper.make_opsetid("", 20), helper.make_opsetid("ai.onnxtrain", 1)]
     return helper.make_model(graph, opset_imports=opsets, ir_version=10).SerializeToString(), tensors
@@ -79,11 +95,11 @@ def step(model, tensors, level, wants=("h", "w", "row")):
     outputs, run = session.forward(given, bytes(k in wants for k in tensors))
     rng = torch.Generator().manual_seed(2)
     saved = [given[i] for i in run.saved_inputs] + [outputs[i] for i in run.saved_outputs]
-    grads = run.backward(saved, [torch.randn(y.shape, generator=rng) for y in outputs])
+    grads = run.backward(saved, [torch.randn(y.shape, generator=rng).to(y.dtype) for y in outputs])
     return outputs, {k: g for k, g in zip(tensors, grads) if g is not None}, session.text("program"), session
 
 
-def check(model, tensors, applies=True, **kwargs):
+def check(model, tensors, applies=True, tolerance=1e-6, **kwargs):
     """Both forms of the pass give what the program without it does; (text of both, session of the latter)."""
     _C.disable_passes(["stream_loss"])
     outputs, grads, text, _ = step(model, tensors, 0, **kwargs)
@@ -99,10 +115,10 @@ def check(model, tensors, applies=True, **kwargs):
         assert ("StreamedCrossEntropyGrad" in text) == (again and bool(level)), text
         assert ("SoftmaxCrossEntropy" not in text) == wanted, text
         for one, other in zip(got, outputs, strict=True):
-            assert torch.allclose(one, other, rtol=1e-6, atol=1e-6)
+            assert torch.allclose(one, other, rtol=tolerance, atol=tolerance)
         assert got_grads.keys() == grads.keys()
         for name, want in grads.items():
-            assert (got_grads[name] - want).abs().max() <= 1e-6 * want.abs().max(), name
+            assert (got_grads[name] - want).abs().max() <= tolerance * want.abs().max(), name
     return texts, session
 
 
@@ -124,6 +140,51 @@ def test_forms(form, row):
 @pytest.mark.parametrize("ignored", [None, -1, 3])
 def test_losses(reduction, ignored):
     check(*head(reduction=reduction, ignored=ignored, row="add"), applies=(reduction != "none", True))
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda f: "-".join(map(str, f.values())))
+def test_float64(form):
+    row = None if form["product"] == "MatMul" else "in"
+    for sizes in (2, 3, 4, 10), (1, 1, 4, 10), (4, 64, 16, 203):
+        texts, _ = check(*head(**form, row=row, ignored=-100 if sizes[0] > 1 else None, double=True, sizes=sizes),
+                         tolerance=1e-13)
+        assert all("double" in text and "float" not in text.split("{")[1] for text in texts)
+
+
+def errors(got, wants):
+    """The error of each tensor, relative to its entries: roots of mean squares."""
+    return [((x.double() - want).norm() / want.norm()).item() for x, want in zip(got, wants, strict=True)]
+
+
+@pytest.mark.parametrize("half", [10, 16], ids=["float16", "bfloat16"])
+@pytest.mark.parametrize("form", FORMS, ids=lambda f: "-".join(map(str, f.values())))
+def test_a_product_of_16_bits(form, half):
+    """No less exact than with stored scores, which may be rounded, as are their gradients."""
+    large = 4, 64, 16, 203
+    for sizes, ignored, reduction, tied in (((2, 3, 4, 10), -100, "mean", True), ((1, 1, 4, 10), None, "sum", False),
+                                            (large, 7, "mean", True), (large, 7, "none", False)):
+        how = form | {"row": None if form["product"] == "MatMul" else "in", "ignored": ignored, "sizes": sizes,
+                      "reduction": reduction, "tied": tied and form["trans"] == 1, "half": half}
+        model, tensors = head(**how)
+        names = [k for k, x in tensors.items() if x.is_floating_point()]
+        _C.disable_passes(["stream_loss"])
+        exact = step(*head(**how, double=True), 0, names)
+        stored = step(model, tensors, 0, names)
+        assert "Streamed" not in stored[2]
+        stored_errors = errors([stored[0][0], *stored[1].values()], [exact[0][0], *exact[1].values()])
+        _C.disable_passes([])
+        _C.recompute_everywhere(True)
+        chance = 1e-6 if sizes == large else 2.0**-7 if half == 16 else 2.0**-10  # of a few entries
+        for level in 0, 1:
+            got = step(model, tensors, level, names)
+            # Where the processor multiplies 16 bits, scores are not computed again in backward.
+            assert ("Streamed" in got[2]) == (reduction != "none") or (level and reduction == "none"), got[2]
+            assert [g.dtype for g in got[1].values()] == [torch.float32] * len(names)
+            for one, other in zip(errors([got[0][0], *got[1].values()], [exact[0][0], *exact[1].values()]),
+                                  stored_errors, strict=True):
+                # Where gradients of scores are rounded, they are so before they are multiplied by that of the loss.
+                assert one <= 1.5 * other + chance, (level, how, one, other)
+        _C.recompute_everywhere(False)
 
 
 @pytest.mark.parametrize("wants", [("h",), ("w",), ("row",), ("h", "w"), ("h", "row"), ("w", "row")], ids="-".join)
@@ -259,6 +320,56 @@ def test_linear_cross_entropy(function):
         assert (got - p.grad).abs().max() <= 1e-5 * p.grad.abs().max()
     (program,) = [programs[-1] for _, programs in model._all_programs()]
     assert "ScaleGradient" in program.session.text("program")
+
+
+@pytest.fixture
+def threads_as_they_were():
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize("kind", ["autocast", "bfloat16", "float64"])
+def test_bert(kind, dropout, threads_as_they_were, monkeypatch):
+    """With dropout, what the same step with stored scores gives; without, eager's; by any number of threads."""
+    torch.manual_seed(0)
+    dtype = {"autocast": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}[kind]
+    module = Bert(8000, width=32, layers=1, heads=2, positions=64).to(dtype)
+    module.head.weight = module.words.weight
+    for part in module.modules():
+        if isinstance(part, nn.Dropout):
+            part.p = dropout
+        elif isinstance(part, nn.MultiheadAttention):
+            part.dropout = dropout
+    tokens, targets = torch.randint(0, 8000, (16, 64)), torch.randint(0, 8000, (16, 64))
+    targets[:, 1:7] = -100
+    monkeypatch.setenv("ORTMODULE_MEMORY_OPT_LEVEL", "1")
+    model = ORTModule(module)
+
+    def run(which, threads=2):
+        torch.set_num_threads(threads)
+        torch.manual_seed(3)
+        module.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16, enabled=kind == "autocast"):
+            loss = which(tokens, targets)
+        (3 * loss).backward()
+        return [loss.detach(), *(p.grad.clone() for p in module.parameters())]
+
+    _C.disable_passes(["stream_loss"])
+    stored = run(model)  # the program of two threads
+    expected = stored if dropout else run(module)
+    (session,) = (programs[-1].session for _, programs in model._all_programs())
+    stored_bytes = session.stats()["slab_bytes"]
+    assert "Streamed" not in session.text("program")
+    _C.disable_passes([])
+    for threads in 1, 3, 7:
+        for got, want in zip(run(model, threads), expected, strict=True):
+            assert got.dtype == want.dtype
+            limit = {"float64": 1e-10, "autocast": 0.02, "bfloat16": 0.05}[kind]  # eager rounds more often
+            assert (got - want).norm() <= limit * want.norm()
+        assert "ScaleGradient" in session.text("program")
+        assert session.stats()["slab_bytes"] < stored_bytes - (8 << 20)  # of 16 MiB or more of scores
 
 
 class Sessions:

@@ -1,11 +1,13 @@
 """StreamedCrossEntropy against torch: cross-entropy of scores h W + row that are never stored as a whole."""
 
+import itertools
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from harness import Case, R, V, call, expect_error, run_case, session_of
+from onnx import TensorProto, helper
 
 from onnxtrain import _C
 
@@ -33,7 +35,7 @@ def case(rows, width, classes, labels=None, reduction="mean", trans=0, row=False
     what = name or f"{'x'.join(map(str, rows))}-{width}-{classes}"
     return Case("StreamedCrossEntropy", [*inputs, *([R(*row) if isinstance(row, tuple) else R(classes)] if row else [])],
                 attrs, domain=OURS, torch=streamed(reduction, -100 if ignored is None else ignored, trans),
-                dtypes=(np.float32,), name="-".join([what, reduction, *(["transB"] if trans else []),
+                dtypes=(np.float32, np.float64), name="-".join([what, reduction, *(["transB"] if trans else []),
                                                      *(["row"] if row else []), np.dtype(dtype).name]), **kwargs)
 
 
@@ -69,7 +71,7 @@ def step(inputs, attrs, dy=1.0, kernels=()):
     tensors = [torch.from_numpy(np.ascontiguousarray(x)) for x in inputs]
     session = session_of(Case("StreamedCrossEntropy", [R(*x.shape) for x in inputs], attrs, domain=OURS), inputs)
     mask = bytes(t.is_floating_point() for t in tensors)
-    (loss,), grads = call(session, tensors, mask, [torch.tensor(dy)])
+    (loss,), grads = call(session, tensors, mask, [torch.tensor(dy, dtype=tensors[0].dtype)])
     return loss, [g for g in grads if g is not None]
 
 
@@ -82,27 +84,69 @@ def eager(h, w, row, labels, trans, dtype):
     return loss, grads if trans else [grads[0], grads[1].mT, grads[2]]
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("rows, width, classes, trans", [
     (300, 8, 8000, 1),       # several tiles of classes, the last one not full
     (2100, 4, 1100, 0),      # two chunks of rows, two tiles of classes
     (2500, 6, 1030, 1),
     (40, 16500, 20, 0),      # h so wide that a chunk has fewer rows
 ])
-def test_many_tiles(rows, width, classes, trans):
+def test_many_tiles(rows, width, classes, trans, dtype):
     rng = np.random.default_rng(rows)
-    h, w = (rng.uniform(-1, 1, s).astype(np.float32) for s in ((rows, width), (classes, width)))
+    h, w = (rng.uniform(-1, 1, s).astype(dtype) for s in ((rows, width), (classes, width)))
     h /= max(1.0, width**0.5 / 4)
-    row = rng.uniform(-1, 1, classes).astype(np.float32)
+    row = rng.uniform(-1, 1, classes).astype(dtype)
     labels = np.where(rng.uniform(size=rows) < 0.2, -100, rng.integers(0, classes, rows))
     labels[0], labels[-1] = classes - 1, 0
     attrs = {"transB": trans, "ignore_index": -100}
     loss, grads = step([h, w if trans else w.T, labels, row], attrs, 1.5)
     expected, wants = eager(h, w, row, labels, trans, torch.float64)
-    assert abs(loss.item() - expected.item()) <= 1e-6 * expected.item()
+    eps = 1e-6 if dtype is np.float32 else 1e-13
+    assert abs(loss.item() - expected.item()) <= eps * expected.item()
     # Sums of thousands of terms that cancel: the product's library rounds them as eager's does.
     for got, want, same in zip(grads, wants, eager(h, w, row, labels, trans, torch.float32)[1], strict=True):
-        limit = max(2e-6 * want.abs().max(), 2 * (same.double() - want).abs().max())
+        limit = max(2 * eps * want.abs().max(), 2 * (same.double() - want).abs().max())
         assert (got.double() - want).abs().max() <= limit
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("attrs", [{}, {"rows": 16}, {"reduction": "none"}], ids=str)
+@pytest.mark.parametrize("trans", [0, 1])
+def test_16_bits(dtype, attrs, trans):
+    """Loss and gradients are those of the rounded operands; scores are not rounded."""
+    torch.manual_seed(4)
+    kind = {torch.float16: TensorProto.FLOAT16, torch.bfloat16: TensorProto.BFLOAT16}[dtype]
+    h, w, row = (torch.randn(size).to(dtype) for size in ((37, 24), (103, 24) if trans else (24, 103), (103,)))
+    labels = torch.randint(0, 103, (37,))
+    labels[5:9] = labels[36] = -1
+    tensors, attrs = [h, w, labels, row], {"transB": trans, "ignore_index": -1, **attrs}
+    leaves = [t.double().requires_grad_() for t in (h, w, row)]
+    want = streamed(attrs.get("reduction", "mean"), -1, trans)(leaves[0], leaves[1], labels, leaves[2])
+    wants = torch.autograd.grad(want, leaves, torch.ones_like(want))
+    names = ["y", "", "dh", "dw", "drow"] if "rows" in attrs else ["y"]
+    node = helper.make_node("StreamedCrossEntropy", ["h", "w", "labels", "row"], names, domain=OURS, **attrs)
+    graph = helper.make_graph([node], "g", [
+        helper.make_tensor_value_info(n, kind if t is not labels else TensorProto.INT64, list(t.shape))
+        for n, t in zip(("h", "w", "labels", "row"), tensors)],
+        [helper.make_tensor_value_info(n, TensorProto.FLOAT, None) for n in names if n])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20), helper.make_opsetid(OURS, 1)])
+    for kernels in [], ["streamed_cross_entropy_half"], ["streamed_cross_entropy_half", "streamed_cross_entropy"]:
+        _C.disable_kernels(kernels)
+        try:
+            session = _C.Session(model.SerializeToString())
+            if "rows" in attrs:
+                (loss, *grads), _ = session.forward(tensors, bytes(4))
+                assert all(g.dtype == torch.float32 for g in grads)
+            else:
+                (loss,), grads = call(session, tensors, bytes([1, 1, 0, 1]), [torch.ones(want.shape)])
+                grads = [g for g in grads if g is not None]
+                assert all(g.dtype == dtype for g in grads)
+        finally:
+            _C.disable_kernels([])
+        assert loss.dtype == torch.float32 and (loss - want).abs().max() <= 1e-5 * want.abs().max()
+        for got, exact in zip(grads, wants, strict=True):
+            assert (got - exact).abs().max() <= 1.5 * torch.finfo(dtype).eps * exact.abs().max()
+        assert not grads[0][5:9].any() and not grads[0][36].any()
 
 
 def test_differences():
@@ -123,14 +167,14 @@ def test_differences():
 
 def test_scores_that_are_not_finite():
     """Masked classes, whole tiles of them with the reference kernel, rows of nothing else, and NaN: as torch has it."""
-    h, labels = np.ones((4, 1), np.float32), np.array([5, 1, 0, 3])
+    labels = np.array([5, 1, 0, 3])
     for row in ([0.5, -np.inf, 1, 2, -np.inf, 3], [-np.inf] * 4 + [0, 1], [-np.inf] * 6, [0, 1, np.nan, 1, 1, 1],
                 [0, 1, np.inf, 1, 1, 1]):
-        row = np.array(row, np.float32)
-        for kernel in ("", "streamed_cross_entropy"):
+        for kernel, dtype in itertools.product(("", "streamed_cross_entropy"), (np.float32, np.float64)):
+            h, row = np.ones((4, 1), dtype), np.array(row, dtype)
             _C.disable_kernels([kernel] if kernel else [])
             try:
-                loss, _ = step([h, np.ones((1, 6), np.float32), labels, row], {"reduction": "none"}, [1.0] * 4)
+                loss, _ = step([h, np.ones((1, 6), dtype), labels, row], {"reduction": "none"}, [1.0] * 4)
             finally:
                 _C.disable_kernels([])
             want = F.cross_entropy(torch.from_numpy(h + row), torch.from_numpy(labels), reduction="none")
@@ -159,7 +203,7 @@ H, W, LABELS = R(3, 4), R(4, 5), V([0, 1, 2], np.int64)
     ([H, W, LABELS, R(5, 1)], {}, ValueError, "the row added is [5, 1]"),
     ([H, W, LABELS], {"reduction": "max"}, ValueError, "reduction is 'max'"),
     ([H, W, LABELS], {"transA": 1}, _C.UnsupportedError, "transA"),
-    ([R(3, 4, dtype=np.float64), R(4, 5, dtype=np.float64), LABELS], {}, _C.UnsupportedError, "operands must be float"),
+    ([R(3, 4, dtype=np.float64), W, LABELS], {}, _C.UnsupportedError, "operands must be of one float dtype, got double and"),
 ], ids=lambda value: value if isinstance(value, str) else "")
 def test_refused(inputs, attrs, error, match):
     expect_error(Case("StreamedCrossEntropy", inputs, attrs, domain=OURS, dtypes=(np.float32,)), error, match)

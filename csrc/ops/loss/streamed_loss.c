@@ -3,7 +3,7 @@
  * classes exists at a time. StreamedCrossEntropy (h, W, labels, optional row) gives the loss and, for the gradient, two
  * numbers for each row: the largest score and the logarithm of the sum of exponentials. StreamedCrossEntropyGrad
  * recomputes each tile, overwrites it with the gradient of the scores, and adds its part to the gradients of h, W and
- * row. Float32 only; built by passes/stream_loss.c.
+ * row. Built by passes/stream_loss.c.
  *
  * Tiles of classes are the inner loop: a chunk of rows writes dW once, and its tiles add to the smaller dh. Rows with
  * an ignored label are left out of every GEMM: their gradient is zero whatever h holds.
@@ -13,6 +13,9 @@
  * once: three matmuls instead of four. ScaleGradient multiplies them by the gradient of the loss in backward, in place,
  * and leaves them alone where that is 1.
  *
+ * Operands are float32, float64 or 16 bits. Scores, loss and gradients of 16-bit operands are float32. Such operands
+ * are widened to float32, or oneDNN multiplies them as they are; then the gradient of scores is rounded to 16 bits.
+ *
  * Source of the sum over tiles: Milakov and Gimelshein, Online normalizer calculation for softmax, 2018.
  */
 #include <inttypes.h>
@@ -21,6 +24,7 @@
 
 #include "base/parallel.h"
 #include "device/gemm.h"
+#include "device/matmul.h"
 #include "ops/loss/loss.h"
 #include "simd/simd.h"
 
@@ -36,11 +40,18 @@ enum {
     EARLY = 2, /* StreamedCrossEntropy's first output of these */
 };
 
+enum { TO_SCORES, TO_H, TO_W, N_PRODUCTS };
+
 typedef struct stream_state {
     int64_t width, chunk, block; /* width: columns of h; chunk and block: rows and classes of a tile */
     bool trans_w;                /* W is (classes, width) */
+    ont_dtype operand;           /* of h, W and row */
+    ont_dtype dtype;             /* of scores, loss and gradients */
+    size_t size;                 /* bytes of an element of dtype */
+    bool half, adds_row;         /* half: operands are 16 bits */
     ont_labels labels;
-    const ont_gemm_backend *to_scores, *to_h, *to_w;
+    const ont_gemm_backend *backends[N_PRODUCTS];
+    ont_dnnl_matmul *primitives[N_PRODUCTS]; /* of 16-bit operands; NULL: backends, and operands are widened */
 } stream_state;
 
 /* Loops over chunks of rows, and over the tiles of a chunk. */
@@ -49,15 +60,20 @@ typedef struct stream_job {
     const stream_state *s;
     int64_t first, last;  /* rows of the chunk: [first, last) */
     int64_t n, *at;       /* number of its rows without an ignored label, and their indices (n) */
-    const float *rows;    /* (n, width): h of these rows */
+    const void *rows;     /* (n, width): h of these rows; for primitives (chunk, width), with zeros */
+    const void *w, *row;  /* as operands of backends or primitives; row in dtype */
     int64_t from, size;   /* classes of the tile: [from, from + size) */
-    float *tile;          /* (n, size): scores, or their gradient */
-    float *gathered;      /* (chunk, width): rows of h, where some labels are ignored */
-    float *row_max, *score; /* (n): the largest score, and the score of the label */
+    void *tile;           /* (n, size): scores, or their gradient */
+    void *gathered;       /* (chunk, width): rows of h, where some labels are ignored, or h is widened */
+    void *wide_w, *wide_row; /* widened from 16 bits */
+    void *narrow_tile;    /* (chunk, classes): gradient of scores as an operand of primitives */
+    void *part, *work;    /* for primitives: (chunk, width) of dh; oneDNN's scratch */
+    ont_status status;    /* of primitives */
+    double *row_max, *score; /* (n): the largest score, and the score of the label */
     double *row_sum;      /* (n): sum of exp(score - row_max) */
     double norm;          /* number of labels that are not ignored */
     bool accumulates;     /* a chunk was written to dW and drow: later ones are added */
-    float *dh, *dw, *drow; /* NULL: not needed */
+    void *dh, *dw, *drow; /* NULL: not needed */
 } stream_job;
 
 /* ---- shapes ---- */
@@ -69,8 +85,14 @@ static bool is_transposed(const ont_node *node)
 
 static ont_status read_state(const ont_node *node, stream_state *s)
 {
+    *s = (stream_state){0};
     const ont_value *w = ont_node_in(node, IN_W);
     s->trans_w = is_transposed(node);
+    s->operand = w->dtype;
+    s->half = ont_dtype_is_half(w->dtype);
+    s->dtype = s->half ? ONT_FLOAT32 : w->dtype;
+    s->size = ont_dtype_size(s->dtype);
+    s->adds_row = ont_node_in(node, IN_ROW) != NULL;
     s->width = w->shape.dims[s->trans_w];
     return ont_labels_read(node, ont_node_in(node, IN_LABELS), w->shape.dims[!s->trans_w], &s->labels);
 }
@@ -79,9 +101,9 @@ static ont_status check_operands(const ont_node *node, const ont_value *h, const
 {
     char th[ONT_SHAPE_TEXT], tw[ONT_SHAPE_TEXT];
     const ont_value *row = ont_node_in(node, IN_ROW);
-    if (h->dtype != ONT_FLOAT32 || w->dtype != ONT_FLOAT32 || (row && row->dtype != ONT_FLOAT32))
-        return ont_fail(ONT_EUNSUPPORTED, "operands must be float, got %s and %s", ont_dtype_name(h->dtype),
-                        ont_dtype_name(w->dtype));
+    if (!ont_dtype_is_float(h->dtype) || w->dtype != h->dtype || (row && row->dtype != h->dtype))
+        return ont_fail(ONT_EUNSUPPORTED, "operands must be of one float dtype, got %s and %s",
+                        ont_dtype_name(h->dtype), ont_dtype_name(w->dtype));
     int last = h->shape.rank - 1;
     if (last < 0 || w->shape.rank != 2 || h->shape.dims[last] != w->shape.dims[is_transposed(node)])
         return ont_fail(ONT_EINVAL, "h is %s and W %s, expected rows times a matrix", ont_shape_text(&h->shape, th),
@@ -107,7 +129,8 @@ static ont_status infer_gradients(ont_node *node, uint32_t first)
     for (uint32_t i = 0; i <= OUT_ROW; i++) {
         static const int like[] = {IN_H, IN_W, IN_ROW};
         const ont_value *x = ont_node_in(node, (uint32_t)like[i]);
-        if (x) ONT_TRY(ont_infer_out(node, first + i, x->dtype, &x->shape));
+        ont_dtype dtype = x && ont_dtype_is_half(x->dtype) ? ONT_FLOAT32 : x ? x->dtype : ONT_UNDEFINED;
+        if (x) ONT_TRY(ont_infer_out(node, first + i, dtype, &x->shape));
     }
     return ONT_OK;
 }
@@ -124,9 +147,9 @@ static ont_status stream_infer(ont_graph *g, ont_node *node)
     ONT_TRY(read_state(node, &s));
     ont_shape stats = labels->shape;
     stats.dims[stats.rank++] = 2;
-    ONT_TRY(ont_infer_out(node, 1, ONT_FLOAT32, &stats));
+    ONT_TRY(ont_infer_out(node, 1, s.dtype, &stats));
     bool each = s.labels.reduction == ONT_REDUCE_NONE;
-    ONT_TRY(ont_infer_out(node, 0, ONT_FLOAT32, each ? &labels->shape : &(ont_shape){0}));
+    ONT_TRY(ont_infer_out(node, 0, s.dtype, each ? &labels->shape : &(ont_shape){0}));
     if (ont_attr_int(node, "rows", 0) && (each || ont_node_out(node, 1)))
         return ont_fail(ONT_EINVAL, "with gradients in forward, the loss is one number, and there are no statistics");
     return infer_gradients(node, EARLY);
@@ -155,13 +178,24 @@ static void *reserve(char **base, size_t *used, size_t bytes)
 
 static size_t layout_scratch(const stream_state *s, char *work, stream_job *j)
 {
-    size_t used = 0, rows = (size_t)s->chunk;
-    j->tile = reserve(&work, &used, rows * (size_t)s->block * sizeof(float));
-    j->gathered = reserve(&work, &used, s->labels.ignores ? rows * (size_t)s->width * sizeof(float) : 0);
+    size_t used = 0, rows = (size_t)s->chunk, width = (size_t)s->width, classes = (size_t)s->labels.classes;
+    bool primitives = s->primitives[TO_SCORES] != NULL, widens = s->half && !primitives;
+    size_t operand = widens ? s->size : ont_dtype_size(s->operand), primitives_work = 0;
+    for (int i = 0; primitives && i < N_PRODUCTS; i++) {
+        size_t bytes = ont_dnnl_matmul_work_bytes(s->primitives[i]);
+        primitives_work = bytes > primitives_work ? bytes : primitives_work;
+    }
+    j->tile = reserve(&work, &used, rows * (size_t)s->block * s->size);
+    j->gathered = reserve(&work, &used, s->labels.ignores || s->half ? rows * width * operand : 0);
+    j->wide_w = reserve(&work, &used, widens ? classes * width * s->size : 0);
+    j->wide_row = reserve(&work, &used, s->half && s->adds_row ? classes * s->size : 0);
+    j->narrow_tile = reserve(&work, &used, primitives ? rows * classes * operand : 0);
+    j->part = reserve(&work, &used, primitives ? rows * width * s->size : 0);
+    j->work = reserve(&work, &used, primitives_work);
     j->at = reserve(&work, &used, rows * sizeof(int64_t));
     j->row_sum = reserve(&work, &used, rows * sizeof(double));
-    j->row_max = reserve(&work, &used, rows * sizeof(float));
-    j->score = reserve(&work, &used, rows * sizeof(float));
+    j->row_max = reserve(&work, &used, rows * sizeof(double));
+    j->score = reserve(&work, &used, rows * sizeof(double));
     return used;
 }
 
@@ -184,11 +218,25 @@ static int64_t tile_of(const stream_state *s)
     return columns >= TILE / rows ? TILE : max_i64(LEAST, columns * rows);
 }
 
-static const ont_gemm_backend *provider(bool plain, int64_t m, int64_t n, int64_t k, bool trans_a, bool trans_b)
+static const ont_gemm_backend *provider(bool plain, ont_dtype dtype, int64_t m, int64_t n, int64_t k, bool trans_a,
+                                        bool trans_b)
 {
-    ont_gemm gemm = {.dtype = ONT_FLOAT32, .trans_a = trans_a, .trans_b = trans_b, .m = m, .n = n, .k = k,
+    ont_gemm gemm = {.dtype = dtype, .trans_a = trans_a, .trans_b = trans_b, .m = m, .n = n, .k = k,
                      .lda = trans_a ? m : k, .ldb = trans_b ? k : n, .ldc = n, .alpha = 1};
     return plain || !(m && n && k) ? ont_gemm_reference() : ont_gemm_choose(&gemm, 0, NULL);
+}
+
+/* Sizes of chunks and tiles. */
+static void divide(stream_state *s, bool plain, int64_t rows)
+{
+    int64_t classes = s->labels.classes, chunk = max_i64(128, WIDE / max_i64(1, s->width));
+    s->chunk = even_parts(s->labels.count, plain ? 2 : chunk < ROWS ? chunk : ROWS);
+    s->block = even_parts(classes, plain ? 3 : max_i64(64, tile_of(s) / s->chunk));
+    if (!plain && s->block < classes) s->block = (s->block + 15) / 16 * 16; /* a multiple of whole vectors */
+    if (rows > 0) {
+        s->chunk = rows < s->labels.count ? rows : max_i64(1, s->labels.count);
+        s->block = max_i64(1, classes);
+    }
 }
 
 static ont_status prepare_with(bool plain, const ont_node *node, ont_arena *arena, ont_prepared *out)
@@ -197,19 +245,11 @@ static ont_status prepare_with(bool plain, const ont_node *node, ont_arena *aren
     stream_state *s = ont_arena_alloc(arena, sizeof *s);
     if (!s) return ONT_ENOMEM;
     ONT_TRY(read_state(node, s));
-    int64_t classes = s->labels.classes, chunk = max_i64(128, WIDE / max_i64(1, s->width));
-    s->chunk = even_parts(s->labels.count, plain ? 2 : chunk < ROWS ? chunk : ROWS);
-    s->block = even_parts(classes, plain ? 3 : max_i64(64, tile_of(s) / s->chunk));
-    if (!plain && s->block < classes) s->block = (s->block + 15) / 16 * 16; /* a multiple of whole vectors */
-    int64_t rows = ont_attr_int(node, "rows", 0);
-    if (rows > 0) {
-        s->chunk = rows < s->labels.count ? rows : max_i64(1, s->labels.count);
-        s->block = max_i64(1, classes);
-    }
-    s->to_scores = provider(plain, s->chunk, s->block, s->width, false, s->trans_w);
-    s->to_h = provider(plain, s->chunk, s->width, s->block, false, !s->trans_w);
-    s->to_w = s->trans_w ? provider(plain, s->block, s->width, s->chunk, true, false)
-                         : provider(plain, s->width, s->block, s->chunk, true, false);
+    divide(s, plain, ont_attr_int(node, "rows", 0));
+    s->backends[TO_SCORES] = provider(plain, s->dtype, s->chunk, s->block, s->width, false, s->trans_w);
+    s->backends[TO_H] = provider(plain, s->dtype, s->chunk, s->width, s->block, false, !s->trans_w);
+    s->backends[TO_W] = s->trans_w ? provider(plain, s->dtype, s->block, s->width, s->chunk, true, false)
+                                   : provider(plain, s->dtype, s->width, s->block, s->chunk, true, false);
     out->work_bytes = layout_scratch(s, NULL, &j);
     out->state = s;
     return ONT_OK;
@@ -226,11 +266,128 @@ static ont_status prepare_ref(const ont_node *node, ont_arena *arena, ont_prepar
     return prepare_with(true, node, arena, out);
 }
 
+/* ---- 16-bit products, with the gradients in forward ---- */
+
+static const char *accept_half(const ont_node *node)
+{
+    stream_state s;
+    const char *requested = ont_gemm_requested(), *refusal = ont_dnnl_matmul_refuses(ONT_BFLOAT16);
+    if (ont_node_in(node, IN_W)->dtype != ONT_BFLOAT16) return "dtype";
+    if (refusal) return refusal;
+    if (requested && *requested && strcmp(requested, "onednn")) return "ONNXTRAIN_GEMM names another implementation";
+    if (ont_attr_int(node, "rows", 0) <= 0) return "gradients are computed in backward";
+    if (read_state(node, &s) != ONT_OK) return "operands";
+    return s.width && s.labels.classes && s.labels.count ? NULL : "a dim is 0";
+}
+
+static void release_half(void *state)
+{
+    stream_state *s = state;
+    for (int i = 0; i < N_PRODUCTS; i++) ont_dnnl_matmul_destroy(s->primitives[i]);
+}
+
+/* A primitive has one shape, so that every chunk has as many rows: zeros are added. */
+static ont_status create_primitives(stream_state *s)
+{
+    int64_t classes = s->labels.classes;
+    ont_shape h = {.rank = 2, .dims = {s->chunk, s->width}}, scores = {.rank = 2, .dims = {s->chunk, classes}};
+    ont_shape w = {.rank = 2, .dims = {s->trans_w ? classes : s->width, s->trans_w ? s->width : classes}};
+    ont_matmul products[N_PRODUCTS] = {
+        [TO_SCORES] = {.a = h, .b = w, .c = scores, .trans_b = s->trans_w},
+        [TO_H] = {.a = scores, .b = w, .c = h, .trans_b = !s->trans_w},
+        [TO_W] = {.a = s->trans_w ? scores : h, .b = s->trans_w ? h : scores, .c = w, .trans_a = true,
+                  .accumulates = true},
+    };
+    ont_status status = ONT_OK;
+    for (int i = 0; i < N_PRODUCTS && status == ONT_OK; i++) {
+        products[i].dtype = s->operand, products[i].out = s->dtype, products[i].alpha = 1;
+        status = ont_dnnl_matmul_create(&products[i], &s->primitives[i]);
+    }
+    if (status != ONT_OK) release_half(s);
+    return status;
+}
+
+static ont_status prepare_half(const ont_node *node, ont_arena *arena, ont_prepared *out)
+{
+    stream_job j;
+    stream_state *s = ont_arena_alloc(arena, sizeof *s);
+    if (!s) return ONT_ENOMEM;
+    ONT_TRY(read_state(node, s));
+    divide(s, false, even_parts(s->labels.count, ont_attr_int(node, "rows", 0)));
+    ONT_TRY(create_primitives(s));
+    out->work_bytes = layout_scratch(s, NULL, &j);
+    out->state = s;
+    return ONT_OK;
+}
+
+/* ---- operands ---- */
+
+typedef struct widen_job {
+    const uint16_t *x;
+    float *y;
+    bool brain;
+} widen_job;
+
+static void widen_range(void *context, int64_t first, int64_t last)
+{
+    const widen_job *j = context;
+    (j->brain ? ont_simd()->bfloat_to_float : ont_simd()->half_to_float)(j->x + first, j->y + first, last - first);
+}
+
+static const void *widen(const stream_state *s, const void *x, void *y, int64_t n)
+{
+    widen_job j = {x, y, s->operand == ONT_BFLOAT16};
+    ont_parallel(n, 1 << 14, widen_range, &j);
+    return y;
+}
+
 static stream_job begin(const ont_call *call)
 {
-    stream_job j = {.call = call, .s = call->state};
-    layout_scratch(j.s, call->work, &j);
+    const stream_state *s = call->state;
+    stream_job j = {.call = call, .s = s, .w = call->in[IN_W], .row = s->adds_row ? call->in[IN_ROW] : NULL};
+    layout_scratch(s, call->work, &j);
+    if (s->half && j.row) j.row = widen(s, j.row, j.wide_row, s->labels.classes);
+    if (s->half && !s->primitives[TO_SCORES]) j.w = widen(s, j.w, j.wide_w, s->labels.classes * s->width);
     return j;
+}
+
+/* Element i of an array of the state's dtype. */
+static void *element(const stream_state *s, const void *array, int64_t i)
+{
+    return (char *)(uintptr_t)array + i * (int64_t)s->size;
+}
+
+static void set_number(const stream_state *s, void *array, int64_t i, double value)
+{
+    if (s->dtype == ONT_FLOAT64)
+        ((double *)array)[i] = value;
+    else
+        ((float *)array)[i] = (float)value;
+}
+
+/* Whether operands of products are 16 bits. */
+static bool is_narrow(const stream_state *s)
+{
+    return s->primitives[TO_SCORES] != NULL;
+}
+
+/* Gathers h of the chunk's rows in the dtype of the products' operands. */
+static void gather_rows(stream_job *j)
+{
+    const stream_state *s = j->s;
+    size_t size = ont_dtype_size(s->operand), bytes = (size_t)s->width * size;
+    const char *h = j->call->in[IN_H];
+    char *to = j->gathered;
+    bool widens = s->half && !is_narrow(s);
+    for (int64_t i = 0; i < j->n; i++) {
+        const char *from = h + j->at[i] * (int64_t)bytes;
+        if (widens)
+            widen(s, from, element(s, to, i * s->width), s->width);
+        else
+            memcpy(to + i * (int64_t)bytes, from, bytes);
+    }
+    if (is_narrow(s)) memset(to + j->n * (int64_t)bytes, 0, (size_t)(s->chunk - j->n) * bytes);
+    j->rows = to;
 }
 
 /* Sets the next chunk and gathers h of its rows that are not ignored. Returns false after the last chunk. */
@@ -238,15 +395,14 @@ static bool next_chunk(stream_job *j)
 {
     const stream_state *s = j->s;
     const ont_labels *l = &s->labels;
-    const float *h = j->call->in[IN_H];
     j->first = j->last;
     const void *labels = j->call->in[IN_LABELS];
     for (j->n = 0; j->last < l->count && j->n < s->chunk; j->last++)
         if (l->classes && ont_label_counts(l, ont_label_at(l, labels, j->last))) j->at[j->n++] = j->last;
-    bool whole = j->n == j->last - j->first;
-    j->rows = whole ? h + j->first * s->width : j->gathered;
-    for (int64_t i = 0; !whole && i < j->n; i++)
-        memcpy(j->gathered + i * s->width, h + j->at[i] * s->width, (size_t)s->width * sizeof *h);
+    if (j->n == j->last - j->first && !s->half)
+        j->rows = element(s, j->call->in[IN_H], j->first * s->width);
+    else
+        gather_rows(j);
     return j->first < j->last;
 }
 
@@ -261,6 +417,12 @@ static int64_t in_w(const stream_job *j)
     return j->s->trans_w ? j->from * j->s->width : j->from;
 }
 
+/* One of oneDNN's products, unless an earlier one failed. */
+static void run_primitive(stream_job *j, int product, const void *a, const void *b, void *c)
+{
+    if (j->status == ONT_OK) j->status = ont_dnnl_matmul_run(j->s->primitives[product], a, b, NULL, c, j->work);
+}
+
 /* Computes the scores of the chunk's next tile, without the row. Returns false after the last tile. */
 static bool next_tile(stream_job *j)
 {
@@ -268,19 +430,19 @@ static bool next_tile(stream_job *j)
     j->from += j->size;
     j->size = s->labels.classes - j->from < s->block ? s->labels.classes - j->from : s->block;
     if (!j->n || j->size <= 0) return false;
-    ont_gemm gemm = {.dtype = ONT_FLOAT32, .trans_b = s->trans_w, .m = j->n, .n = j->size, .k = s->width,
+    ont_gemm gemm = {.dtype = s->dtype, .trans_b = s->trans_w, .m = j->n, .n = j->size, .k = s->width,
                      .lda = s->width, .ldb = ld_of_w(s), .ldc = j->size, .alpha = 1};
-    s->to_scores->run(&gemm, j->rows, (const float *)j->call->in[IN_W] + in_w(j), j->tile);
+    if (is_narrow(s))
+        run_primitive(j, TO_SCORES, j->rows, j->w, j->tile);
+    else
+        s->backends[TO_SCORES]->run(&gemm, j->rows, element(s, j->w, in_w(j)), j->tile);
     return true;
 }
 
-/* Scores of row i of the tile, after the row is added. */
-static float *finish_row(const stream_job *j, int64_t i)
+/* The row that is added to scores, from the tile's first class on; NULL: none. */
+static const void *added_row(const stream_job *j)
 {
-    float *x = j->tile + i * j->size;
-    const float *row = j->call->node->n_inputs > IN_ROW ? j->call->in[IN_ROW] : NULL;
-    if (row) ont_simd()->add_to(x, row + j->from, j->size);
-    return x;
+    return j->row ? element(j->s, j->row, j->from) : NULL;
 }
 
 static int64_t label_of(const stream_job *j, int64_t i)
@@ -294,107 +456,193 @@ static int64_t grain(const stream_job *j)
     return 4096 / (j->size + 1) + 1;
 }
 
-/* ---- forward ---- */
+/* ---- rows and columns of a tile, for both types ---- */
 
-static void sum_rows(void *context, int64_t first, int64_t last)
+static void add_to_f32(float *x, const float *row, int64_t n)
 {
-    const stream_job *j = context;
-    for (int64_t i = first; i < last; i++) {
-        const float *x = finish_row(j, i);
-        float largest, log_sum, row_max = j->row_max[i];
-        double sum = j->row_sum[i];
-        ont_simd()->log_sum_exp(x, j->size, &largest, &log_sum);
-        if (largest > row_max || isnan(largest)) {
-            sum = sum > 0 ? sum * exp((double)row_max - (double)largest) : sum;
-            row_max = largest;
-        }
-        sum += largest == -INFINITY ? 0 : exp((double)log_sum + ((double)largest - (double)row_max));
-        j->row_sum[i] = sum;
-        j->row_max[i] = row_max;
-        int64_t label = label_of(j, i) - j->from;
-        if (label >= 0 && label < j->size) j->score[i] = x[label];
-    }
+    ont_simd()->add_to(x, row, n);
 }
 
-static void clear_rows(float *x, int64_t first, int64_t last, int64_t width)
+static void log_sum_exp_f32(const float *x, int64_t n, float *row_max, float *log_sum)
 {
-    memset(x + first * width, 0, (size_t)((last - first) * width) * sizeof *x);
+    ont_simd()->log_sum_exp(x, n, row_max, log_sum);
+}
+
+static void scaled_softmax_f32(float *x, float row_max, float log_sum, float scale, int64_t n)
+{
+    ont_simd()->scaled_softmax(x, row_max, log_sum, scale, x, n);
+}
+
+static void add_to_f64(double *x, const double *row, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++) x[i] += row[i];
+}
+
+static void log_sum_exp_f64(const double *x, int64_t n, double *row_max, double *log_sum)
+{
+    double largest = x[0], sum = 0;
+    for (int64_t i = 1; i < n; i++) largest = x[i] > largest || isnan(x[i]) ? x[i] : largest;
+    for (int64_t i = 0; i < n; i++) sum += exp(x[i] - largest);
+    *row_max = largest;
+    *log_sum = log(sum);
+}
+
+static void scaled_softmax_f64(double *x, double row_max, double log_sum, double scale, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++) x[i] = scale * exp((x[i] - row_max) - log_sum);
+}
+
+/*
+ * sum_rows: forward, of a tile. grad_rows: the gradient of the scores, over the scores of the tile. early_rows: scores
+ * of whole rows become their losses, and their gradient where the loss's own is 1 over them. sum_columns: adds columns
+ * [first, last) of the tile to drow.
+ */
+#define TILE_LOOPS(suffix, type) \
+    /* Scores of row i of the tile, after the row is added. */ \
+    static type *finish_row_##suffix(const stream_job *j, int64_t i) \
+    { \
+        type *x = (type *)j->tile + i * j->size; \
+        const type *row = added_row(j); \
+        if (row) add_to_##suffix(x, row, j->size); \
+        return x; \
+    } \
+    static void sum_rows_##suffix(void *context, int64_t first, int64_t last) \
+    { \
+        const stream_job *j = context; \
+        for (int64_t i = first; i < last; i++) { \
+            const type *x = finish_row_##suffix(j, i); \
+            type largest, log_sum; \
+            double sum = j->row_sum[i], row_max = j->row_max[i]; \
+            log_sum_exp_##suffix(x, j->size, &largest, &log_sum); \
+            if ((double)largest > row_max || isnan(largest)) { \
+                sum = sum > 0 ? sum * exp(row_max - (double)largest) : sum; \
+                row_max = (double)largest; \
+            } \
+            sum += largest == (type)-INFINITY ? 0 : exp((double)log_sum + ((double)largest - row_max)); \
+            j->row_sum[i] = sum; \
+            j->row_max[i] = row_max; \
+            int64_t label = label_of(j, i) - j->from; \
+            if (label >= 0 && label < j->size) j->score[i] = (double)x[label]; \
+        } \
+    } \
+    static void grad_rows_##suffix(void *context, int64_t first, int64_t last) \
+    { \
+        const stream_job *j = context; \
+        const type *stats = j->call->in[IN_STATS], *dloss = j->call->in[IN_DLOSS]; \
+        ont_reduction reduction = j->s->labels.reduction; \
+        for (int64_t i = first; i < last; i++) { \
+            type *x = finish_row_##suffix(j, i), scale = dloss[reduction == ONT_REDUCE_NONE ? j->at[i] : 0]; \
+            if (reduction == ONT_REDUCE_MEAN) scale = (type)((double)scale / j->norm); \
+            scaled_softmax_##suffix(x, stats[2 * j->at[i]], stats[2 * j->at[i] + 1], scale, j->size); \
+            int64_t label = label_of(j, i) - j->from; \
+            if (label >= 0 && label < j->size) x[label] -= scale; \
+        } \
+    } \
+    static void early_rows_##suffix(void *context, int64_t first, int64_t last) \
+    { \
+        const stream_job *j = context; \
+        type scale = j->s->labels.reduction == ONT_REDUCE_MEAN ? (type)(1 / j->norm) : 1; \
+        for (int64_t i = first; i < last; i++) { \
+            type *x = finish_row_##suffix(j, i), largest, log_sum; \
+            int64_t label = label_of(j, i); \
+            log_sum_exp_##suffix(x, j->size, &largest, &log_sum); \
+            j->score[i] = -(double)((x[label] - largest) - log_sum); \
+            scaled_softmax_##suffix(x, largest, log_sum, scale, j->size); \
+            x[label] -= scale; \
+        } \
+    } \
+    static void sum_columns_##suffix(void *context, int64_t first, int64_t last) \
+    { \
+        const stream_job *j = context; \
+        type *row = (type *)j->drow + j->from; \
+        for (int64_t at = first; at < last; at += COLUMNS) { \
+            int64_t n = last - at < COLUMNS ? last - at : COLUMNS; \
+            double sums[COLUMNS] = {0}; \
+            for (int64_t i = 0; i < j->n; i++) \
+                for (int64_t c = 0; c < n; c++) sums[c] += (double)((const type *)j->tile)[i * j->size + at + c]; \
+            for (int64_t c = 0; c < n; c++) \
+                row[at + c] = (type)(sums[c] + (j->accumulates ? (double)row[at + c] : 0)); \
+        } \
+    }
+TILE_LOOPS(f32, float)
+TILE_LOOPS(f64, double)
+
+typedef struct tile_loops {
+    ont_range_fn sum_rows, grad_rows, early_rows, sum_columns;
+} tile_loops;
+
+static const tile_loops *loops_of(const stream_state *s)
+{
+    static const tile_loops f32 = {sum_rows_f32, grad_rows_f32, early_rows_f32, sum_columns_f32},
+                            f64 = {sum_rows_f64, grad_rows_f64, early_rows_f64, sum_columns_f64};
+    return s->dtype == ONT_FLOAT64 ? &f64 : &f32;
+}
+
+/* ---- forward ---- */
+
+static void clear_rows(const stream_state *s, void *x, int64_t first, int64_t last, int64_t width)
+{
+    memset(element(s, x, first * width), 0, (size_t)((last - first) * width) * s->size);
 }
 
 /* Losses and statistics of the rows of a chunk; adds to *total. */
 static void finish_losses(const stream_job *j, double *total)
 {
-    bool each = j->s->labels.reduction == ONT_REDUCE_NONE;
-    float *losses = j->call->out[0], *stats = j->call->node->n_outputs > 1 ? j->call->out[1] : NULL;
-    if (each) clear_rows(losses, j->first, j->last, 1);
-    if (stats) clear_rows(stats, j->first, j->last, 2);
+    const stream_state *s = j->s;
+    bool each = s->labels.reduction == ONT_REDUCE_NONE;
+    void *losses = j->call->out[0], *stats = j->call->node->n_outputs > 1 ? j->call->out[1] : NULL;
+    if (each) clear_rows(s, losses, j->first, j->last, 1);
+    if (stats) clear_rows(s, stats, j->first, j->last, 2);
     for (int64_t i = 0; i < j->n; i++) {
-        float log_sum = (float)log(j->row_sum[i]), loss = -((j->score[i] - j->row_max[i]) - log_sum);
-        if (stats) stats[2 * j->at[i]] = j->row_max[i], stats[2 * j->at[i] + 1] = log_sum;
-        if (each) losses[j->at[i]] = loss;
-        *total += (double)loss;
+        double log_sum = log(j->row_sum[i]), loss = -((j->score[i] - j->row_max[i]) - log_sum);
+        if (stats) set_number(s, stats, 2 * j->at[i], j->row_max[i]), set_number(s, stats, 2 * j->at[i] + 1, log_sum);
+        if (each) set_number(s, losses, j->at[i], loss);
+        *total += loss;
     }
 }
 
 /* ---- backward ---- */
 
-/* The gradient of the scores, over the scores of the tile. */
-static void grad_rows(void *context, int64_t first, int64_t last)
-{
-    const stream_job *j = context;
-    const float *stats = j->call->in[IN_STATS], *dloss = j->call->in[IN_DLOSS];
-    ont_reduction reduction = j->s->labels.reduction;
-    for (int64_t i = first; i < last; i++) {
-        float *x = finish_row(j, i), scale = dloss[reduction == ONT_REDUCE_NONE ? j->at[i] : 0];
-        if (reduction == ONT_REDUCE_MEAN) scale = (float)((double)scale / j->norm);
-        ont_simd()->scaled_softmax(x, stats[2 * j->at[i]], stats[2 * j->at[i] + 1], scale, x, j->size);
-        int64_t label = label_of(j, i) - j->from;
-        if (label >= 0 && label < j->size) x[label] -= scale;
-    }
-}
-
-/* Adds columns [first, last) of the tile to drow. */
-static void sum_columns(void *context, int64_t first, int64_t last)
-{
-    const stream_job *j = context;
-    float *row = j->drow + j->from;
-    for (int64_t at = first; at < last; at += COLUMNS) {
-        int64_t n = last - at < COLUMNS ? last - at : COLUMNS;
-        double sums[COLUMNS] = {0};
-        for (int64_t i = 0; i < j->n; i++)
-            for (int64_t c = 0; c < n; c++) sums[c] += (double)j->tile[i * j->size + at + c];
-        for (int64_t c = 0; c < n; c++) row[at + c] = (float)(sums[c] + (j->accumulates ? (double)row[at + c] : 0));
-    }
-}
-
 /* Adds the tile's part of dh. The i-th row that is not ignored is summed at row i of the chunk for now. */
-static void add_to_h(const stream_job *j, float *dh)
+static void add_to_h(stream_job *j)
 {
     const stream_state *s = j->s;
-    ont_gemm gemm = {.dtype = ONT_FLOAT32, .trans_b = !s->trans_w, .m = j->n, .n = s->width, .k = j->size,
+    ont_gemm gemm = {.dtype = s->dtype, .trans_b = !s->trans_w, .m = j->n, .n = s->width, .k = j->size,
                      .lda = j->size, .ldb = ld_of_w(s), .ldc = s->width, .alpha = 1, .beta = j->from > 0};
-    s->to_h->run(&gemm, j->tile, (const float *)j->call->in[IN_W] + in_w(j), dh + j->first * s->width);
+    void *dh = element(s, j->dh, j->first * s->width);
+    if (is_narrow(s)) {
+        run_primitive(j, TO_H, j->narrow_tile, j->w, j->part);
+        memcpy(dh, j->part, (size_t)(j->n * s->width) * s->size);
+    } else {
+        s->backends[TO_H]->run(&gemm, j->tile, element(s, j->w, in_w(j)), dh);
+    }
 }
 
-static void add_to_w(const stream_job *j, float *dw)
+static void add_to_w(stream_job *j)
 {
     const stream_state *s = j->s;
-    ont_gemm gemm = {.dtype = ONT_FLOAT32, .trans_a = true, .k = j->n, .ldc = ld_of_w(s), .alpha = 1,
+    ont_gemm gemm = {.dtype = s->dtype, .trans_a = true, .k = j->n, .ldc = ld_of_w(s), .alpha = 1,
                      .beta = j->accumulates};
     gemm.m = gemm.lda = s->trans_w ? j->size : s->width;
     gemm.n = gemm.ldb = s->trans_w ? s->width : j->size;
-    s->to_w->run(&gemm, s->trans_w ? j->tile : j->rows, s->trans_w ? j->rows : j->tile, dw + in_w(j));
+    const void *tile = is_narrow(s) ? j->narrow_tile : j->tile;
+    const void *a = s->trans_w ? tile : j->rows, *b = s->trans_w ? j->rows : tile;
+    if (is_narrow(s))
+        run_primitive(j, TO_W, a, b, j->dw);
+    else
+        s->backends[TO_W]->run(&gemm, a, b, element(s, j->dw, in_w(j)));
 }
 
 /* Moves the rows of dh to their own places, from the last one on, and zeroes the ignored rows. */
-static void spread_rows(const stream_job *j, float *dh)
+static void spread_rows(const stream_job *j)
 {
-    int64_t width = j->s->width, i = j->n;
+    const stream_state *s = j->s;
+    int64_t width = s->width, i = j->n;
     for (int64_t row = j->last - 1; row >= j->first; row--) {
         if (!i || j->at[i - 1] != row)
-            clear_rows(dh, row, row + 1, width);
+            clear_rows(s, j->dh, row, row + 1, width);
         else if (j->first + --i < row)
-            memcpy(dh + row * width, dh + (j->first + i) * width, (size_t)width * sizeof *dh);
+            memcpy(element(s, j->dh, row * width), element(s, j->dh, (j->first + i) * width), (size_t)width * s->size);
     }
 }
 
@@ -403,12 +651,26 @@ static void *output(const ont_call *call, uint32_t i)
     return i < call->node->n_outputs ? call->out[i] : NULL;
 }
 
+/* The gradient of the scores as an operand of primitives, which add the zeros of further rows. */
+static void round_rows(void *context, int64_t first, int64_t last)
+{
+    const stream_job *j = context;
+    for (int64_t i = first; i < last; i++) {
+        uint16_t *to = (uint16_t *)j->narrow_tile + i * j->size;
+        if (i < j->n)
+            ont_simd()->float_to_bfloat((const float *)j->tile + i * j->size, to, j->size);
+        else
+            memset(to, 0, (size_t)j->size * sizeof *to);
+    }
+}
+
 /* Adds the tile, which holds the gradient of its scores, to the gradients that are needed. */
 static void add_tile(stream_job *j)
 {
-    if (j->dh) add_to_h(j, j->dh);
-    if (j->dw) add_to_w(j, j->dw);
-    if (j->drow) ont_parallel(j->size, COLUMNS, sum_columns, j);
+    if (is_narrow(j->s)) ont_parallel(j->s->chunk, grain(j), round_rows, j);
+    if (j->dh) add_to_h(j);
+    if (j->dw) add_to_w(j);
+    if (j->drow) ont_parallel(j->size, COLUMNS, loops_of(j->s)->sum_columns, j);
 }
 
 /* Finds the gradients, which are outputs `first` and later, and counts the labels. */
@@ -417,20 +679,21 @@ static void begin_gradients(stream_job *j, uint32_t first)
     const ont_labels *l = &j->s->labels;
     j->dh = output(j->call, first + OUT_H), j->dw = output(j->call, first + OUT_W);
     j->drow = output(j->call, first + OUT_ROW);
+    if (is_narrow(j->s) && j->dw) clear_rows(j->s, j->dw, 0, l->classes, j->s->width); /* to which primitives add */
     for (int64_t i = 0; i < l->count; i++) j->norm += ont_label_counts(l, ont_label_at(l, j->call->in[IN_LABELS], i));
 }
 
 static void end_chunk(stream_job *j)
 {
-    if (j->dh) spread_rows(j, j->dh);
+    if (j->dh) spread_rows(j);
     j->accumulates |= j->n > 0;
 }
 
 /* Without any label that counts, nothing was written. */
 static void end_gradients(const stream_job *j)
 {
-    if (!j->accumulates && j->dw) clear_rows(j->dw, 0, j->s->labels.classes, j->s->width);
-    if (!j->accumulates && j->drow) clear_rows(j->drow, 0, 1, j->s->labels.classes);
+    if (!j->accumulates && j->dw) clear_rows(j->s, j->dw, 0, j->s->labels.classes, j->s->width);
+    if (!j->accumulates && j->drow) clear_rows(j->s, j->drow, 0, 1, j->s->labels.classes);
 }
 
 static ont_status grad_run(const ont_call *call)
@@ -439,7 +702,7 @@ static ont_status grad_run(const ont_call *call)
     begin_gradients(&j, 0);
     while (next_chunk(&j)) {
         for (j.from = j.size = 0; next_tile(&j);) {
-            ont_parallel(j.n, grain(&j), grad_rows, &j);
+            ont_parallel(j.n, grain(&j), loops_of(j.s)->grad_rows, &j);
             add_tile(&j);
         }
         end_chunk(&j);
@@ -450,36 +713,22 @@ static ont_status grad_run(const ont_call *call)
 
 /* ---- forward with gradients ---- */
 
-/* Scores of whole rows: their losses, and their gradient where the loss's own is 1 over them. */
-static void early_rows(void *context, int64_t first, int64_t last)
-{
-    const stream_job *j = context;
-    float scale = j->s->labels.reduction == ONT_REDUCE_MEAN ? (float)(1 / j->norm) : 1;
-    for (int64_t i = first; i < last; i++) {
-        float *x = finish_row(j, i), largest, log_sum;
-        int64_t label = label_of(j, i);
-        ont_simd()->log_sum_exp(x, j->size, &largest, &log_sum);
-        j->score[i] = -((x[label] - largest) - log_sum);
-        ont_simd()->scaled_softmax(x, largest, log_sum, scale, x, j->size);
-        x[label] -= scale;
-    }
-}
-
 static ont_status early_run(stream_job *j)
 {
     double total = 0;
     begin_gradients(j, EARLY);
     while (next_chunk(j)) {
         for (j->from = j->size = 0; next_tile(j);) {
-            ont_parallel(j->n, grain(j), early_rows, j);
-            for (int64_t i = 0; i < j->n; i++) total += (double)j->score[i];
+            ont_parallel(j->n, grain(j), loops_of(j->s)->early_rows, j);
+            for (int64_t i = 0; i < j->n; i++) total += j->score[i];
             add_tile(j);
         }
         end_chunk(j);
     }
     end_gradients(j);
+    ONT_TRY(j->status);
     bool mean = j->s->labels.reduction == ONT_REDUCE_MEAN;
-    *(float *)j->call->out[0] = (float)(mean ? total / j->norm : total);
+    set_number(j->s, j->call->out[0], 0, mean ? total / j->norm : total);
     return ONT_OK;
 }
 
@@ -492,12 +741,12 @@ static ont_status stream_run(const ont_call *call)
     if (ont_attr_int(call->node, "rows", 0)) return early_run(&j);
     while (next_chunk(&j)) {
         for (int64_t i = 0; i < j.n; i++) j.row_max[i] = -INFINITY, j.row_sum[i] = 0, j.score[i] = 0;
-        for (j.from = j.size = 0; next_tile(&j);) ont_parallel(j.n, grain(&j), sum_rows, &j);
+        for (j.from = j.size = 0; next_tile(&j);) ont_parallel(j.n, grain(&j), loops_of(j.s)->sum_rows, &j);
         finish_losses(&j, &total);
         norm += (double)j.n;
     }
-    if (l->reduction == ONT_REDUCE_SUM) *(float *)call->out[0] = (float)total;
-    if (l->reduction == ONT_REDUCE_MEAN) *(float *)call->out[0] = (float)(total / norm);
+    if (l->reduction == ONT_REDUCE_SUM) set_number(j.s, call->out[0], 0, total);
+    if (l->reduction == ONT_REDUCE_MEAN) set_number(j.s, call->out[0], 0, total / norm);
     return ONT_OK;
 }
 
@@ -516,29 +765,39 @@ static void stream_grad(ont_grad *g)
         if (!WANTS(of[i])) node->outputs[i] = NULL;
     b->status = ont_attr_copy_all(b->graph, node, g->node);
     ont_build_done(b, node);
-    for (uint32_t i = 0; i <= OUT_ROW; i++)
-        if (node->outputs[i]) GI(of[i], node->outputs[i]);
+    for (uint32_t i = 0; i <= OUT_ROW; i++) {
+        ont_value *gradient = node->outputs[i];
+        if (gradient && gradient->dtype != I(of[i])->dtype) gradient = ont_build_cast(b, gradient, I(of[i])->dtype);
+        if (gradient) GI(of[i], gradient);
+    }
 }
 
 /* ---- the gradient of the loss ---- */
 
 typedef struct scale_job {
-    const float *x;
-    float *y, scale;
+    const void *x;
+    void *y;
+    double scale;
 } scale_job;
 
-static void scale_range(void *context, int64_t first, int64_t last)
-{
-    const scale_job *j = context;
-    for (int64_t i = first; i < last; i++) j->y[i] = j->x[i] * j->scale;
-}
+#define SCALE(suffix, type) \
+    static void scale_##suffix(void *context, int64_t first, int64_t last) \
+    { \
+        const scale_job *j = context; \
+        const type *x = j->x, scale = (type)j->scale; \
+        type *y = j->y; \
+        for (int64_t i = first; i < last; i++) y[i] = x[i] * scale; \
+    }
+SCALE(f32, float)
+SCALE(f64, double)
 
 static ont_status scale_run(const ont_call *call)
 {
     const ont_value *x = ont_node_in(call->node, 0);
-    int64_t n = ont_shape_count(&x->shape);
-    scale_job j = {call->in[0], call->out[0], *(const float *)call->in[1]};
-    if (j.x != j.y || j.scale != 1) ont_parallel(n, 1 << 14, scale_range, &j);
+    bool wide = x->dtype == ONT_FLOAT64;
+    double scale = wide ? *(const double *)call->in[1] : (double)*(const float *)call->in[1];
+    scale_job j = {call->in[0], call->out[0], scale};
+    if (j.x != j.y || j.scale != 1) ont_parallel(ont_shape_count(&x->shape), 1 << 14, wide ? scale_f64 : scale_f32, &j);
     return ONT_OK;
 }
 
@@ -546,6 +805,8 @@ static const ont_kernel scale_kernels[] = {
     {.name = "scale_gradient", .accept = ont_accept_any, .run = scale_run, .inplace = 1},
 };
 static const ont_kernel stream_kernels[] = {
+    {.name = "streamed_cross_entropy_half", .accept = accept_half, .prepare = prepare_half, .run = stream_run,
+     .release = release_half},
     {.name = "streamed_cross_entropy", .accept = ont_accept_any, .prepare = prepare, .run = stream_run},
     {.name = "streamed_cross_entropy_ref", .accept = ont_accept_any, .prepare = prepare_ref, .run = stream_run},
 };
