@@ -291,23 +291,27 @@ def test_labels_out_of_range():
 class Linear(nn.Module):
     """torch's own loss of a linear layer."""
 
-    def __init__(self, function):
+    def __init__(self, function, reduction):
         super().__init__()
         self.embedding = nn.Embedding(9000, 64)
-        self.loss = None if function else nn.LinearCrossEntropyLoss(64, 9000, bias=True)
+        self.kwargs = {"reduction": reduction, "ignore_index": 7}
+        self.loss = None if function else nn.LinearCrossEntropyLoss(64, 9000, bias=True, **self.kwargs)
         self.weight = nn.Parameter(torch.randn(9000, 64) / 8) if function else None
 
     def forward(self, tokens, targets):
         h = torch.tanh(self.embedding(tokens))
-        return nn.functional.linear_cross_entropy(h, self.weight, targets) if self.loss is None else self.loss(h, targets)
+        if self.loss is not None:
+            return self.loss(h, targets)
+        return nn.functional.linear_cross_entropy(h, self.weight, targets, **self.kwargs)
 
 
 @pytest.mark.skipif(not hasattr(nn, "LinearCrossEntropyLoss"), reason="torch has it from 2.13 on")
-@pytest.mark.parametrize("function", [True, False])
-def test_linear_cross_entropy(function):
+@pytest.mark.parametrize("function, reduction", [(True, "mean"), (False, "sum")])
+def test_linear_cross_entropy(function, reduction):
     torch.manual_seed(0)
     tokens, targets = torch.randint(0, 9000, (2, 1024))
-    module = Linear(function)
+    targets[10:40] = 7
+    module = Linear(function, reduction)
     model = ORTModule(module)
     loss = model(tokens, targets)
     loss.backward()
