@@ -41,6 +41,13 @@ ISAS = {
 }
 
 
+def compile_one(command: list[str]) -> None:
+    """Runs a compiler, through ccache where that is installed: a wheel is built of a copy of the tree."""
+    ccache = shutil.which("ccache")
+    subprocess.run([ccache, *command] if ccache else command, check=True,
+                   env={**os.environ, "CCACHE_BASEDIR": str(ROOT), "CCACHE_NOHASHDIR": "1"})
+
+
 def mpi_sources() -> list[Path]:
     """What calls MPI is a library of its own, so that _C needs none."""
     return sorted((ROOT / "csrc/dist").glob("mpi*.c"))
@@ -117,7 +124,8 @@ class BuildCore(build_ext):
                  "-fwrapv", "-ffp-contract=off", "-Wall", "-Wextra", "-Wpointer-arith", "-Werror", "-g1",
                  f'-DONT_VERSION="{VERSION}"', "-D_GNU_SOURCE",
                  "-DPy_LIMITED_API=0x030B0000", f"-I{ROOT / 'csrc'}", f"-I{sysconfig.get_paths()['include']}"]
-        flags += [f"-isystem{path}" for path in includes]
+        for path in includes:
+            flags += ["-isystem", str(path)]  # in one word, ccache would tell two paths apart
         sanitize = os.environ.get("ONNXTRAIN_SANITIZE")
         debug = os.environ.get("ONNXTRAIN_DEBUG") == "1" or bool(sanitize)
         flags += ["-O1"] if debug else ["-O3", "-DNDEBUG"]
@@ -142,17 +150,17 @@ class BuildCore(build_ext):
                 [{"directory": str(ROOT), "file": str(source), "arguments": commands[target]}
                  for source, target, _ in jobs], indent=1))
 
-        def compile_one(job: tuple[Path, Path, list[str]]) -> None:
+        def compile_job(job: tuple[Path, Path, list[str]]) -> None:
             _, target, _ = job
             if not self.force and target.exists() and target.stat().st_mtime > newest_of(target.with_suffix(".d")):
                 return
             target.parent.mkdir(parents=True, exist_ok=True)
-            subprocess.run(commands[target], check=True)
+            compile_one(commands[target])
 
         workers = int(os.environ.get("ONNXTRAIN_JOBS", os.cpu_count() or 1))
         with concurrent.futures.ThreadPoolExecutor(workers) as pool:
             try:
-                list(pool.map(compile_one, jobs))
+                list(pool.map(compile_job, jobs))
             except subprocess.CalledProcessError as error:
                 raise SystemExit(f"onnxtrain: compiling {error.cmd[-3]} failed") from None
 
@@ -201,7 +209,7 @@ class BuildCore(build_ext):
         includes = [f"-I{ROOT / 'cuda'}", f"-I{ROOT / 'csrc'}"]
         cc = [*shlex.split(os.environ.get("CC", "cc")), "-std=gnu11", "-O2", "-fPIC", "-fvisibility=hidden", "-Wall",
               "-Wextra", "-Werror", "-D_GNU_SOURCE", f'-DONT_MATH_PATH="{ROOT}/cuda/kernels/math.cuh"', *includes,
-              f"-isystem{home / 'include'}"]
+              "-isystem", str(home / "include")]
         nvcc = [compiler, "-std=c++17", "-O3", *self.cuda_architectures(), "-Werror", "all-warnings",
                 "-Xcompiler=-fPIC,-fvisibility=hidden,-Wall", *includes]
         jobs = [(source, temp / f"{source.relative_to(ROOT)}.o", nvcc if source.suffix == ".cu" else cc)
@@ -226,19 +234,19 @@ class BuildCore(build_ext):
         return [*codes, f"-gencode=arch=compute_{named[-1]},code=compute_{named[-1]}"]
 
     def compile_plugin(self, jobs: list[tuple[Path, Path, list[str]]]) -> None:
-        def compile_one(job: tuple[Path, Path, list[str]]) -> None:
+        def compile_job(job: tuple[Path, Path, list[str]]) -> None:
             source, target, command = job
             rule, stamp = target.with_suffix(".d"), target.with_suffix(".command")
             known = stamp.exists() and stamp.read_text() == " ".join(command)
             if not self.force and known and target.exists() and target.stat().st_mtime > newest_of(rule):
                 return
-            subprocess.run([*command, "-MMD", "-MF", str(rule), "-c", str(source), "-o", str(target)], check=True)
+            compile_one([*command, "-MMD", "-MF", str(rule), "-c", str(source), "-o", str(target)])
             stamp.write_text(" ".join(command))
 
         workers = int(os.environ.get("ONNXTRAIN_JOBS", os.cpu_count() or 1))
         with concurrent.futures.ThreadPoolExecutor(workers) as pool:
             try:
-                list(pool.map(compile_one, jobs))
+                list(pool.map(compile_job, jobs))
             except subprocess.CalledProcessError as error:
                 raise SystemExit(f"onnxtrain: compiling {error.cmd[-3]} failed") from None
 
