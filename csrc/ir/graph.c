@@ -170,23 +170,22 @@ static void node_unlink(ont_graph *g, ont_node *node)
     node->prev = node->next = NULL;
 }
 
-ont_status ont_graph_add_node(ont_graph *g, ont_node *before, const char *domain, const char *op_type,
-                              ont_value *const *inputs, uint32_t n_inputs, ont_value *const *outputs,
-                              uint32_t n_outputs, ont_node **node)
+ont_status ont_graph_add_node(ont_graph *g, ont_node *before, const ont_node_spec *spec, ont_node **node)
 {
-    while (n_inputs && !inputs[n_inputs - 1]) n_inputs--;
+    uint32_t n_inputs = spec->n_inputs, n_outputs = spec->n_outputs;
+    while (n_inputs && !spec->inputs[n_inputs - 1]) n_inputs--;
     ont_node *n = ont_arena_alloc(&g->arena, sizeof *n);
     if (!n) return ONT_ENOMEM;
     n->id = g->n_nodes;
-    n->domain = ont_arena_strdup(&g->arena, domain);
-    n->op_type = ont_arena_strdup(&g->arena, op_type);
-    n->name = ont_arena_format(&g->arena, "%s_%u", op_type, n->id);
+    n->domain = ont_arena_strdup(&g->arena, spec->domain);
+    n->op_type = ont_arena_strdup(&g->arena, spec->op_type);
+    n->name = ont_arena_format(&g->arena, "%s_%u", spec->op_type, n->id);
     n->inputs = ont_arena_array(&g->arena, n_inputs + 1, sizeof *n->inputs);
     n->outputs = ont_arena_array(&g->arena, n_outputs + 1, sizeof *n->outputs);
     if (!n->domain || !n->op_type || !n->name || !n->inputs || !n->outputs) return ONT_ENOMEM;
     for (uint32_t i = 0; i < n_outputs; i++) {
-        if (outputs)
-            n->outputs[i] = outputs[i];
+        if (spec->outputs)
+            n->outputs[i] = spec->outputs[i];
         else
             ONT_TRY(ont_graph_add_value(g, ONT_VALUE_NODE, NULL, &n->outputs[i]));
         if (!n->outputs[i]) continue;
@@ -198,7 +197,7 @@ ont_status ont_graph_add_node(ont_graph *g, ont_node *before, const char *domain
     n->n_outputs = n_outputs;
     for (uint32_t i = 0; i < n_inputs; i++) {
         n->inputs[i].user = n;
-        use_link(&n->inputs[i], inputs[i]);
+        use_link(&n->inputs[i], spec->inputs[i]);
     }
     g->n_nodes++;
     node_link(g, n, before);
@@ -321,9 +320,10 @@ static ont_status clone_node(const ont_node *old, ont_graph *g, ont_node *before
     for (uint32_t i = 0; i < old->n_inputs; i++)
         values[i] = old->inputs[i].value ? map[old->inputs[i].value->id] : NULL;
     for (uint32_t i = 0; i < old->n_outputs; i++) outputs[i] = old->outputs[i] ? map[old->outputs[i]->id] : NULL;
+    const ont_node_spec spec = {.domain = old->domain, .op_type = old->op_type, .inputs = values,
+                                .n_inputs = old->n_inputs, .outputs = outputs, .n_outputs = old->n_outputs};
     ont_node *node;
-    ONT_TRY(ont_graph_add_node(g, before, old->domain, old->op_type, values, old->n_inputs, outputs, old->n_outputs,
-                               &node));
+    ONT_TRY(ont_graph_add_node(g, before, &spec, &node));
     node->name = old->name;
     node->version = old->version;
     node->op = old->op;

@@ -136,13 +136,15 @@ ont_status ont_graph_set_outputs(ont_graph *g, ont_value *const *outputs, uint32
 /* index of the symbol, which is added if new; -1 if out of memory */
 int ont_graph_symbol(ont_graph *g, const char *name);
 
-/*
- * Adds a node in front of `before`, or at the end if that is NULL, with `n_outputs` new output values, or with the
- * values in `outputs`, entries of which may be NULL. Strings are copied.
- */
-ont_status ont_graph_add_node(ont_graph *g, ont_node *before, const char *domain, const char *op_type,
-                              ont_value *const *inputs, uint32_t n_inputs, ont_value *const *outputs,
-                              uint32_t n_outputs, ont_node **node) ONT_MUST_USE;
+/* Operator and operands of a node to add. Entries of inputs and outputs may be NULL. */
+typedef struct ont_node_spec {
+    const char *domain, *op_type;
+    ont_value *const *inputs, *const *outputs; /* outputs NULL: new values */
+    uint32_t n_inputs, n_outputs;
+} ont_node_spec;
+
+/* Adds a node in front of `before`, or at the end if that is NULL. Strings and arrays are copied. */
+ont_status ont_graph_add_node(ont_graph *g, ont_node *before, const ont_node_spec *spec, ont_node **node) ONT_MUST_USE;
 /*
  * Returns optional output `index` of a node and adds it if absent; gradient rules use it to save intermediate results.
  */

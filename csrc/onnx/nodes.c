@@ -179,7 +179,9 @@ ont_status ont_onnx_copy(ont_loader *l, const char *name, ont_value *from, ont_v
     ont_node *node;
     ont_value *copy;
     ONT_TRY(ont_graph_add_value(l->g, ONT_VALUE_NODE, name, &copy));
-    ONT_TRY(ont_graph_add_node(l->g, NULL, "", "Identity", &from, 1, &copy, 1, &node));
+    const ont_node_spec spec = {.domain = "", .op_type = "Identity", .inputs = &from, .n_inputs = 1, .outputs = &copy,
+                                .n_outputs = 1};
+    ONT_TRY(ont_graph_add_node(l->g, NULL, &spec, &node));
     node->version = 13;
     node->op = ont_op_find("", "Identity", node->version);
     *to = copy;
@@ -196,9 +198,10 @@ static ont_status add_node(ont_loader *l, ont_onnx_scope *scope, const Onnx__Nod
     for (size_t i = 0; i < proto->n_input; i++) ONT_TRY(ont_onnx_input(l, scope, what, proto->input[i], &inputs[i]));
     for (size_t i = proto->n_input; i < n; i++) inputs[i] = subgraphs->captured[i - proto->n_input];
     ONT_TRY(node_outputs(l, scope, proto, what, outputs));
+    const ont_node_spec spec = {.domain = ont_onnx_domain(proto->domain), .op_type = proto->op_type, .inputs = inputs,
+                                .n_inputs = (uint32_t)n, .outputs = outputs, .n_outputs = (uint32_t)proto->n_output};
     ont_node *node;
-    ONT_TRY(ont_graph_add_node(l->g, NULL, ont_onnx_domain(proto->domain), proto->op_type, inputs,
-                               (uint32_t)n, outputs, (uint32_t)proto->n_output, &node));
+    ONT_TRY(ont_graph_add_node(l->g, NULL, &spec, &node));
     node->version = version;
     node->op = op;
     const char *name = *TEXT(proto->name) ? ont_arena_format(&l->g->arena, "%s%s", scope->prefix, proto->name) : NULL;

@@ -195,8 +195,10 @@ ont_node *ont_build_node(ont_builder *b, const char *domain, const char *op_type
                              op_type);
         return NULL;
     }
+    const ont_node_spec spec = {.domain = domain, .op_type = op_type, .inputs = inputs, .n_inputs = n_inputs,
+                                .n_outputs = n_outputs};
     ont_node *node;
-    b->status = ont_graph_add_node(b->graph, b->before, domain, op_type, inputs, n_inputs, NULL, n_outputs, &node);
+    b->status = ont_graph_add_node(b->graph, b->before, &spec, &node);
     if (b->status != ONT_OK) return NULL;
     node->op = op;
     node->version = op->since;

@@ -95,8 +95,10 @@ static ont_status promote_node(ont_graph *g, ont_node *node, const promotion *w,
         result->def = node;
         result->def_index = i;
         node->outputs[i] = result;
+        const ont_node_spec spec = {.domain = "", .op_type = "Cast", .inputs = &result, .n_inputs = 1, .outputs = &out,
+                                    .n_outputs = 1};
         ont_node *cast;
-        ONT_TRY(ont_graph_add_node(g, after.before, "", "Cast", &result, 1, &out, 1, &cast));
+        ONT_TRY(ont_graph_add_node(g, after.before, &spec, &cast));
         cast->op = ont_op_find("", "Cast", INT64_MAX);
         cast->version = cast->op->since;
         cast->backward = node->backward;

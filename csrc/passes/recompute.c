@@ -162,9 +162,10 @@ bool ont_recompute_is_recomputable(const ont_graph *g, const ont_node *node)
 ont_status ont_recompute_copy(ont_graph *g, const ont_node *node, ont_node *before, ont_value *const *inputs,
                               uint32_t outputs, ont_node **copy)
 {
+    const ont_node_spec spec = {.domain = node->domain, .op_type = node->op_type, .inputs = inputs,
+                                .n_inputs = node->n_inputs, .n_outputs = node->n_outputs};
     ont_node *copied;
-    ONT_TRY(ont_graph_add_node(g, before, node->domain, node->op_type, inputs, node->n_inputs, NULL, node->n_outputs,
-                               &copied));
+    ONT_TRY(ont_graph_add_node(g, before, &spec, &copied));
     ONT_TRY(ont_attr_copy_all(g, copied, node));
     copied->name = ont_arena_format(&g->arena, "%s_recompute", node->name);
     if (!copied->name) return ONT_ENOMEM;

@@ -14,12 +14,21 @@ typedef struct sample {
 static ont_status node(ont_graph *g, const char *type, ont_value *p, ont_value *q, const char *name, ont_node **made,
                        ont_value **out)
 {
+    const ont_node_spec spec = {.domain = "", .op_type = type, .inputs = (ont_value *[]){p, q}, .n_inputs = 2,
+                                .outputs = out, .n_outputs = 1};
     ONT_TRY(ont_graph_add_value(g, ONT_VALUE_NODE, name, out));
-    ONT_TRY(ont_graph_add_node(g, NULL, "", type, (ont_value *[]){p, q}, 2, out, 1, made));
+    ONT_TRY(ont_graph_add_node(g, NULL, &spec, made));
     (*out)->dtype = ONT_FLOAT32;
     (*out)->has_shape = true;
     (*out)->shape = p->shape;
     return ONT_OK;
+}
+
+/* A node of one input and one new output. */
+static ont_status add_neg(ont_graph *g, ont_node *before, ont_value *x, ont_node **made)
+{
+    const ont_node_spec spec = {.domain = "", .op_type = "Neg", .inputs = &x, .n_inputs = 1, .n_outputs = 1};
+    return ont_graph_add_node(g, before, &spec, made);
 }
 
 static ont_status build(sample *t)
@@ -91,12 +100,15 @@ TEST(graph_use_lists)
 TEST(graph_absent_inputs)
 {
     sample t = made();
+    const ont_node_spec clip = {.domain = "", .op_type = "Clip", .inputs = (ont_value *[]){t.x, NULL, t.c, NULL, NULL},
+                                .n_inputs = 5, .n_outputs = 1};
+    const ont_node_spec none = {.domain = "", .op_type = "None", .inputs = (ont_value *[]){NULL}, .n_inputs = 1};
     ont_node *n;
-    CHECK_OK(ont_graph_add_node(t.g, NULL, "", "Clip", (ont_value *[]){t.x, NULL, t.c, NULL, NULL}, 5, NULL, 1, &n));
+    CHECK_OK(ont_graph_add_node(t.g, NULL, &clip, &n));
     CHECK_INT(n->n_inputs, 3); /* trailing absent ones are trimmed, others stay */
     CHECK(!n->inputs[1].value && n->inputs[2].value == t.c);
     CHECK(ont_node_in(n, 1) == NULL && ont_node_in(n, 99) == NULL && ont_node_out(n, 99) == NULL);
-    CHECK_OK(ont_graph_add_node(t.g, NULL, "", "None", (ont_value *[]){NULL}, 1, NULL, 0, &n));
+    CHECK_OK(ont_graph_add_node(t.g, NULL, &none, &n));
     CHECK(n->n_inputs == 0 && n->n_outputs == 0);
     CHECK_OK(ont_graph_verify(t.g));
     ont_graph_destroy(t.g);
@@ -106,8 +118,8 @@ TEST(graph_nodes_go_where_they_are_told)
 {
     sample t = made();
     ont_node *first, *middle;
-    CHECK_OK(ont_graph_add_node(t.g, t.g->first, "", "Neg", (ont_value *[]){t.x}, 1, NULL, 1, &first));
-    CHECK_OK(ont_graph_add_node(t.g, t.sub, "", "Neg", (ont_value *[]){t.a}, 1, NULL, 1, &middle));
+    CHECK_OK(add_neg(t.g, t.g->first, t.x, &first));
+    CHECK_OK(add_neg(t.g, t.sub, t.a, &middle));
     CHECK(t.g->first == first && first->next == t.add && middle->next == t.sub && middle->prev == t.mul);
     CHECK_OK(ont_graph_verify(t.g));
     ont_graph_move_before(t.g, first, NULL);
@@ -273,12 +285,12 @@ TEST(graph_clone_anonymous_names)
     sample t = made();
     ont_node *n, *m;
     ont_value *in;
-    CHECK_OK(ont_graph_add_node(t.g, t.g->first, "", "Neg", (ont_value *[]){t.x}, 1, NULL, 1, &n));
+    CHECK_OK(add_neg(t.g, t.g->first, t.x, &n));
     CHECK_OK(ont_graph_add_input(t.g, "late", ONT_FLOAT32, NULL, &in));
     ont_graph *copy;
     CHECK_OK(ont_graph_clone(t.g, &copy));
     for (int i = 0; i < 20; i++)
-        CHECK_OK(ont_graph_add_node(copy, NULL, "", "Neg", (ont_value *[]){copy->inputs[0]}, 1, NULL, 1, &m));
+        CHECK_OK(add_neg(copy, NULL, copy->inputs[0], &m));
     for (uint32_t i = 0; i < copy->n_values; i++)
         for (uint32_t j = 0; j < i; j++) CHECK(strcmp(copy->values[i]->name, copy->values[j]->name));
     CHECK(copy->first->outputs[0]->anonymous && !copy->inputs[0]->anonymous);
@@ -343,10 +355,11 @@ TEST(verify_finds_damaged_nodes)
 TEST(verify_finds_a_value_computed_twice)
 {
     sample t = made();
-    ont_value *pair[2] = {t.s, t.s};
+    const ont_node_spec split = {.domain = "", .op_type = "Split", .inputs = &t.x, .n_inputs = 1,
+                                 .outputs = (ont_value *[]){t.s, t.s}, .n_outputs = 2};
     ont_node *n;
     ont_graph_remove_node(t.g, t.sub);
-    CHECK_OK(ont_graph_add_node(t.g, NULL, "", "Split", (ont_value *[]){t.x}, 1, pair, 2, &n));
+    CHECK_OK(ont_graph_add_node(t.g, NULL, &split, &n));
     CHECK_FAILS(ont_graph_verify(t.g), ONT_EINTERNAL, "output 's' is not its own");
     n->outputs[1] = NULL;
     t.s->def_index = 0;
@@ -431,7 +444,7 @@ TEST(print_is_unambiguous)
     ont_node *n;
     CHECK_OK(ont_graph_create("two words", &g));
     CHECK_OK(ont_graph_add_input(g, "%1", ONT_FLOAT32, NULL, &in));
-    CHECK_OK(ont_graph_add_node(g, NULL, "", "Neg", &in, 1, NULL, 1, &n));
+    CHECK_OK(add_neg(g, NULL, in, &n));
     x = n->outputs[0];
     CHECK_TEXT(x->name, in->name);
     CHECK_OK(ont_graph_set_outputs(g, &x, 1));
@@ -485,7 +498,8 @@ TEST(graph_random_edits)
             if (n_nodes < NODES && (kind < 4 || !n_nodes)) {
                 ont_value *in[3];
                 for (int i = 0; i < 3; i++) in[i] = check_between(0, 4) ? values[check_between(0, n_values - 1)] : NULL;
-                CHECK_OK(ont_graph_add_node(g, NULL, "", "F", in, 3, NULL, 1, &nodes[n_nodes]));
+                const ont_node_spec spec = {.domain = "", .op_type = "F", .inputs = in, .n_inputs = 3, .n_outputs = 1};
+                CHECK_OK(ont_graph_add_node(g, NULL, &spec, &nodes[n_nodes]));
                 values[n_values++] = nodes[n_nodes++]->outputs[0];
             } else if (kind < 7) { /* an input, replaced by a value that is older than the node */
                 ont_node *n = nodes[check_between(0, n_nodes - 1)];

@@ -55,8 +55,10 @@ static ont_value *input(model *m, int64_t count)
 static ont_value *op(model *m, const char *type, ont_value *a, ont_value *b, int64_t count, uint32_t inplace,
                      size_t work)
 {
+    const ont_node_spec spec = {.domain = "", .op_type = type, .inputs = (ont_value *[]){a, b}, .n_inputs = b ? 2 : 1,
+                                .n_outputs = 1};
     ont_node *node;
-    CHECK_OK(ont_graph_add_node(m->g, NULL, "", type, (ont_value *[]){a, b}, b ? 2 : 1, NULL, 1, &node));
+    CHECK_OK(ont_graph_add_node(m->g, NULL, &spec, &node));
     typed(node->outputs[0], count);
     if (!is_view(node)) {
         CHECK(m->n_steps < MOST_STEPS);
