@@ -47,10 +47,13 @@ static ont_status derive_streams(ont_graph *g, ont_node *node, int64_t salt)
     return ONT_OK;
 }
 
-void ont_build_body(ont_builder *b, const ont_node *node, const ont_graph *body, uint32_t first_capture,
-                    ont_value *const *given, uint32_t n_given, int64_t iteration, ont_value **results)
+void ont_build_body(ont_builder *b, const ont_body_copy *copy, ont_value **results)
 {
     ont_graph *g = b->graph;
+    const ont_node *node = copy->node;
+    const ont_graph *body = copy->body;
+    const uint32_t n_given = copy->n_given;
+    const int64_t iteration = copy->iteration;
     if (b->status != ONT_OK) return;
     if (body->n_inputs != n_given + body->n_captures) {
         ont_build_fail(b, ONT_EINVAL, "%s has %u inputs, %u are given", body->name, body->n_inputs - body->n_captures,
@@ -68,8 +71,8 @@ void ont_build_body(ont_builder *b, const ont_node *node, const ont_graph *body,
         b->status = ONT_ENOMEM;
         return;
     }
-    if (n_given) memcpy(inputs, given, n_given * sizeof *inputs);
-    for (uint32_t i = 0; i < body->n_captures; i++) inputs[n_given + i] = ont_node_in(node, first_capture + i);
+    if (n_given) memcpy(inputs, copy->given, n_given * sizeof *inputs);
+    for (uint32_t i = 0; i < body->n_captures; i++) inputs[n_given + i] = ont_node_in(node, copy->first_capture + i);
     ont_node *previous = b->before->prev;
     b->status = ont_graph_instantiate(g, b->before, body, scope, inputs, results);
     int64_t salt = ont_attr_int(node, "rng_salt", 0);
@@ -109,7 +112,8 @@ static void if_expand(ont_builder *b, ont_node *node, ont_value **outputs)
         b->status = ONT_ENOMEM;
         return;
     }
-    ont_build_body(b, node, body, body->first_capture, NULL, 0, -1, results);
+    const ont_body_copy copy = {.node = node, .body = body, .first_capture = body->first_capture, .iteration = -1};
+    ont_build_body(b, &copy, results);
     for (uint32_t i = 0; i < node->n_outputs && b->status == ONT_OK; i++) outputs[i] = results[i];
 }
 
@@ -252,6 +256,13 @@ static const ont_value *plain_condition(const loop *l)
     return v->kind == ONT_VALUE_CONSTANT ? v : NULL;
 }
 
+static void loop_body(ont_builder *b, const loop *l)
+{
+    const ont_body_copy copy = {.node = l->node, .body = l->body, .given = l->given, .n_given = 2 + l->n_states,
+                                .first_capture = l->first_capture, .iteration = l->iteration};
+    ont_build_body(b, &copy, l->results);
+}
+
 static void loop_step(ont_builder *b, loop *l)
 {
     if (l->iteration >= MAX_ITERATIONS) {
@@ -261,7 +272,7 @@ static void loop_step(ont_builder *b, loop *l)
     }
     const ont_value *condition = plain_condition(l);
     l->given[0] = ont_build_scalar(b, ONT_INT64, (double)l->iteration);
-    ont_build_body(b, l->node, l->body, l->first_capture, l->given, 2 + l->n_states, l->iteration, l->results);
+    loop_body(b, l);
     if (b->status != ONT_OK) return;
     l->given[1] = l->results[0];
     if (condition && condition->kind == ONT_VALUE_CONSTANT && condition->data->dtype == ONT_BOOL &&
@@ -312,7 +323,7 @@ static void loop_expand(ont_builder *b, ont_node *node, ont_value **outputs)
     if (node->n_outputs <= l.n_states) return;
     if (!l.iteration) { /* no iterations: instantiate the body only to infer the shapes of its scan outputs */
         l.given[0] = ont_build_scalar(b, ONT_INT64, 0);
-        ont_build_body(b, node, l.body, l.first_capture, l.given, 2 + l.n_states, 0, l.results);
+        loop_body(b, &l);
         for (uint32_t i = l.n_states; i < node->n_outputs && b->status == ONT_OK; i++)
             outputs[i] = empty_stack(b, l.results[1 + i], 0);
         return;
@@ -336,9 +347,23 @@ typedef struct scan {
     ont_value ***slices; /* per scanned input, per iteration */
 } scan;
 
-static int64_t at_or(const int64_t *list, size_t count, uint32_t i, int64_t default_value)
+/* An attribute that has one number per input or output. */
+typedef struct numbers {
+    const int64_t *items;
+    size_t n;
+} numbers;
+
+static numbers numbers_of(const ont_node *node, const char *name)
 {
-    return i < count ? list[i] : default_value;
+    numbers list;
+    list.items = ont_attr_ints(node, name, &list.n);
+    return list;
+}
+
+/* 0 where the attribute has no number */
+static int64_t number_at(numbers list, uint32_t i)
+{
+    return i < list.n ? list.items[i] : 0;
 }
 
 /* Splits `x`, scan input k, along the axis into slices without that axis. */
@@ -383,24 +408,26 @@ static void scan_cut(ont_builder *b, scan *s, uint32_t k, ont_value *x, int64_t 
 }
 
 /* Unrolls all iterations from the states in s->given; stacked: one value per scan output, along axes[k]. */
-static void scan_steps(ont_builder *b, scan *s, int64_t first_iteration, const int64_t *axes, size_t n_axes,
-                       const int64_t *directions, size_t n_directions, ont_value **stacked)
+static void scan_steps(ont_builder *b, scan *s, int64_t first_iteration, numbers axes, numbers directions,
+                       ont_value **stacked)
 {
     scanned all = {.width = s->n_stacked};
+    ont_body_copy copy = {.node = s->node, .body = s->body, .given = s->given, .n_given = s->n_states + s->n_scanned,
+                          .first_capture = s->body->first_capture};
     b->deferred = true;
     for (int64_t t = 0; t < (s->length ? s->length : 1) && b->status == ONT_OK; t++) {
         for (uint32_t k = 0; k < s->n_scanned; k++) s->given[s->n_states + k] = s->slices[k][t];
-        ont_build_body(b, s->node, s->body, s->body->first_capture, s->given, s->n_states + s->n_scanned,
-                       first_iteration + t, s->results);
+        copy.iteration = first_iteration + t;
+        ont_build_body(b, &copy, s->results);
         scanned_add(b, &all, s->results + s->n_states);
         for (uint32_t i = 0; i < s->n_states && s->length && b->status == ONT_OK; i++) s->given[i] = s->results[i];
     }
     ont_value **column = ont_arena_array(&b->graph->arena, (size_t)s->length + 1, sizeof *column);
     if (!column && b->status == ONT_OK) b->status = ONT_ENOMEM;
     for (uint32_t k = 0; k < s->n_stacked && b->status == ONT_OK; k++) {
-        int64_t axis = at_or(axes, n_axes, k, 0);
+        int64_t axis = number_at(axes, k);
         for (int64_t t = 0; t < s->length; t++) column[t] = all.items[(size_t)t * s->n_stacked + k];
-        stacked[k] = s->length ? stack(b, column, (uint32_t)s->length, axis, at_or(directions, n_directions, k, 0))
+        stacked[k] = s->length ? stack(b, column, (uint32_t)s->length, axis, number_at(directions, k))
                                : empty_stack(b, all.items[k], axis);
     }
 }
@@ -429,18 +456,13 @@ static void scan_expand(ont_builder *b, ont_node *node, ont_value **outputs)
 {
     scan s;
     if (!scan_begin(b, node, 0, &s)) return;
-    size_t n_axes, n_directions, n_out_axes, n_out_directions;
-    const int64_t *axes = ont_attr_ints(node, "scan_input_axes", &n_axes);
-    const int64_t *directions = ont_attr_ints(node, "scan_input_directions", &n_directions);
-    const int64_t *out_axes = ont_attr_ints(node, "scan_output_axes", &n_out_axes);
-    const int64_t *out_directions = ont_attr_ints(node, "scan_output_directions", &n_out_directions);
+    const numbers axes = numbers_of(node, "scan_input_axes"), directions = numbers_of(node, "scan_input_directions");
     for (uint32_t k = 0; k < s.n_scanned; k++)
-        scan_cut(b, &s, k, ont_node_in(node, s.n_states + k), at_or(axes, n_axes, k, 0),
-                 at_or(directions, n_directions, k, 0));
+        scan_cut(b, &s, k, ont_node_in(node, s.n_states + k), number_at(axes, k), number_at(directions, k));
     for (uint32_t i = 0; i < s.n_states; i++) s.given[i] = ont_node_in(node, i);
     ont_value **stacked = ont_arena_array(&b->graph->arena, (size_t)s.n_stacked + 1, sizeof *stacked);
     if (!stacked) ont_build_fail(b, ONT_ENOMEM, "out of memory");
-    scan_steps(b, &s, 0, out_axes, n_out_axes, out_directions, n_out_directions, stacked);
+    scan_steps(b, &s, 0, numbers_of(node, "scan_output_axes"), numbers_of(node, "scan_output_directions"), stacked);
     for (uint32_t i = 0; i < node->n_outputs && b->status == ONT_OK; i++)
         outputs[i] = i < s.n_states ? s.given[i] : stacked[i - s.n_states];
 }
@@ -450,8 +472,7 @@ static void scan_opset8_expand(ont_builder *b, ont_node *node, ont_value **outpu
 {
     scan s;
     if (!scan_begin(b, node, 1, &s)) return;
-    size_t n_directions;
-    const int64_t *directions = ont_attr_ints(node, "directions", &n_directions);
+    const numbers directions = numbers_of(node, "directions");
     const ont_value *first = ont_node_in(node, 1);
     if (ont_node_in(node, 0)) ont_build_fail(b, ONT_EUNSUPPORTED, "sequence_lens of opset 8");
     if (!first || !first->shape.rank || first->shape.dims[0] < 1 || first->shape.dims[0] > MAX_ITERATIONS)
@@ -471,9 +492,9 @@ static void scan_opset8_expand(ont_builder *b, ont_node *node, ont_value **outpu
             if (i < s.n_states)
                 s.given[i] = parts[0];
             else
-                scan_cut(b, &s, i - s.n_states, parts[0], 0, at_or(directions, n_directions, i - s.n_states, 0));
+                scan_cut(b, &s, i - s.n_states, parts[0], 0, number_at(directions, i - s.n_states));
         }
-        scan_steps(b, &s, (int64_t)batch * s.length, NULL, 0, NULL, 0, row + s.n_states);
+        scan_steps(b, &s, (int64_t)batch * s.length, (numbers){0}, (numbers){0}, row + s.n_states);
         for (uint32_t i = 0; i < s.n_states; i++) row[i] = s.given[i];
         scanned_add(b, &all, row);
     }

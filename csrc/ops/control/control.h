@@ -8,12 +8,17 @@
 
 /* The subgraph attribute `name`; EINVAL if it is missing or has fewer outputs than `n_outputs`. */
 const ont_graph *ont_body_of(ont_builder *b, const ont_node *node, const char *name, uint32_t n_outputs);
-/*
- * Copies the nodes of `body` in front of `node` without inferring them. `given` are the inputs of `body` before the
- * captured ones (NULL: absent); the captured ones are the inputs of `node` from first_capture on. results: one per
- * output of `body`. Random nodes get another stream in each iteration; iteration -1 means that the body runs once.
- */
-void ont_build_body(ont_builder *b, const ont_node *node, const ont_graph *body, uint32_t first_capture,
-                    ont_value *const *given, uint32_t n_given, int64_t iteration, ont_value **results);
+/* What one copy of the body of `node` reads. Random nodes get another stream in each iteration. */
+typedef struct ont_body_copy {
+    const ont_node *node;
+    const ont_graph *body;
+    ont_value *const *given; /* inputs of `body` before the captured ones; NULL: absent */
+    uint32_t n_given;
+    uint32_t first_capture; /* the captured ones are the inputs of `node` from here on */
+    int64_t iteration;      /* -1: the body runs once */
+} ont_body_copy;
+
+/* Copies the nodes of the body in front of its node without inferring them. results: one per output of the body. */
+void ont_build_body(ont_builder *b, const ont_body_copy *copy, ont_value **results);
 
 #endif

@@ -228,7 +228,9 @@ static void map_expand(ont_builder *b, ont_node *node, ont_value **outputs)
     b->deferred = true;
     for (uint32_t i = 0; i < n && b->status == ONT_OK; i++) {
         map_inputs(b, node, n_own, i, n, given);
-        ont_build_body(b, node, body, n_own, given, n_own, i, results + (size_t)i * width);
+        const ont_body_copy copy = {.node = node, .body = body, .given = given, .n_given = n_own,
+                                    .first_capture = n_own, .iteration = i};
+        ont_build_body(b, &copy, results + (size_t)i * width);
     }
     for (uint32_t k = 0; k < node->n_outputs && b->status == ONT_OK; k++) {
         for (uint32_t i = 0; i < n; i++) column[i] = results[(size_t)i * width + k];
