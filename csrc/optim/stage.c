@@ -59,6 +59,15 @@ static stride_run run_at(const ont_optim_tensor *t, int64_t first, int64_t limit
     return w;
 }
 
+/* A block of a tensor that passes through the stage. */
+typedef struct stage {
+    const ont_optim_tensor *tensor;
+    const ont_optim_table *loops;
+    int64_t first, n; /* elements; n <= STAGE_ELEMENTS */
+    bool wide;        /* double in the stage */
+    uint64_t seed;    /* of stochastic rounding */
+} stage;
+
 /* NULL: not an 8-bit state */
 static float *scale_at(const ont_optim_tensor *t, int k, int64_t first)
 {
@@ -66,48 +75,50 @@ static float *scale_at(const ont_optim_tensor *t, int k, int64_t first)
     return scale ? scale + first / ONT_QUANT_BLOCK : NULL;
 }
 
-static void load_stage(const ont_optim_tensor *t, const ont_optim_table *loops, int k, int64_t first, int64_t n,
-                       void *to, bool wide)
+static void load_stage(const stage *s, int k, void *to)
 {
+    const ont_optim_tensor *t = s->tensor;
+    const ont_optim_table *loops = s->loops;
     ont_dtype dtype = t->dtype[k];
-    const float *scale = scale_at(t, k, first);
+    const float *scale = scale_at(t, k, s->first);
     if (scale) {
-        if (dtype == ONT_INT8) loops->load_signed((const int8_t *)t->data[k] + first, scale, to, n);
-        else loops->load_unsigned((const uint8_t *)t->data[k] + first, scale, to, n);
+        if (dtype == ONT_INT8) loops->load_signed((const int8_t *)t->data[k] + s->first, scale, to, s->n);
+        else loops->load_unsigned((const uint8_t *)t->data[k] + s->first, scale, to, s->n);
         return;
     }
-    size_t size = ont_dtype_size(dtype), out = wide ? sizeof(double) : sizeof(float);
-    for (int64_t done = 0; done < n;) {
-        stride_run w = run_at(t, first + done, n - done);
-        loops->load[ont_optim_storage(dtype)][wide]((const char *)t->data[k] + w.offset[k] * (int64_t)size, w.stride[k],
-                                                    (char *)to + (size_t)done * out, w.count);
+    size_t size = ont_dtype_size(dtype), out = s->wide ? sizeof(double) : sizeof(float);
+    for (int64_t done = 0; done < s->n;) {
+        stride_run w = run_at(t, s->first + done, s->n - done);
+        loops->load[ont_optim_storage(dtype)][s->wide]((const char *)t->data[k] + w.offset[k] * (int64_t)size,
+                                                       w.stride[k], (char *)to + (size_t)done * out, w.count);
         done += w.count;
     }
 }
 
-static void store_stage(const ont_optim_tensor *t, const ont_optim_table *loops, int k, int64_t first, int64_t n,
-                        const void *from, bool wide, uint64_t seed)
+static void store_stage(const stage *s, int k, const void *from)
 {
+    const ont_optim_tensor *t = s->tensor;
+    const ont_optim_table *loops = s->loops;
     ont_dtype dtype = t->dtype[k];
-    float *scale = scale_at(t, k, first);
+    float *scale = scale_at(t, k, s->first);
     if (scale) {
-        if (dtype == ONT_INT8) loops->store_signed(from, (int8_t *)t->data[k] + first, scale, n);
-        else loops->store_unsigned(from, (uint8_t *)t->data[k] + first, scale, n);
+        if (dtype == ONT_INT8) loops->store_signed(from, (int8_t *)t->data[k] + s->first, scale, s->n);
+        else loops->store_unsigned(from, (uint8_t *)t->data[k] + s->first, scale, s->n);
         return;
     }
-    size_t size = ont_dtype_size(dtype), in = wide ? sizeof(double) : sizeof(float);
+    size_t size = ont_dtype_size(dtype), in = s->wide ? sizeof(double) : sizeof(float);
     ont_storage storage = ont_optim_storage(dtype);
     double step = !t->step || !t->stochastic ? 0 : t->step_is_double ? *(double *)t->step : (double)*(float *)t->step;
     uint64_t stream = (uint64_t)step << 32 | t->stream;
-    for (int64_t done = 0; done < n;) {
-        stride_run w = run_at(t, first + done, n - done);
+    for (int64_t done = 0; done < s->n;) {
+        stride_run w = run_at(t, s->first + done, s->n - done);
         char *to = (char *)t->data[k] + w.offset[k] * (int64_t)size;
         const char *piece = (const char *)from + (size_t)done * in;
-        if (k == ONT_OPERAND_PARAM && t->stochastic && !wide && loops->store_stochastic[storage])
-            loops->store_stochastic[storage]((const float *)piece, to, w.stride[k], w.count, first + done, seed,
+        if (k == ONT_OPERAND_PARAM && t->stochastic && !s->wide && loops->store_stochastic[storage])
+            loops->store_stochastic[storage]((const float *)piece, to, w.stride[k], w.count, s->first + done, s->seed,
                                              stream);
         else
-            loops->store[storage][wide](piece, to, w.stride[k], w.count);
+            loops->store[storage][s->wide](piece, to, w.stride[k], w.count);
         done += w.count;
     }
 }
@@ -116,16 +127,18 @@ static void store_stage(const ont_optim_tensor *t, const ont_optim_table *loops,
  * Loads the parameter: the master copy, unless the 16-bit parameter has been modified since. Where it is not the
  * rounding of the master copy, its value is taken (equal values compare equal, so -0 and NaN are harmless).
  */
-static void load_master(const ont_optim_tensor *t, const ont_optim_table *loops, int64_t first, int64_t n, float *x)
+static void load_master(const stage *s, float *x)
 {
     float written[STAGE_ELEMENTS], rounded[STAGE_ELEMENTS];
     uint16_t narrow[STAGE_ELEMENTS];
-    ont_storage storage = ont_optim_storage(t->dtype[ONT_OPERAND_PARAM]);
-    load_stage(t, loops, ONT_OPERAND_PARAM, first, n, written, false);
-    load_stage(t, loops, ONT_OPERAND_MASTER, first, n, x, false);
-    loops->store[storage][0](x, narrow, 1, n);
-    loops->load[storage][0](narrow, 1, rounded, n);
-    for (int64_t i = 0; i < n; i++) x[i] = rounded[i] == written[i] ? x[i] : written[i];
+    ont_storage storage = ont_optim_storage(s->tensor->dtype[ONT_OPERAND_PARAM]);
+    stage floats = *s;
+    floats.wide = false;
+    load_stage(&floats, ONT_OPERAND_PARAM, written);
+    load_stage(&floats, ONT_OPERAND_MASTER, x);
+    s->loops->store[storage][0](x, narrow, 1, s->n);
+    s->loops->load[storage][0](narrow, 1, rounded, s->n);
+    for (int64_t i = 0; i < s->n; i++) x[i] = rounded[i] == written[i] ? x[i] : written[i];
 }
 
 void ont_optim_stage(const ont_optim_tensor *t, ont_rule rule, const ont_update *u, int64_t first, int64_t count,
@@ -139,29 +152,31 @@ void ont_optim_stage(const ont_optim_tensor *t, ont_rule rule, const ont_update 
     for (int k = 0; k < ONT_OPERAND_MASTER; k++)
         staged[k] = t->data[k] ? (char *)memory + (size_t)k * STAGE_ELEMENTS * (wide ? sizeof(double) : sizeof(float))
                                : NULL;
+    stage s = {.tensor = t, .loops = loops, .wide = wide, .seed = seed};
     for (int64_t done = 0; done < count; done += STAGE_ELEMENTS) {
-        int64_t from = first + done, n = count - done < STAGE_ELEMENTS ? count - done : STAGE_ELEMENTS;
+        s.first = first + done;
+        s.n = count - done < STAGE_ELEMENTS ? count - done : STAGE_ELEMENTS;
         for (int k = master; k < ONT_OPERAND_MASTER; k++)
-            if (staged[k] && reads(rule) >> k & 1) load_stage(t, loops, k, from, n, staged[k], wide);
-        if (master) load_master(t, loops, from, n, staged[ONT_OPERAND_PARAM]);
-        loops->update[rule][storage](u, n, staged[ONT_OPERAND_PARAM], staged[ONT_OPERAND_GRAD],
+            if (staged[k] && reads(rule) >> k & 1) load_stage(&s, k, staged[k]);
+        if (master) load_master(&s, staged[ONT_OPERAND_PARAM]);
+        loops->update[rule][storage](u, s.n, staged[ONT_OPERAND_PARAM], staged[ONT_OPERAND_GRAD],
                                      staged + ONT_OPERAND_STATE, sums);
         for (int k = 0; k < ONT_OPERAND_MASTER; k++)
-            if (staged[k] && writes(rule) >> k & 1) store_stage(t, loops, k, from, n, staged[k], wide, seed);
+            if (staged[k] && writes(rule) >> k & 1) store_stage(&s, k, staged[k]);
         if (master && writes(rule) >> ONT_OPERAND_MASTER & 1)
-            store_stage(t, loops, ONT_OPERAND_MASTER, from, n, staged[ONT_OPERAND_PARAM], wide, seed);
+            store_stage(&s, ONT_OPERAND_MASTER, staged[ONT_OPERAND_PARAM]);
     }
 }
 
 double ont_optim_stage_squares(const ont_optim_tensor *t, int64_t first, int64_t count)
 {
     double piece[STAGE_ELEMENTS], sum = 0;
-    const ont_optim_table *loops = ont_optim_loops();
-    bool wide = t->dtype[ONT_OPERAND_GRAD] == ONT_FLOAT64;
+    stage s = {.tensor = t, .loops = ont_optim_loops(), .wide = t->dtype[ONT_OPERAND_GRAD] == ONT_FLOAT64};
     for (int64_t done = 0; done < count; done += STAGE_ELEMENTS) {
-        int64_t n = count - done < STAGE_ELEMENTS ? count - done : STAGE_ELEMENTS;
-        load_stage(t, loops, ONT_OPERAND_GRAD, first + done, n, piece, wide);
-        sum += loops->sum_squares[wide ? ONT_STORAGE_F64 : ONT_STORAGE_F32](piece, n);
+        s.first = first + done;
+        s.n = count - done < STAGE_ELEMENTS ? count - done : STAGE_ELEMENTS;
+        load_stage(&s, ONT_OPERAND_GRAD, piece);
+        sum += s.loops->sum_squares[s.wide ? ONT_STORAGE_F64 : ONT_STORAGE_F32](piece, s.n);
     }
     return sum;
 }
