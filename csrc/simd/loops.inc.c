@@ -401,10 +401,11 @@ ONT_COMPARE_LIST(X)
         to[i] = (type)(((left) & mask) | ((right) & (type)~mask)); \
     }
 #define WHERE(type) \
-    static void where_##type(const uint8_t *c, int64_t sc, const type *x, int64_t sx, const type *y, int64_t sy, \
-                             type *to, int64_t n) \
+    static void where_##type(const uint8_t *c, const type *x, const type *y, const int64_t strides[3], type *to, \
+                             int64_t n) \
     { \
         if (!n) return; \
+        const int64_t sc = strides[0], sx = strides[1], sy = strides[2]; \
         type first = *x, second = *y; \
         if (sc == 0) { \
             const type *from = *c ? x : y; \
@@ -432,18 +433,20 @@ WHERE(uint64_t)
 #undef WHERE
 #undef SELECT
 
-static void where(size_t size, const uint8_t *c, int64_t sc, const void *x, int64_t sx, const void *y, int64_t sy,
-                  void *out, int64_t n)
+static void where(size_t size, const uint8_t *c, const void *x, const void *y, const int64_t strides[3], void *out,
+                  int64_t n)
 {
     switch (size) {
-    case 1: where_uint8_t(c, sc, x, sx, y, sy, out, n); break;
-    case 2: where_uint16_t(c, sc, x, sx, y, sy, out, n); break;
-    case 4: where_uint32_t(c, sc, x, sx, y, sy, out, n); break;
-    case 8: where_uint64_t(c, sc, x, sx, y, sy, out, n); break;
+    case 1: where_uint8_t(c, x, y, strides, out, n); break;
+    case 2: where_uint16_t(c, x, y, strides, out, n); break;
+    case 4: where_uint32_t(c, x, y, strides, out, n); break;
+    case 8: where_uint64_t(c, x, y, strides, out, n); break;
     default:
-        for (int64_t i = 0; i < n; i++)
+        for (int64_t i = 0; i < n; i++) {
+            bool first = c[i * strides[0]];
             memcpy((char *)out + (size_t)i * size,
-                   (const char *)(c[i * sc] ? x : y) + (size_t)(i * (c[i * sc] ? sx : sy)) * size, size);
+                   (const char *)(first ? x : y) + (size_t)(i * strides[first ? 1 : 2]) * size, size);
+        }
     }
 }
 

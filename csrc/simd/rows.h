@@ -199,12 +199,13 @@ static void row_log_softmax_grad(const float *y, const float *dy, float *dx, int
     for (int64_t i = 0; i < n; i++) dx[i] = dy[i] - f32_vexp_low(y[i]) * sum;
 }
 
-static void row_layernorm(const float *x, const float *scale, const float *bias, float eps, float *y, float *mean,
-                          float *inv_std, int64_t n)
+static void row_layernorm(const ont_layernorm_params *norm, const float *x, float *y, float *mean, float *inv_std)
 {
+    const float *scale = norm->scale, *bias = norm->bias;
+    const int64_t n = norm->n;
     float m = row_sum(x, n) / (float)n, v;
     REDUCE_SUM(n, (x[i] - m) * (x[i] - m), v);
-    float s = 1 / sqrtf(v / (float)n + eps);
+    float s = 1 / sqrtf(v / (float)n + norm->eps);
     if (scale && bias)
         for (int64_t i = 0; i < n; i++) y[i] = (x[i] - m) * s * scale[i] + bias[i];
     else if (scale)
@@ -216,10 +217,12 @@ static void row_layernorm(const float *x, const float *scale, const float *bias,
 }
 
 /* dx = inv_std * (g - mean(g) - xhat * mean(g * xhat)), g = dy * scale, xhat = (x - mean) * inv_std */
-static void row_layernorm_grad(const float *x, const float *scale, float mean, float inv_std, const float *dy,
-                               float *dx, float *dscale, float *dbias, int64_t n)
+static void row_layernorm_grad(const ont_layernorm_grad_params *norm, const float *x, float mean, float inv_std,
+                               const float *dy, float *dx)
 {
-    float sum_g, sum_gx;
+    const float *scale = norm->scale;
+    float *dscale = norm->dscale, *dbias = norm->dbias, sum_g, sum_gx;
+    const int64_t n = norm->n;
     if (scale) {
         REDUCE_SUM(n, dy[i] * scale[i], sum_g);
         REDUCE_SUM(n, dy[i] * scale[i] * (x[i] - mean), sum_gx);
@@ -241,13 +244,15 @@ static void row_layernorm_grad(const float *x, const float *scale, float mean, f
 }
 
 /* Element e takes word e % 4 of Philox block e / 4; many blocks are computed at a time. */
-static void row_dropout(const float *x, float *y, uint8_t *mask, int64_t first, int64_t n, uint64_t key,
-                        uint64_t stream, uint32_t threshold, float scale)
+static void row_dropout(const ont_dropout_params *dropout, const float *x, float *y, uint8_t *mask, int64_t first,
+                        int64_t n)
 {
+    const uint32_t threshold = dropout->threshold;
+    const float scale = dropout->scale;
     int64_t end = first + n;
     for (int64_t block = first / 4; block * 4 < end; block += PHILOX_BLOCKS) {
         uint32_t bits[PHILOX_BLOCKS * 4];
-        philox_blocks(key, stream, (uint64_t)block, bits);
+        philox_blocks(dropout->key, dropout->stream, (uint64_t)block, bits);
         int64_t from = block * 4 < first ? first : block * 4;
         int64_t to = (block + PHILOX_BLOCKS) * 4 < end ? (block + PHILOX_BLOCKS) * 4 : end;
         int64_t base = block * 4;

@@ -124,15 +124,36 @@ typedef void (*ont_unary_loop)(const void *a, void *out, int64_t n, const double
 typedef void (*ont_binary_loop)(const void *a, int64_t stride_a, const void *b, int64_t stride_b, void *out, int64_t n,
                                 const double *p);
 
+/* Of all rows of a layer norm; scale and bias may be NULL. */
+typedef struct ont_layernorm_params {
+    const float *scale, *bias;
+    float eps;
+    int64_t n;
+} ont_layernorm_params;
+
+/* scale may be NULL, and so may the sums dscale and dbias. */
+typedef struct ont_layernorm_grad_params {
+    const float *scale;
+    float *dscale, *dbias;
+    int64_t n;
+} ont_layernorm_grad_params;
+
+/* An element is kept, and multiplied by `scale`, where its word of the Philox stream is at least `threshold`. */
+typedef struct ont_dropout_params {
+    uint64_t key, stream;
+    uint32_t threshold;
+    float scale;
+} ont_dropout_params;
+
 typedef struct ont_simd_table {
     const char *isa;
     ont_unary_loop unary[ONT_LOOP_COUNT][ONT_DTYPE_COUNT]; /* NULL: not for that dtype */
     ont_binary_loop binary[ONT_LOOP_COUNT][ONT_DTYPE_COUNT];
 
-    /* out = condition ? x : y, for elements of `size` bytes; strides in elements. `out` may equal x or y if its stride
-     * is 1. */
-    void (*where)(size_t size, const uint8_t *condition, int64_t sc, const void *x, int64_t sx, const void *y,
-                  int64_t sy, void *out, int64_t n);
+    /* out = condition ? x : y, for elements of `size` bytes; strides of condition, x and y, in elements. `out` may
+     * equal x or y if its stride is 1. */
+    void (*where)(size_t size, const uint8_t *condition, const void *x, const void *y, const int64_t strides[3],
+                  void *out, int64_t n);
     /* 16-bit floats to float32 and back, rounded to nearest even */
     void (*half_to_float)(const void *x, float *y, int64_t n);
     void (*float_to_half)(const float *x, void *y, int64_t n);
@@ -156,15 +177,14 @@ typedef struct ont_simd_table {
     void (*scaled_softmax)(const float *x, float row_max, float log_sum, float scale, float *y, int64_t n);
     void (*softmax_grad)(const float *y, const float *dy, float *dx, int64_t n);
     void (*log_softmax_grad)(const float *y, const float *dy, float *dx, int64_t n);
-    /* y = (x - mean) * inv_std * scale + bias; scale and bias may be NULL */
-    void (*layernorm)(const float *x, const float *scale, const float *bias, float eps, float *y, float *mean,
-                      float *inv_std, int64_t n);
-    /* dx of one row; adds to dscale and dbias, which may be NULL */
-    void (*layernorm_grad)(const float *x, const float *scale, float mean, float inv_std, const float *dy, float *dx,
-                           float *dscale, float *dbias, int64_t n);
-    /* y[i] = keep(first + i) ? x[i] * scale : 0, where keep(i) is: word i of the Philox stream >= threshold */
-    void (*dropout)(const float *x, float *y, uint8_t *mask, int64_t first, int64_t n, uint64_t key, uint64_t stream,
-                    uint32_t threshold, float scale);
+    /* y = (x - mean) * inv_std * scale + bias; mean and inv_std may be NULL */
+    void (*layernorm)(const ont_layernorm_params *norm, const float *x, float *y, float *mean, float *inv_std);
+    /* dx of one row, which may be NULL; adds to dscale and dbias */
+    void (*layernorm_grad)(const ont_layernorm_grad_params *norm, const float *x, float mean, float inv_std,
+                           const float *dy, float *dx);
+    /* mask[i]: whether element first + i is kept; y[i] = mask[i] ? x[i] * scale : 0; y and x, or mask, may be NULL */
+    void (*dropout)(const ont_dropout_params *dropout, const float *x, float *y, uint8_t *mask, int64_t first,
+                    int64_t n);
     /*
      * y = x * c + (-b, a) * s for a row x = (a, b) of two halves; with `back`, y = x * c + (q, -p) where (p, q) = x *
      * s. y may equal x.

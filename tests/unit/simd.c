@@ -353,14 +353,17 @@ static void check_layernorm(const ont_simd_table *t, int64_t n, int parts)
         normal(in[i], n);
     }
     const float *scale = parts & 1 ? in[1] : NULL, *bias = parts & 2 ? in[2] : NULL;
-    t->layernorm(in[0], scale, bias, 1e-5f, x[0], &mean[0], &inv[0], n);
-    plain->layernorm(in[0], scale, bias, 1e-5f, x[1], &mean[1], &inv[1], n);
+    const ont_layernorm_params norm = {.scale = scale, .bias = bias, .eps = 1e-5f, .n = n};
+    t->layernorm(&norm, in[0], x[0], &mean[0], &inv[0]);
+    plain->layernorm(&norm, in[0], x[1], &mean[1], &inv[1]);
     check_near("layernorm", x[0], x[1], n, 1e-5);
     check_near("mean", &mean[0], &mean[1], 1, 1e-6);
     check_near("deviation", &inv[0], &inv[1], 1, 1e-5);
-    for (int i = 0; i < 2; i++)
-        (i ? plain : t)->layernorm_grad(in[0], scale, mean[1], inv[1], in[2], dx[i], parts & 1 ? dscale[i] : NULL,
-                                        parts & 2 ? dbias[i] : NULL, n);
+    for (int i = 0; i < 2; i++) {
+        const ont_layernorm_grad_params grad = {.scale = scale, .dscale = parts & 1 ? dscale[i] : NULL,
+                                                .dbias = parts & 2 ? dbias[i] : NULL, .n = n};
+        (i ? plain : t)->layernorm_grad(&grad, in[0], mean[1], inv[1], in[2], dx[i]);
+    }
     check_near("layernorm gradient", dx[0], dx[1], n, 1e-4);
     check_near("gradient of scale", dscale[0], dscale[1], n, 1e-5);
     check_near("gradient of bias", dbias[0], dbias[1], n, 1e-6);
@@ -383,10 +386,10 @@ TEST(simd_dropout_draws_one_stream)
     int count = tables(all);
     static float x[ROOM], whole[ROOM], part[ROOM];
     static uint8_t mask[ROOM], part_mask[ROOM];
-    uint64_t key = check_random(), stream = check_random();
-    uint32_t threshold = 0x60000000u;
+    const ont_dropout_params dropout = {.key = check_random(), .stream = check_random(), .threshold = 0x60000000u,
+                                        .scale = 1.6f};
     normal(x, ROOM);
-    plain->dropout(x, whole, mask, 0, ROOM, key, stream, threshold, 1.6f);
+    plain->dropout(&dropout, x, whole, mask, 0, ROOM);
     int kept = 0;
     for (int i = 0; i < ROOM; i++) {
         CHECK(whole[i] == (mask[i] ? x[i] * 1.6f : 0));
@@ -399,8 +402,7 @@ TEST(simd_dropout_draws_one_stream)
             int64_t first = check_between(0, ROOM - 1), n = check_between(0, ROOM - first);
             memset(part, 0xff, sizeof part);
             memset(part_mask, 0xff, sizeof part_mask);
-            all[k]->dropout(x + first, round % 3 ? part : NULL, round % 3 < 2 ? part_mask : NULL, first, n, key, stream,
-                            threshold, 1.6f);
+            all[k]->dropout(&dropout, x + first, round % 3 ? part : NULL, round % 3 < 2 ? part_mask : NULL, first, n);
             for (int64_t i = 0; i < n; i++) {
                 if (round % 3) CHECK(part[i] == whole[first + i]);
                 if (round % 3 < 2) CHECK(part_mask[i] == mask[first + i]);
@@ -410,8 +412,8 @@ TEST(simd_dropout_draws_one_stream)
     for (int k = 0; k < count; k++) /* a counter's lower word runs over */
         for (int round = 0; round < 20; round++) {
             int64_t first = ((int64_t)1 << 34) - check_between(0, 200);
-            plain->dropout(x, NULL, mask, first, 400, key, stream, threshold, 1);
-            all[k]->dropout(x, NULL, part_mask, first, 400, key, stream, threshold, 1);
+            plain->dropout(&dropout, x, NULL, mask, first, 400);
+            all[k]->dropout(&dropout, x, NULL, part_mask, first, 400);
             CHECK(!memcmp(mask, part_mask, 400));
         }
 }
@@ -428,9 +430,11 @@ TEST(simd_philox_known_answer)
     uint8_t mask[4];
     for (int k = 0; k <= n; k++)
         for (int word = 0; word < 4; word++) {
-            all[k]->dropout(x, NULL, mask, 0, 4, 0, 0, want[word], 1);
+            ont_dropout_params dropout = {.threshold = want[word], .scale = 1};
+            all[k]->dropout(&dropout, x, NULL, mask, 0, 4);
             CHECK(mask[word] == 1);
-            all[k]->dropout(x, NULL, mask, 0, 4, 0, 0, want[word] + 1, 1);
+            dropout.threshold++;
+            all[k]->dropout(&dropout, x, NULL, mask, 0, 4);
             CHECK(mask[word] == 0);
         }
 }

@@ -133,13 +133,12 @@ typedef ont_flash_block block;
 void ont_flash_dropout_mask(const ont_call *call, const ont_flash_state *s, const block *blk, uint8_t *dropout_mask)
 {
     const ont_attention *a = &s->a;
+    const ont_dropout_params dropout = {.key = call->seed, .stream = a->rng_stream,
+                                        .threshold = a->dropout_threshold, .scale = 1};
     int64_t first = (blk->bh * a->seqlen_q + blk->i0) * a->seqlen_k + blk->j0;
-    if (blk->n == a->seqlen_k)
-        s->simd->dropout(NULL, NULL, dropout_mask, first, blk->m * blk->n, call->seed, a->rng_stream,
-                         a->dropout_threshold, 1);
+    if (blk->n == a->seqlen_k) s->simd->dropout(&dropout, NULL, NULL, dropout_mask, first, blk->m * blk->n);
     for (int64_t r = 0; blk->n != a->seqlen_k && r < blk->m; r++)
-        s->simd->dropout(NULL, NULL, dropout_mask + r * blk->n, first + r * a->seqlen_k, blk->n, call->seed,
-                         a->rng_stream, a->dropout_threshold, 1);
+        s->simd->dropout(&dropout, NULL, NULL, dropout_mask + r * blk->n, first + r * a->seqlen_k, blk->n);
 }
 
 ont_attention_row ont_flash_row_masks(const ont_call *call, const ont_flash_state *s, const block *blk, int64_t r,

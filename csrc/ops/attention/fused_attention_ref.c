@@ -65,10 +65,11 @@ static const uint8_t *mask_row(const ont_call *call, const ont_attention *a, int
 
 static void draw_dropout_mask(const ont_call *call, const ont_attention *a, int64_t row, uint8_t *dropout_mask)
 {
+    const ont_dropout_params dropout = {.key = call->seed, .stream = a->rng_stream,
+                                        .threshold = a->dropout_threshold, .scale = 1};
     memset(dropout_mask, 1, (size_t)a->seqlen_k);
     if (a->has_dropout)
-        ont_simd_plain()->dropout(NULL, NULL, dropout_mask, row * a->seqlen_k, a->seqlen_k, call->seed, a->rng_stream,
-                                  a->dropout_threshold, 1);
+        ont_simd_plain()->dropout(&dropout, NULL, NULL, dropout_mask, row * a->seqlen_k, a->seqlen_k);
 }
 
 /* Row i of the matrix of an operand at batch index bh. */

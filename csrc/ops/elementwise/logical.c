@@ -49,8 +49,7 @@ static ont_status where_infer(ont_graph *g, ont_node *node)
 
 static void where_row(const void *context, const ont_bcast *b, char *const *at, int64_t n)
 {
-    const int64_t *s = b->inner_stride;
-    ont_simd()->where(*(const size_t *)context, (const uint8_t *)at[1], s[1], at[2], s[2], at[3], s[3], at[0], n);
+    ont_simd()->where(*(const size_t *)context, (const uint8_t *)at[1], at[2], at[3], b->inner_stride + 1, at[0], n);
 }
 
 static bool where_tile(const ont_node *node, ont_tile_step *step)

@@ -90,12 +90,11 @@ static void run_step(const tile *t, int step, int64_t n)
     switch (s->kind) {
     case ONT_TILE_UNARY: t->simd->unary[s->loop][s->in](in[0], out, n, s->p); break;
     case ONT_TILE_BINARY: t->simd->binary[s->loop][s->in](in[0], stride[0], in[1], stride[1], out, n, s->p); break;
-    case ONT_TILE_WHERE:
-        t->simd->where(ont_dtype_size(s->out), in[0], stride[0], in[1], stride[1], in[2], stride[2], out, n);
-        break;
+    case ONT_TILE_WHERE: t->simd->where(ont_dtype_size(s->out), in[0], in[1], in[2], stride, out, n); break;
     case ONT_TILE_DROPOUT:
-        t->simd->dropout(in[0], out, NULL, t->bind->first + t->at, n, t->bind->seed, (uint64_t)s->stream,
-                         (uint32_t)s->p[0], (float)s->p[1]);
+        t->simd->dropout(&(ont_dropout_params){.key = t->bind->seed, .stream = (uint64_t)s->stream,
+                                               .threshold = (uint32_t)s->p[0], .scale = (float)s->p[1]},
+                         in[0], out, NULL, t->bind->first + t->at, n);
         break;
     case ONT_TILE_CAST: cast_step(t, s, in[0], out, n); break;
     case ONT_TILE_KINDS: break;

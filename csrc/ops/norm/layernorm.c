@@ -83,11 +83,12 @@ static void forward_rows(void *context, int64_t first, int64_t last)
 {
     const ont_call *call = context;
     const layernorm_state *s = call->state;
-    const float *x = call->in[0], *scale = operand(call, 1), *bias = operand(call, 2);
+    const ont_layernorm_params norm = {.scale = operand(call, 1), .bias = operand(call, 2), .eps = (float)s->eps,
+                                       .n = s->n};
+    const float *x = call->in[0];
     float *y = call->out[0], *mean = result(call, 1), *inv = result(call, 2);
     for (int64_t i = first; i < last; i++)
-        s->simd->layernorm(x + i * s->n, scale, bias, (float)s->eps, y + i * s->n, mean ? mean + i : NULL,
-                           inv ? inv + i : NULL, s->n);
+        s->simd->layernorm(&norm, x + i * s->n, y + i * s->n, mean ? mean + i : NULL, inv ? inv + i : NULL);
 }
 
 static ont_status forward_simd(const ont_call *call)
@@ -151,15 +152,15 @@ static void grad_parts(void *context, int64_t first, int64_t last)
 {
     const ont_call *call = context;
     const layernorm_state *s = call->state;
-    const float *x = call->in[0], *scale = call->in[1], *mean = call->in[2], *inv = call->in[3], *dy = call->in[4];
+    const float *x = call->in[0], *mean = call->in[2], *inv = call->in[3], *dy = call->in[4];
     float *dx = call->out[0];
     bool sums = result(call, 1) || result(call, 2);
     for (int64_t part = first; part < last; part++) {
         float *dscale = sums ? (float *)call->work + part * 2 * s->n : NULL, *dbias = sums ? dscale + s->n : NULL;
         if (sums) memset(dscale, 0, (size_t)(2 * s->n) * sizeof *dscale);
+        const ont_layernorm_grad_params norm = {.scale = call->in[1], .dscale = dscale, .dbias = dbias, .n = s->n};
         for (int64_t r = s->rows * part / s->parts; r < s->rows * (part + 1) / s->parts; r++)
-            s->simd->layernorm_grad(x + r * s->n, scale, mean[r], inv[r], dy + r * s->n, dx ? dx + r * s->n : NULL,
-                                    dscale, dbias, s->n);
+            s->simd->layernorm_grad(&norm, x + r * s->n, mean[r], inv[r], dy + r * s->n, dx ? dx + r * s->n : NULL);
     }
 }
 

@@ -125,16 +125,18 @@ static void drop(const dropout_state *s, const ont_call *call, uint8_t *mask, in
 {
     enum { PIECE = 256 };
     uint8_t keep[PIECE];
+    const ont_dropout_params dropout = {.key = call->seed, .stream = s->stream, .threshold = s->threshold,
+                                        .scale = s->scale};
     if (call->node->outputs[0]->dtype != ONT_FLOAT64) {
-        s->simd->dropout((const float *)call->in[0] + first, (float *)call->out[0] + first, mask ? mask + first : NULL,
-                         word, n, call->seed, s->stream, s->threshold, s->scale);
+        s->simd->dropout(&dropout, (const float *)call->in[0] + first, (float *)call->out[0] + first,
+                         mask ? mask + first : NULL, word, n);
         return;
     }
     const double *x = (const double *)call->in[0] + first;
     double *y = (double *)call->out[0] + first;
     for (int64_t at = 0; at < n; at += PIECE) {
         int64_t m = n - at < PIECE ? n - at : PIECE;
-        s->simd->dropout(NULL, NULL, keep, word + at, m, call->seed, s->stream, s->threshold, 1);
+        s->simd->dropout(&dropout, NULL, NULL, keep, word + at, m);
         for (int64_t i = 0; i < m; i++) y[at + i] = keep[i] && !s->all ? x[at + i] * (double)s->scale : 0;
         if (mask) memcpy(mask + first + at, keep, (size_t)m);
     }
