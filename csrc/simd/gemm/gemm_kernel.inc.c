@@ -252,6 +252,11 @@ static void store_trans_c(const float *acc, int64_t ld, int64_t m, int64_t n, co
 
 /* ---- micro-kernels ---- */
 
+/* Of a micro-tile: m <= MR rows of `vectors` <= 2 vectors. Constants where it is inlined. */
+typedef struct tile_size {
+    int m, vectors;
+} tile_size;
+
 /* Cache lines that the next micro-tiles read; one is prefetched per step of k. */
 typedef struct prefetch_list {
     const float *a, *b;

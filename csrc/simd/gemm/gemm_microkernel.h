@@ -40,10 +40,10 @@ INLINE void T(write_tile)(const ont_gemm_block *p, float *acc, const ont_gemm_ep
         }
 }
 
-/* A micro-tile of `rows` <= MR rows and `vectors` <= 2 vectors. */
 INLINE void T(microkernel)(const ont_gemm_block *p, const float *a, const float *b, float *acc,
-                           const ont_gemm_epilogue *e, const prefetch_list *next, const int rows, const int vectors)
+                           const ont_gemm_epilogue *e, const prefetch_list *next, const tile_size size)
 {
+    const int rows = size.m, vectors = size.vectors;
     ROW_POINTERS;
     vec sum[MR][2];
     for (int r = 0; r < rows; r++)
@@ -94,13 +94,13 @@ INLINE void T(microkernel)(const ont_gemm_block *p, const float *a, const float 
     static void T(full_##rows)(const ont_gemm_block *p, const float *a, const float *b, float *acc, \
                                const ont_gemm_epilogue *e, const prefetch_list *next) \
     { \
-        T(microkernel)(p, a, b, acc, e, next, rows, 2); \
+        T(microkernel)(p, a, b, acc, e, next, (tile_size){.m = rows, .vectors = 2}); \
     } \
     static void T(narrow_##rows)(const ont_gemm_block *p, const float *a, const float *b, float *acc, \
                                  const ont_gemm_epilogue *e, const prefetch_list *next) \
     { \
         (void)e; \
-        T(microkernel)(p, a, b, acc, NULL, next, rows, 1); \
+        T(microkernel)(p, a, b, acc, NULL, next, (tile_size){.m = rows, .vectors = 1}); \
     }
 #define FULL(rows) T(full_##rows),
 #define NARROW(rows) T(narrow_##rows),

@@ -176,15 +176,20 @@ static void filter_grad(const float *m, int64_t plane, float *taps)
 
 /* ---- products ---- */
 
-/* acc[row][0..1] += a[row * a_row + i * a_step] * (b0, b1)[i * b_step], i < n */
-INLINE void multiply(vec acc[ROWS][2], const float *a, int64_t a_row, int64_t a_step, const float *b0, const float *b1,
-                     int64_t b_step, int64_t n)
+/* Strides in a product's operands: from row to row of lhs, and from one term of the sums to the next. */
+typedef struct strides {
+    int64_t lhs_row, lhs_term, rhs_term;
+} strides;
+
+/* acc[row][0..1] += lhs[row * lhs_row + i * lhs_term] * (rhs0, rhs1)[i * rhs_term], i < n */
+INLINE void multiply(vec acc[ROWS][2], const float *lhs, const float *rhs0, const float *rhs1, const strides s,
+                     int64_t n)
 {
     for (int64_t i = 0; i < n; i++) {
-        vec left = load(b0 + i * b_step), right = load(b1 + i * b_step);
+        vec left = load(rhs0 + i * s.rhs_term), right = load(rhs1 + i * s.rhs_term);
 #pragma GCC unroll 8
         for (int r = 0; r < ROWS; r++) {
-            vec x = a[r * a_row + i * a_step] - (vec){0};
+            vec x = lhs[r * s.lhs_row + i * s.lhs_term] - (vec){0};
             acc[r][0] += x * left;
             acc[r][1] += x * right;
         }
@@ -205,6 +210,7 @@ static void product(const float *v, int64_t v_block, const float *u, float *m, i
                     bool add)
 {
     enum { CELLS = ONT_WINO_TILES * ONT_WINO_LANES, CHUNK = 2 };
+    const strides s = {.lhs_row = ONT_WINO_LANES, .lhs_term = 1, .rhs_term = ONT_WINO_WIDTH};
     for (int64_t block = 0; block < blocks; block++, v += v_block, m += ONT_WINO_TILES * ONT_WINO_WIDTH)
         for (int64_t c = 0; c < channel_blocks; c += CHUNK)
             for (int r = 0; r < ONT_WINO_TILES; r += ROWS)
@@ -212,8 +218,7 @@ static void product(const float *v, int64_t v_block, const float *u, float *m, i
                     vec acc[ROWS][2] = {0};
                     for (int64_t b = c; b < c + CHUNK && b < channel_blocks; b++) {
                         const float *right = u + b * ONT_WINO_LANES * ONT_WINO_WIDTH + k;
-                        multiply(acc, v + b * CELLS + r * ONT_WINO_LANES, ONT_WINO_LANES, 1, right, right + LANES,
-                                 ONT_WINO_WIDTH, ONT_WINO_LANES);
+                        multiply(acc, v + b * CELLS + r * ONT_WINO_LANES, right, right + LANES, s, ONT_WINO_LANES);
                     }
                     put(acc, m + r * ONT_WINO_WIDTH + k, add || c);
                 }
@@ -221,12 +226,13 @@ static void product(const float *v, int64_t v_block, const float *u, float *m, i
 
 static void product_grad(const float *w, const float *v, int64_t half, float *m, int64_t tiles, bool add)
 {
+    const strides s = {.lhs_row = 1, .lhs_term = ONT_WINO_LANES, .rhs_term = ONT_WINO_LANES};
     for (int k = 0; k < ONT_WINO_WIDTH; k += 2 * LANES)
         for (int r = 0; r < ONT_WINO_LANES; r += ROWS) {
             vec acc[ROWS][2] = {0};
             int next = k + LANES;
-            multiply(acc, w + r, 1, ONT_WINO_LANES, v + k / ONT_WINO_LANES * half + k % ONT_WINO_LANES,
-                     v + next / ONT_WINO_LANES * half + next % ONT_WINO_LANES, ONT_WINO_LANES, tiles);
+            multiply(acc, w + r, v + k / ONT_WINO_LANES * half + k % ONT_WINO_LANES,
+                     v + next / ONT_WINO_LANES * half + next % ONT_WINO_LANES, s, tiles);
             put(acc, m + r * ONT_WINO_WIDTH + k, add);
         }
 }
