@@ -127,18 +127,20 @@ static void store_stage(const stage *s, int k, const void *from)
  * Loads the parameter: the master copy, unless the 16-bit parameter has been modified since. Where it is not the
  * rounding of the master copy, its value is taken (equal values compare equal, so -0 and NaN are harmless).
  */
-static void load_master(const stage *s, float *x)
+static void load_master(const stage *s, void *x)
 {
-    float written[STAGE_ELEMENTS], rounded[STAGE_ELEMENTS];
+    float written[STAGE_ELEMENTS], rounded[STAGE_ELEMENTS], copy[STAGE_ELEMENTS];
+    float *master = s->wide ? copy : x;
     uint16_t narrow[STAGE_ELEMENTS];
     ont_storage storage = ont_optim_storage(s->tensor->dtype[ONT_OPERAND_PARAM]);
     stage floats = *s;
     floats.wide = false;
     load_stage(&floats, ONT_OPERAND_PARAM, written);
-    load_stage(&floats, ONT_OPERAND_MASTER, x);
-    s->loops->store[storage][0](x, narrow, 1, s->n);
+    load_stage(&floats, ONT_OPERAND_MASTER, master);
+    s->loops->store[storage][0](master, narrow, 1, s->n);
     s->loops->load[storage][0](narrow, 1, rounded, s->n);
-    for (int64_t i = 0; i < s->n; i++) x[i] = rounded[i] == written[i] ? x[i] : written[i];
+    for (int64_t i = 0; i < s->n; i++) master[i] = rounded[i] == written[i] ? master[i] : written[i];
+    if (s->wide) s->loops->load[ONT_STORAGE_F32][1](master, 1, x, s->n);
 }
 
 void ont_optim_stage(const ont_optim_tensor *t, ont_rule rule, const ont_update *u, int64_t first, int64_t count,

@@ -111,6 +111,17 @@ def test_state_dtype(name, dtype, state_dtype):
         assert all(value.dtype == state_dtype for value in held.values())
 
 
+@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("dtype", NARROW)
+def test_master_weights_beside_float64_state(name, dtype):
+    """The update runs in double, the copy is float32."""
+    params = make_params(0, dtype)
+    optimizer = MAKERS[name](params, master_weights=True, state_dtype=torch.float64)
+    compare(name, optimizer, params)
+    for p in params:
+        assert optimizer.state[p]["master_param"].dtype == torch.float32
+
+
 def test_master_weights_follow_a_write_to_the_parameter():
     p = torch.nn.Parameter(torch.ones(300, dtype=torch.bfloat16))
     optimizer = SGD([p], lr=1e-4, master_weights=True)
