@@ -14,14 +14,10 @@ import os
 import random
 import re
 import signal
-import sys
 import tempfile
 import time
 import warnings
 from pathlib import Path
-
-HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parents[1])]
 
 import torch
 from eager_training import DESCRIPTION, cross_entropy, options
