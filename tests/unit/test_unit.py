@@ -1,5 +1,5 @@
-"""Builds the layers that need no Python (base, ir, plan, simd) with the tests in *.c under AddressSanitizer and UBSan,
-and runs each TEST(name) as a case. ONNXTRAIN_TEST_SEED repeats a random test.
+"""Builds the layers that need no Python (base, ir, plan; of simd what csrc/simd/simd.h declares) with the tests in *.c
+under AddressSanitizer and UBSan, and runs each TEST(name) as a case. ONNXTRAIN_TEST_SEED repeats a random test.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from seeds import SEED, drawn_seed
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-LAYERS = ("base", "ir", "plan", "simd")
+LAYERS = ("base", "ir", "plan", "simd")  # without the folders in them: no test here reaches those of simd
 SOURCES = sorted(HERE.glob("*.c"))
 TESTS = [(source.stem, name) for source in SOURCES for name in re.findall(r"^TEST\((\w+)\)", source.read_text(), re.M)]
 COMMON = ["-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-g1", "-fwrapv", "-ffp-contract=off",
@@ -53,10 +53,10 @@ def program(tmp_path_factory) -> Path:
 def build(folder: Path, made: Path) -> Path:
     cc = shlex.split(os.environ.get("CC", "cc"))
     jobs = [(source, folder / f"{source.parent.name}-{source.stem}.o", CHECKED)
-            for source in [*(p for layer in LAYERS for p in sorted((ROOT / "csrc" / layer).rglob("*.c"))), *SOURCES]
+            for source in [*(p for layer in LAYERS for p in sorted((ROOT / "csrc" / layer).glob("*.c"))), *SOURCES]
             if not source.name.endswith(".inc.c")]
     jobs += [(source, folder / f"{source.stem}-{isa}.o", [*LOOPS, *flags, f"-DONT_ISA={isa}"])
-             for source in sorted((ROOT / "csrc/simd").rglob("*.inc.c")) for isa, flags in instruction_sets().items()]
+             for source in sorted((ROOT / "csrc/simd").glob("*.inc.c")) for isa, flags in instruction_sets().items()]
 
     def compile_one(job: tuple[Path, Path, list[str]]) -> None:
         source, target, flags = job
