@@ -28,31 +28,37 @@ def sources() -> list[Path]:
     return [*kernels, *shared, *sorted((CUDA / "emulate").glob("*.c*"))]
 
 
+def is_new(made: Path) -> bool:
+    """Whether an object is newer than all that it was made from, by the make rule that the compiler wrote beside it."""
+    try:
+        names = made.with_suffix(".d").read_text().split(":", 1)[1].replace("\\\n", " ").split()
+        return made.stat().st_mtime > max(Path(name).stat().st_mtime for name in names)
+    except OSError:
+        return False
+
+
 def build(folder: Path, sanitize: bool = False) -> Path:
     """The plugin's path. Raises CalledProcessError where a source does not compile."""
     target = folder / "_emulated.so"
-    headers = max(p.stat().st_mtime for root in (CUDA, CORE) for p in root.rglob("*")
-                  if p.suffix in {".h", ".cuh", ".def"})
-    newest = max(headers, *(source.stat().st_mtime for source in sources()))
-    if target.exists() and target.stat().st_mtime > newest:
+    objects = [folder / f"{source.name}.o" for source in sources()]
+    if target.exists() and all(is_new(made) and made.stat().st_mtime < target.stat().st_mtime for made in objects):
         return target
     extra = ["-O1", "-g1", "-fsanitize=address", "-fno-omit-frame-pointer"] if sanitize else ["-O1"]
     cc, cxx = shlex.split(os.environ.get("CC", "cc")), shlex.split(os.environ.get("CXX", "c++"))
 
-    def compile_one(source: Path) -> str:
-        out = folder / f"{source.name}.o"
-        if out.exists() and out.stat().st_mtime > max(headers, source.stat().st_mtime):
-            return str(out)
+    def compile_one(source: Path, out: Path) -> None:
+        if is_new(out):
+            return
         language = [*cc, "-std=gnu11"] if source.suffix == ".c" else [*cxx, "-std=c++17", "-x", "c++"]
         fresh = f"{out}.new"  # whole, or not there
-        subprocess.run([*language, *FLAGS, *extra, "-c", str(source), "-o", fresh], check=True)
+        subprocess.run([*language, *FLAGS, *extra, "-MMD", "-MF", str(out.with_suffix(".d")), "-c", str(source), "-o",
+                        fresh], check=True)
         os.replace(fresh, out)
-        return str(out)
 
     with concurrent.futures.ThreadPoolExecutor(int(os.environ.get("ONNXTRAIN_JOBS", os.cpu_count() or 1))) as pool:
-        objects = list(pool.map(compile_one, sources()))
+        list(pool.map(compile_one, sources(), objects))
     fresh = folder / "_emulated.so.new"
-    subprocess.run([*cxx, "-shared", *objects, "-o", str(fresh), "-lm", "-lpthread",
+    subprocess.run([*cxx, "-shared", *map(str, objects), "-o", str(fresh), "-lm", "-lpthread",
                     *(["-fsanitize=address"] if sanitize else [])],
                    check=True)
     fresh.replace(target)
