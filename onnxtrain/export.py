@@ -19,6 +19,7 @@ import torch.utils.checkpoint
 from torch import Tensor
 
 from onnxtrain._export import (
+    checkpoint,
     exclusive,
     formulas,
     functional,
@@ -210,6 +211,7 @@ def _dynamo(flat: _Flat, names: list[str], leaves: list[Any], opset: int, notes:
         )
     done = time.perf_counter()
     model, signature = translated.model, translated.exported_program.graph_signature
+    onnx_graph.mark_regions(model, checkpoint.regions_of(translated.exported_program))
     constants = translated.exported_program.constants
     weights: dict[str, str] = {}
     bound: dict[str, tuple[Any, Any]] = {}

@@ -170,8 +170,8 @@ _NAMES = [
              "all checks run at every step, and take microseconds",
              default_text="SKIP_CHECK_DEVICE|SKIP_CHECK_BUILD_GRADIENT|SKIP_CHECK_EXECUTION_AGENT"),
     Variable("ORTMODULE_ALLOW_AUTOGRAD_CHECKPOINT", False, _boolean, _FLAG, None,
-             "torch.utils.checkpoint inside a module is always accepted: a warning names each, and the engine plans "
-             "the step as at ORTMODULE_MEMORY_OPT_LEVEL=1 or above, or by ORTMODULE_MEMORY_OPT_BUDGET"),
+             "torch.utils.checkpoint inside a module is always accepted: backward keeps what leaves it, and runs the "
+             "rest again, at every ORTMODULE_MEMORY_OPT_LEVEL"),
     Variable("ORTMODULE_CONV_ALGO_SEARCH", "HEURISTIC", _one_of("HEURISTIC", "EXHAUSTIVE", "DEFAULT"),
              "HEURISTIC, EXHAUSTIVE, DEFAULT", None,
              "the engine measures the candidates: on the CPU Winograd and oneDNN, on CUDA the algorithms of cuDNN"),

@@ -180,6 +180,7 @@ ont_status ont_graph_add_node(ont_graph *g, ont_node *before, const ont_node_spe
     n->domain = ont_arena_strdup(&g->arena, spec->domain);
     n->op_type = ont_arena_strdup(&g->arena, spec->op_type);
     n->name = ont_arena_format(&g->arena, "%s_%u", spec->op_type, n->id);
+    n->region = before ? before->region : NULL;
     n->inputs = ont_arena_array(&g->arena, n_inputs + 1, sizeof *n->inputs);
     n->outputs = ont_arena_array(&g->arena, n_outputs + 1, sizeof *n->outputs);
     if (!n->domain || !n->op_type || !n->name || !n->inputs || !n->outputs) return ONT_ENOMEM;
@@ -328,6 +329,7 @@ static ont_status clone_node(const ont_node *old, ont_graph *g, ont_node *before
     node->version = old->version;
     node->op = old->op;
     node->backward = old->backward;
+    if (old->region) node->region = old->region;
     node->attrs = old->attrs; /* own_attrs() replaces the shared list */
     *copy = node;
     return ONT_OK;

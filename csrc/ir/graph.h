@@ -69,7 +69,11 @@ struct ont_node {
     ont_attr *attrs;
     ont_node *prev, *next;
     bool backward;          /* belongs to the backward phase */
-    uint32_t region;        /* a region of torch.utils.checkpoint, from 1; 0: none */
+    /*
+     * Of a forward node in regions of torch.utils.checkpoint: their names, outermost first, each followed by '/'. NULL:
+     * it is in none.
+     */
+    const char *region;
     const ont_node *origin; /* forward node whose gradient or recomputation this node is, or NULL */
 };
 
@@ -99,7 +103,8 @@ struct ont_graph {
         uint32_t nodes; /* nodes that run again in backward */
         size_t bytes;
         double cost;    /* cost added so far, in units of passes/recompute.c */
-        double step;    /* cost of a step without it */
+        double marked;  /* cost of what the model marks, which no limit applies to (passes/recompute_regions.c) */
+        double step;    /* cost of a step without either */
         size_t limit;   /* live bytes that are aimed at, or the least that could be; 0: what the level allows */
     } recompute;
     struct {
@@ -143,7 +148,10 @@ typedef struct ont_node_spec {
     uint32_t n_inputs, n_outputs;
 } ont_node_spec;
 
-/* Adds a node in front of `before`, or at the end if that is NULL. Strings and arrays are copied. */
+/*
+ * Adds a node in front of `before`, or at the end if that is NULL, and to the region of `before`. Strings and arrays
+ * are copied.
+ */
 ont_status ont_graph_add_node(ont_graph *g, ont_node *before, const ont_node_spec *spec, ont_node **node) ONT_MUST_USE;
 /*
  * Returns optional output `index` of a node and adds it if absent; gradient rules use it to save intermediate results.

@@ -188,6 +188,18 @@ ont_status ont_onnx_copy(ont_loader *l, const char *name, ont_value *from, ont_v
     return ont_onnx_name_node(l, NULL, node);
 }
 
+/* The regions of torch.utils.checkpoint that the exporter found the node in; NULL: none. See ir/graph.h. */
+static ont_status region_of(ont_loader *l, const Onnx__NodeProto *proto, const char **region)
+{
+    *region = NULL;
+    for (size_t i = 0; i < proto->n_metadata_props; i++)
+        if (!strcmp(TEXT(proto->metadata_props[i]->key), "onnxtrain.region")) {
+            *region = ont_arena_strdup(&l->g->arena, TEXT(proto->metadata_props[i]->value));
+            if (!*region) return ONT_ENOMEM;
+        }
+    return ONT_OK;
+}
+
 static ont_status add_node(ont_loader *l, ont_onnx_scope *scope, const Onnx__NodeProto *proto, const char *what,
                            int64_t version, const ont_op *op, ont_subgraphs *subgraphs)
 {
@@ -204,6 +216,7 @@ static ont_status add_node(ont_loader *l, ont_onnx_scope *scope, const Onnx__Nod
     ONT_TRY(ont_graph_add_node(l->g, NULL, &spec, &node));
     node->version = version;
     node->op = op;
+    ONT_TRY(region_of(l, proto, &node->region));
     const char *name = *TEXT(proto->name) ? ont_arena_format(&l->g->arena, "%s%s", scope->prefix, proto->name) : NULL;
     ONT_TRY(ont_onnx_name_node(l, name, node));
     ONT_TRY(load_attributes(l, scope, proto, what, node));

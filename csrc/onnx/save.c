@@ -228,6 +228,19 @@ static uint32_t own_inputs(const ont_node *node)
     return n;
 }
 
+/* What the loader reads as the node's region. */
+static ont_status save_region(saver *s, const ont_node *node, Onnx__NodeProto *proto)
+{
+    static char key[] = "onnxtrain.region";
+    Onnx__StringStringEntryProto *entry = NEW(s, string_string_entry_proto);
+    proto->metadata_props = ont_arena_array(&s->arena, 1, sizeof *proto->metadata_props);
+    if (!entry || !proto->metadata_props) return ONT_ENOMEM;
+    entry->key = key;
+    entry->value = borrowed(node->region);
+    proto->metadata_props[proto->n_metadata_props++] = entry;
+    return ONT_OK;
+}
+
 static ont_status save_node(saver *s, const ont_node *node, Onnx__NodeProto **out)
 {
     static char absent[] = "";
@@ -252,6 +265,7 @@ static ont_status save_node(saver *s, const ont_node *node, Onnx__NodeProto **ou
     proto->n_output = node->n_outputs;
     while (proto->n_output && !*proto->output[proto->n_output - 1]) proto->n_output--;
     ONT_TRY(save_attrs(s, node, proto));
+    if (node->region) ONT_TRY(save_region(s, node, proto));
     *out = proto;
     return ONT_OK;
 }

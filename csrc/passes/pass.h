@@ -91,6 +91,12 @@ ont_status ont_pass_fuse_reductions(ont_graph *g) ONT_MUST_USE;
 ont_status ont_pass_fuse_sums(ont_graph *g) ONT_MUST_USE;
 
 /*
+ * Runs regions of torch.utils.checkpoint again in backward, which keeps only what leaves them. See
+ * recompute_regions.c.
+ */
+ont_status ont_pass_recompute_regions(ont_graph *g) ONT_MUST_USE;
+
+/*
  * Rematerialization: recomputes forward values in backward that are cheap to compute and large to keep. See
  * recompute.c.
  */

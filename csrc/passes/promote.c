@@ -103,6 +103,7 @@ static ont_status promote_node(ont_graph *g, ont_node *node, const promotion *w,
         cast->version = cast->op->since;
         cast->backward = node->backward;
         cast->origin = node->origin;
+        cast->region = node->region;
         ONT_TRY(ont_attr_set_int(g, cast, "to", dtype));
     }
     return ONT_OK;

@@ -144,6 +144,11 @@ double ont_recompute_graph_cost(const ont_graph *g)
     return cost;
 }
 
+double ont_recompute_cost_fraction(const ont_graph *g)
+{
+    return g->recompute.step > 0 ? (g->recompute.cost + g->recompute.marked) / g->recompute.step : 0;
+}
+
 double ont_recompute_budget_fraction(int level)
 {
     static const double fractions[ONT_RECOMPUTE_LEVELS] = {0.02, 0.2, 0.45};
@@ -505,7 +510,7 @@ static ont_status recompute(pass_state *s)
     find_live_ranges(s);
     double fraction = ont_recompute_budget_fraction(s->g->recompute.level);
     s->budget = ont_recompute_is_everywhere() ? 1e300
-                                              : ont_recompute_graph_cost(s->g) * fraction - s->g->recompute.cost;
+                                              : s->g->recompute.step * fraction - s->g->recompute.cost;
     if (s->live_bytes[peak_position(s)] < MIN_PEAK_BYTES && !ont_recompute_is_everywhere()) return ONT_OK;
     candidate *candidates = ont_calloc((size_t)s->n_positions + 1, sizeof *candidates);
     if (!candidates) return ONT_ENOMEM;
@@ -528,7 +533,7 @@ ont_status ont_pass_recompute(ont_graph *g)
     bool light = g->recompute.level == ONT_RECOMPUTE_MEMORY_BOUND && !g->recompute.limit;
     if (!backward || (g->device && light && !ont_recompute_is_everywhere()))
         return ONT_OK;
-    g->recompute.step = ont_recompute_graph_cost(g);
+    if (!g->recompute.step) g->recompute.step = ont_recompute_graph_cost(g);
     bool evicts = g->recompute.limit || g->recompute.level > ONT_RECOMPUTE_MEMORY_BOUND;
     if (evicts && !ont_recompute_is_everywhere()) return ont_recompute_evict(g);
     ont_status status = recompute(&s);

@@ -19,6 +19,8 @@ enum {
 double ont_recompute_budget_fraction(int level);
 double ont_recompute_node_cost(const ont_node *node);
 double ont_recompute_graph_cost(const ont_graph *g);
+/* The cost of all that backward runs again, as a fraction of the step's without it. */
+double ont_recompute_cost_fraction(const ont_graph *g);
 
 /* Whether the level, or a budget, lets backward run the forward node again. */
 bool ont_recompute_is_recomputable(const ont_graph *g, const ont_node *node);

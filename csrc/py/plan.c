@@ -5,6 +5,7 @@
 #include "py/call.h" /* Python.h before any system header */
 
 #include "base/alloc.h"
+#include "passes/recompute.h"
 
 /* Name of the model's node that a node belongs to: of a gradient or a recomputation that of its forward node. */
 static const char *name_of(const ont_node *node)
@@ -65,8 +66,8 @@ static PyObject *describe(const ont_program *p)
                          block_bytes(p, 0, n), "gradient_bytes", block_bytes(p, n, p->graph->n_outputs),
                          "recomputed_nodes", p->graph->recompute.nodes, "recomputed_bytes",
                          (Py_ssize_t)p->graph->recompute.bytes, "recomputed_share",
-                         p->graph->recompute.step > 0 ? p->graph->recompute.cost / p->graph->recompute.step : 0.0,
-                         "budget_bytes", (Py_ssize_t)p->budget_bytes, "lifetimes", lifetimes, "steps", steps);
+                         ont_recompute_cost_fraction(p->graph), "budget_bytes", (Py_ssize_t)p->budget_bytes,
+                         "lifetimes", lifetimes, "steps", steps);
 }
 
 /* Reads one shape into `dims`, which has room for ONT_MAX_RANK; returns its rank, or -1 with an exception. */

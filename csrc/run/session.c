@@ -11,6 +11,7 @@
 #include "base/parallel.h"
 #include "device/gemm.h"
 #include "passes/pipeline.h"
+#include "passes/recompute.h"
 
 typedef struct entry {
     int64_t *key; /* one word of settings; per input dtype, wants, rank and dims; the probed values; see make_key() */
@@ -366,7 +367,7 @@ void ont_session_get_stats(const ont_session *s, ont_session_stats *stats)
     stats->slab_lower_bound = p->plan.lower_bound;
     stats->recomputed_bytes = p->graph->recompute.bytes;
     stats->recomputed_nodes = p->graph->recompute.nodes;
-    stats->recomputed_share = p->graph->recompute.step > 0 ? p->graph->recompute.cost / p->graph->recompute.step : 0;
+    stats->recomputed_share = ont_recompute_cost_fraction(p->graph);
     stats->budget_bytes = p->budget_bytes;
     sum_phases(p, stats);
     stats->packed_nodes = p->graph->packed.nodes;

@@ -8,8 +8,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import inspect
-import os
-import re
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,6 +15,7 @@ from typing import Any
 import torch
 
 from onnxtrain._export import functions
+from onnxtrain._export.checkpoint import Checkpoints
 from onnxtrain._export.errors import CustomFunctionError, Untraceable
 from onnxtrain._export.exclusive import here
 from onnxtrain._export.state import replaced
@@ -61,14 +60,14 @@ class _Trampoline:
 
 
 @contextlib.contextmanager
-def applied(notes: list[str], custom: CustomFunctions) -> Iterator[None]:
+def applied(checkpoints: Checkpoints, custom: CustomFunctions) -> Iterator[None]:
     """Every use of Function.apply ends in what _applier() makes, also of a method bound before: `self.f =
     MyFunction.apply`.
 
     So it is the code of torch's function that is exchanged, not the attribute; where it has none, the attribute.
     """
     global _dispatch
-    dispatch = _applier(notes, custom)
+    dispatch = _applier(checkpoints, custom)
     if not isinstance(_APPLY, types.FunctionType):
         with replaced(torch.autograd.Function, "apply", classmethod(dispatch)):
             yield
@@ -84,7 +83,7 @@ def applied(notes: list[str], custom: CustomFunctions) -> Iterator[None]:
         _APPLY.__code__, _dispatch = code, before
 
 
-def _applier(notes: list[str], custom: CustomFunctions) -> Callable[..., Any]:
+def _applier(checkpoints: Checkpoints, custom: CustomFunctions) -> Callable[..., Any]:
     """torch.autograd.Function.apply during an export."""
     original = _ORIGINAL_APPLY
 
@@ -93,8 +92,8 @@ def _applier(notes: list[str], custom: CustomFunctions) -> Callable[..., Any]:
             return original(cls, *args, **kwargs)
         if cls is torch.utils.checkpoint.CheckpointFunction:
             run, _preserve_rng_state, *rest = args
-            _note_checkpoint(notes, run)
-            return run(*rest)
+            with checkpoints.region(run):
+                return run(*rest)
         if cls.__module__.split(".")[0] == "torch":
             return original(cls, *args, **kwargs)
         name = functions.name_of(cls)
@@ -109,40 +108,3 @@ def _applier(notes: list[str], custom: CustomFunctions) -> Callable[..., Any]:
         raise CustomFunctionError(f"The module calls torch.autograd.Function {name}; a graph would lose its backward.")
 
     return apply
-
-
-CHECKPOINT = "torch.utils.checkpoint around "  # how the note of a checkpoint begins
-
-
-def _region(run: Any) -> str:
-    """What a checkpoint is around: a module's path or class, or a function's name."""
-    owner = getattr(run, "__self__", run)
-    if isinstance(owner, torch.fx.GraphModule):  # Dynamo's: its operations know the modules that they were called in
-        stacks = [[path for path, _ in node.meta["nn_module_stack"].values()] for node in owner.graph.nodes
-                  if node.meta.get("nn_module_stack")]
-        shared = os.path.commonprefix(stacks) if stacks else []
-        lines = [node.meta["stack_trace"].strip().splitlines()[-1].strip() for node in owner.graph.nodes
-                 if node.meta.get("stack_trace")]
-        path = re.sub(r"L\['\w+'\]|[\['\"\]]|_modules", "", shared[-1]).strip(".") if shared else ""
-        return f"{path or 'the module'} ({lines[0]})" if lines else path or "the module"
-    if isinstance(owner, torch.nn.Module):
-        return type(owner).__name__
-    return str(getattr(run, "__qualname__", type(run).__name__))
-
-
-def _note_checkpoint(notes: list[str], run: Any) -> None:
-    note = (f"{CHECKPOINT}{_region(run)} does not mark a region: results are the same, and what backward computes "
-            "again instead of keeping it is chosen for the whole step, as at ORTMODULE_MEMORY_OPT_LEVEL=1 or above, or "
-            "by ORTMODULE_MEMORY_OPT_BUDGET.")
-    if note not in notes:
-        notes.append(note)
-
-
-def inlined_checkpoint(notes: list[str]) -> Callable[..., Iterator[None]]:
-    """checkpoint() advances this generator before and after the call that it makes."""
-
-    def generator(run, *_args, **_kwargs):
-        _note_checkpoint(notes, run)
-        yield
-
-    return generator

@@ -191,6 +191,7 @@ def applied(data: bytes, calls: Sequence[Any]) -> tuple[bytes, tuple[Any, ...]]:
         for place, name in enumerate(call._made):
             nodes.append(helper.make_node("PythonOp", call.inputs, [name], f"{node.name}_registered_{place}",
                                           domain=DOMAIN, key=len(added) - 1, output=place))
+            nodes[-1].metadata_props.extend(node.metadata_props)
     del model.graph.node[:]
     model.graph.node.extend(nodes)
     if not any(o.domain == DOMAIN for o in model.opset_import):

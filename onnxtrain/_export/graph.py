@@ -11,6 +11,7 @@ from typing import Any
 
 import onnx_ir as ir
 
+from onnxtrain._export.checkpoint import REGION
 from onnxtrain._export.domain import DOMAIN, DOMAIN_VERSION
 
 _SCOPES = "pkg.torch.onnx.name_scopes"
@@ -24,6 +25,18 @@ def inline_functions(model: ir.Model) -> None:
         from onnx_ir.passes.common import InlinePass
 
         InlinePass()(model)
+
+
+def mark_regions(model: ir.Model, regions: Mapping[str, str]) -> None:
+    """Notes at each node the recompute region that it comes from.
+
+    Args:
+        regions: name of a node of the traced program -> region.
+    """
+    for node in model.graph:
+        origin = re.findall(r"'([^']*)'", node.metadata_props.get(_SCOPES) or "")
+        if origin and origin[-1] in regions:
+            node.metadata_props[REGION] = regions[origin[-1]]
 
 
 def sized_splits(model: ir.Model) -> None:
@@ -180,6 +193,7 @@ def serialise(model: ir.Model) -> tuple[bytes, dict[str, str]]:
     for index, node in enumerate(model.graph.all_nodes()):
         scope = _scope(node.metadata_props.get(_SCOPES))
         origin = _TARGET.search(node.metadata_props.get(_FX_NODE) or "")
+        region = node.metadata_props.get(REGION)
         node.metadata_props.clear()
         node.doc_string = None
         if not node.name or scope:  # messages and profiles say where in the user's module a node comes from
@@ -188,6 +202,8 @@ def serialise(model: ir.Model) -> tuple[bytes, dict[str, str]]:
             origins[node.name] = origin[1]
         if scope:
             node.metadata_props["scope"] = scope
+        if region:
+            node.metadata_props[REGION] = region
         for output in node.outputs:
             output.metadata_props.clear()
         if node.domain == DOMAIN:

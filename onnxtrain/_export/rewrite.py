@@ -17,9 +17,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from onnxtrain._export import checks, replacements
+from onnxtrain._export.checkpoint import Checkpoints
 from onnxtrain._export.errors import Untraceable
 from onnxtrain._export.exclusive import only_here
-from onnxtrain._export.function_apply import CustomFunctions, applied, inlined_checkpoint
+from onnxtrain._export.function_apply import CustomFunctions, applied
 from onnxtrain._export.lookups import INDEXED
 from onnxtrain._export.replacements import PATCHES
 from onnxtrain._export.special import SPECIAL, taken_apart
@@ -159,6 +160,7 @@ def patched(notes: list[str], custom: CustomFunctions) -> Iterator[None]:
     """Patches of torch for the length of an export."""
     generator = "_checkpoint_without_reentrant_generator"
     checkpoint = getattr(torch.utils.checkpoint, generator)
+    checkpoints = Checkpoints(notes, custom.nodes)
     with contextlib.ExitStack() as stack:
         for name in ("einsum", "tensordot", "chain_matmul"):  # which torch's own Python calls
             theirs = getattr(torch._VF, name)
@@ -166,8 +168,6 @@ def patched(notes: list[str], custom: CustomFunctions) -> Iterator[None]:
         # The branches of a torch.cond, whose calls Rewrite does not see, have this one by the second name.
         for owner, name in (*[(F, name) for name in PATCHES], (torch._C._nn, "scaled_dot_product_attention")):
             stack.enter_context(replaced(owner, name, only_here(PATCHES[name], getattr(owner, name))))
-        stack.enter_context(applied(notes, custom))
-        stack.enter_context(
-            replaced(torch.utils.checkpoint, generator, only_here(inlined_checkpoint(notes), checkpoint))
-        )
+        stack.enter_context(applied(checkpoints, custom))
+        stack.enter_context(replaced(torch.utils.checkpoint, generator, only_here(checkpoints.inlined(), checkpoint)))
         yield

@@ -16,7 +16,7 @@ from onnxtrain import _C, UnsupportedError, _report, options
 from onnxtrain._export import cache, exclusive, products
 from onnxtrain._export.captured import Graph
 from onnxtrain._export.errors import DefinitionError, StaleError
-from onnxtrain._export.function_apply import CHECKPOINT, CustomFunctions
+from onnxtrain._export.function_apply import CustomFunctions
 from onnxtrain.export import ArgumentError, ExportError, export, is_final, order
 from onnxtrain.ortmodule import _announce, _special
 from onnxtrain.ortmodule._captured import Parts
@@ -451,8 +451,8 @@ class ORTModule(torch.nn.Module):
                             "ORTModule: %s: opset %d was asked for, and %d is used: the %s exporter does not have "
                             "it", type(self._module).__name__, wanted, program.exported.opset,
                             program.exported.exporter)
-        for note in program.exported.notes:
-            level = logging.WARNING if note.startswith(CHECKPOINT) else logging.INFO
+        for note in dict.fromkeys((*program.warnings, *program.exported.notes)):
+            level = logging.WARNING if note in program.warnings else logging.INFO
             self._debug.log(level, "ORTModule: %s", note)
         if key.training not in self._announced:
             self._announced.add(key.training)

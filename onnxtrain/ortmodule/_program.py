@@ -15,10 +15,9 @@ from torch import Tensor
 from torch._C._functorch import is_dead_tensor_wrapper, unwrap_if_dead  # type: ignore[attr-defined]
 
 from onnxtrain import _C, UnsupportedError, options
-from onnxtrain._export import gradients, views
+from onnxtrain._export import checkpoint, gradients, views
 from onnxtrain._export.errors import StaleError
 from onnxtrain._export.exported import Exported
-from onnxtrain._export.function_apply import CHECKPOINT
 from onnxtrain.ortmodule import _double, _held, _outside_loss, _random, graph_optimizer_registry
 from onnxtrain.ortmodule._chain import Chain
 from onnxtrain.ortmodule._reach import Conditional, Reach
@@ -163,11 +162,13 @@ class Program:
         model = exported.model if model is None else model
         model = graph_optimizer_registry.applied(model, type(module).__name__, device)
         model, calls = gradients.applied(model, exported.functions)
-        if any(note.startswith(CHECKPOINT) for note in exported.notes) and not memory_budget:
+        if any(note.startswith(checkpoint.LOST) for note in exported.notes) and not memory_budget:
             memory_level = max(memory_level, 1)  # the user asks to compute again instead of keeping
         parameters = {i.name for i in exported.inputs if i.kind == "parameter"}
         self.chain: Chain | None = None
+        self.warnings = [note for note in exported.notes if note.startswith(checkpoint.LOST)]
         if calls:
+            self.warnings += checkpoint.cut(model)
             self.chain = Chain(model, calls, [i.name for i in exported.inputs], [o.name for o in exported.outputs],
                                parameters, _ORTModuleFunction.apply, device, memory_level, memory_budget)
             self.sessions = self.chain.sessions

@@ -376,6 +376,9 @@ def test_checkpoint_is_inlined(reentrant: bool) -> None:
     module = Of(lambda m, x: torch.utils.checkpoint.checkpoint(lambda t: m.fc(t).tanh(), x, use_reentrant=reentrant))
     exported = check(module, torch.randn(3, 4))
     assert len([note for note in exported.notes if note.startswith("torch.utils.checkpoint around ")]) == 1
+    regions = {node.op_type: entry.value for node in proto(exported).graph.node for entry in node.metadata_props
+               if entry.key == "onnxtrain.region"}
+    assert {"Gemm", "Tanh"} <= regions.keys() and len(set(regions.values())) == 1
     assert "fc.weight" in ancestors(proto(exported), exported.outputs[0].name, "StopGradient")
 
 
