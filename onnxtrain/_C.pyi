@@ -26,6 +26,8 @@ class Session:
             `recompute`; 0: none. If no plan fits, the smallest is used, and a warning names it.
         rows: kinds of unused rows that are not computed on the CPU, as a sum: 1 rows that no Gather, GatherND or Slice
             selects; 2 rows whose label a loss ignores; 4 rows of tokens that the attention mask hides.
+        subgraphs: which of those that subgraphs() lists backward runs again: (subgraph, compromise, the first so many,
+            or -1 for all).
 
     Raises:
         ValueError: the model is truncated, malformed or inconsistent; the message names the place.
@@ -33,7 +35,8 @@ class Session:
     """
 
     def __init__(self, model: bytes, programs: int = 16, device: str = "", torch_random: bool = False,
-                 recompute: int = 0, parameters: bytes = b"", budget: float = 0.0, rows: int = 0) -> None: ...
+                 recompute: int = 0, parameters: bytes = b"", budget: float = 0.0, rows: int = 0,
+                 subgraphs: Sequence[tuple[str, bool, int]] = ()) -> None: ...
     @property
     def inputs(self) -> list[tuple[str, str, tuple[int | str, ...]]]:
         """(name, dtype such as "float" or "int64", dims) of every graph input, in order."""
@@ -129,6 +132,15 @@ class Session:
 
     def kernels(self) -> list[tuple[str, str, bool]]:
         """(node, kernel, backward) for every step of the latest program."""
+
+    def subgraphs(self) -> list[tuple[str, bool, int, int, int]]:
+        """What the latest program could run again in backward, level and budget apart.
+
+        Returns:
+            (subgraph, compromise, frequency, applied, bytes): operators by name, in order, each followed by "+";
+            whether the narrower operand of a Cast is kept instead; how often it occurs, and how often it runs again;
+            bytes that are kept where none does.
+        """
 
     def graphs(self) -> list[tuple[str, int, int, str]]:
         """(phase, captures, replays, reason) of the latest program on a device: why the last call was not a replay, or

@@ -196,9 +196,11 @@ _NAMES = [
              "limit of the planned activations of a step, in bytes (units of 1024) or as a share of the level's plan: "
              "backward recomputes the nodes with the lowest cost per byte until the memory plan fits. Results have "
              "the same bits. If no plan fits, a warning names the smallest one"),
-    Variable("ORTMODULE_MEMORY_OPT_CONFIG", "", str, "a path or a list", None,
-             "it names nodes of onnxruntime's graph; here the memory plan selects what is recomputed, within the "
-             "limits of ORTMODULE_MEMORY_OPT_LEVEL"),
+    Variable("ORTMODULE_MEMORY_OPT_CONFIG", "", str, "a path of a JSON list of plans, or plans joined by commas",
+             "subgraphs that backward runs again, whatever that costs: `Op+Op+:type:count` with ONNX's names of "
+             "operators, or onnxruntime's fused ones; type 0 none, 1 recompute, 2 keep the narrower operand of a Cast; "
+             "count -1 all, or the first so many. At log level INFO a table lists those of the graph. Read at "
+             "ORTMODULE_MEMORY_OPT_LEVEL=0 only. A malformed plan raises ValueError"),
     Variable("ORTMODULE_PRINT_INPUT_DENSITY", False, _boolean, _FLAG,
              "1 prints at each step the share of computed rows, of labels and of tokens"),
     Variable("ORTMODULE_PRINT_MEMORY_STATS", False, _boolean, _FLAG,

@@ -19,7 +19,7 @@ from onnxtrain.ortmodule import DebugOptions, FallbackPolicy, LogLevel, ORTModul
 from onnxtrain.ortmodule.experimental.json_config import load_from_json
 
 ROOT = Path(__file__).resolve().parents[1]
-FREE = {"", "a path", "a folder", "a path or a list", "full names of classes, joined by commas",
+FREE = {"", "a path", "a folder", "a path of a JSON list of plans, or plans joined by commas", "full names of classes, joined by commas",
         "names of passes joined by commas"}
 
 
@@ -61,7 +61,7 @@ def test_no_variable_is_read_that_is_not_listed():
     assert found == known
 
 
-OTHER = {"SKIPCHECK_POLICY": "SKIP_CHECK_DISABLED", "CONV_ALGO_SEARCH": "EXHAUSTIVE", "MEMORY_OPT_CONFIG": "x.json",
+OTHER = {"SKIPCHECK_POLICY": "SKIP_CHECK_DISABLED", "CONV_ALGO_SEARCH": "EXHAUSTIVE",
          "MAX_TUNING_DURATION_MS": "9", "TUNING_RESULTS_PATH": "x", "TRITON_CONFIG_FILE": "x",
          "ATEN_SDPA_FALLBACK": "1", "ONNXTRAIN_CAPTURE": "export"}
 
@@ -240,6 +240,15 @@ def memory_level(monkeypatch, **_):
     assert f"recomputed in backward: {plans[2]['recomputed_nodes']} nodes" in onnxtrain.explain(model)
 
 
+def memory_config(monkeypatch, **_):
+    """What it names runs again, at any size: the tanh of the graph's input, not those of sums, which are not kept."""
+    plain = program(ran(Wide(), torch.ones(64, 256))).totals()
+    monkeypatch.setenv("ORTMODULE_MEMORY_OPT_CONFIG", "Tanh+:1:-1")
+    totals = program(ran(Wide(), torch.ones(64, 256))).totals()
+    assert (plain["recomputed_nodes"], totals["recomputed_nodes"]) == (0, 1)
+    assert totals["kept_bytes"] == plain["kept_bytes"] - 64 * 256 * 4
+
+
 class Tokens(nn.Module):
     """Attention that does not see padding, and a loss of the tokens that have a label."""
 
@@ -389,6 +398,7 @@ EFFECTS = {
     "ORTMODULE_JSON_CONFIG_PATH": json_config, "ONNXTRAIN_ISA": isa, "ONNXTRAIN_GEMM": gemm,
     "ONNXTRAIN_REDUCE_DTYPE": reduce_dtype, "ONNXTRAIN_DISABLE": disable,
     "ORTMODULE_MEMORY_OPT_LEVEL": memory_level, "ORTMODULE_MEMORY_OPT_BUDGET": memory_budget,
+    "ORTMODULE_MEMORY_OPT_CONFIG": memory_config,
     "ORTMODULE_ENABLE_COMPUTE_OPTIMIZER": lambda **kw: packed_rows("COMPUTE", {}, **kw),
     "ORTMODULE_ENABLE_SPARSE_OPTIMIZER": lambda **kw: packed_rows("SPARSE", {}, **kw),
     "ORTMODULE_ENABLE_LABEL_SPARSE_OPTIMIZER": lambda **kw: packed_rows("LABEL_SPARSE", {}, **kw),

@@ -389,6 +389,8 @@ ont_status ont_graph_clone(const ont_graph *from, ont_graph **copy)
     g->recompute.level = from->recompute.level;
     g->recompute.limit = from->recompute.limit;
     g->packed.wanted = from->packed.wanted;
+    g->subgraphs.plans = from->subgraphs.plans;
+    g->subgraphs.n_plans = from->subgraphs.n_plans;
     status = ONT_ENOMEM;
     map = ont_calloc(from->n_values ? from->n_values : 1, sizeof *map);
     outputs = ont_calloc(from->n_outputs ? from->n_outputs : 1, sizeof *outputs);

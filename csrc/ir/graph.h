@@ -112,6 +112,12 @@ struct ont_graph {
         uint32_t nodes;     /* forward nodes that compute some rows only */
         int64_t rows[3][2]; /* computed, and all: of selected rows, those with labels, those that attention sees */
     } packed;
+    struct {
+        const struct ont_recompute_plan *plans; /* which ones the caller wants run again; see passes/recompute.h */
+        uint32_t n_plans;
+        struct ont_recompute_cluster *clusters; /* those that could */
+        uint32_t n_clusters;
+    } subgraphs;
 };
 
 ont_status ont_graph_create(const char *name, ont_graph **graph) ONT_MUST_USE;

@@ -91,8 +91,8 @@ ont_status ont_pass_fuse_reductions(ont_graph *g) ONT_MUST_USE;
 ont_status ont_pass_fuse_sums(ont_graph *g) ONT_MUST_USE;
 
 /*
- * Runs regions of torch.utils.checkpoint again in backward, which keeps only what leaves them. See
- * recompute_regions.c.
+ * Runs regions of torch.utils.checkpoint again in backward, which keeps only what leaves them, and subgraphs that the
+ * caller names. See recompute_regions.c.
  */
 ont_status ont_pass_recompute_regions(ont_graph *g) ONT_MUST_USE;
 

@@ -155,13 +155,22 @@ double ont_recompute_budget_fraction(int level)
     return fractions[level];
 }
 
-bool ont_recompute_is_recomputable(const ont_graph *g, const ont_node *node)
+static bool is_product(const ont_node *node)
+{
+    return has_cost(node, ONT_COST_MATMUL) || has_cost(node, ONT_COST_CONV);
+}
+
+bool ont_recompute_can_run_again(const ont_node *node)
 {
     if (node->backward || !node->outputs[0]) return false;
-    if (ont_node_is_view(node) || is_memory_bound(node)) return true;
+    return ont_node_is_view(node) || is_memory_bound(node) || has_cost(node, ONT_COST_ATTENTION) || is_product(node);
+}
+
+bool ont_recompute_is_recomputable(const ont_graph *g, const ont_node *node)
+{
     bool light = g->recompute.level < ONT_RECOMPUTE_LAYERS && !g->recompute.limit && !ont_recompute_is_everywhere();
-    return has_cost(node, ONT_COST_ATTENTION) ||
-           (!light && (has_cost(node, ONT_COST_MATMUL) || has_cost(node, ONT_COST_CONV)));
+    return ont_recompute_can_run_again(node) &&
+           !(light && is_product(node) && !ont_node_is_view(node) && !is_memory_bound(node));
 }
 
 ont_status ont_recompute_copy(ont_graph *g, const ont_node *node, ont_node *before, ont_value *const *inputs,

@@ -1,12 +1,14 @@
 /*
- * Rematerialization of what the model marks: regions of torch.utils.checkpoint. Backward keeps what leaves a region,
- * and runs the rest of it again, whatever that costs; level and budget (recompute.c) choose among what is left.
+ * Rematerialization of what the user marks: regions of torch.utils.checkpoint, and subgraphs by name
+ * (recompute_subgraphs.c). Backward keeps what leaves a region, and runs the rest of it again, whatever that costs;
+ * level and budget (recompute.c) choose among what is left.
  *
  * The level of a value is the number of regions that its node and all its readers in forward lie in. At level 0 it
  * leaves every region, or is in none, and backward reads the value itself. At any other level backward reads a copy.
  * Copies run in front of the first node of backward that needs them, and later readers share them. Of nested regions
  * the outer one runs again as a whole, as forward did (copies at level 1): that keeps what leaves the inner ones, each
- * of which then runs again by itself (copies at level 2). So a node has at most one copy for each level.
+ * of which then runs again by itself (copies at level 2). So a node has at most one copy for each level. The values of
+ * a chosen subgraph have level 1, whatever reads them.
  */
 #include <stdlib.h>
 
@@ -68,8 +70,6 @@ static void find_levels(regions *r)
             if (shared < r->levels[root->id]) r->levels[root->id] = shared;
         }
     for (uint32_t i = 0; i < g->n_outputs; i++) r->levels[ont_value_root(g->outputs[i])->id] = 0;
-    for (uint32_t i = 0; i < r->n_values; i++)
-        if (r->levels[i] > r->n_levels) r->n_levels = r->levels[i];
 }
 
 /* ---- copies ---- */
@@ -164,7 +164,7 @@ static ont_status rewrite(regions *r)
 
 static ont_status recompute_regions(regions *r)
 {
-    const ont_graph *g = r->g;
+    ont_graph *g = r->g;
     r->n_values = g->n_values;
     r->nodes = ont_calloc((size_t)g->n_nodes + 1, sizeof *r->nodes);
     r->position = ont_calloc((size_t)g->n_nodes + 1, sizeof *r->position);
@@ -175,14 +175,15 @@ static ont_status recompute_regions(regions *r)
         r->nodes[r->n_nodes++] = node;
     }
     find_levels(r);
+    ONT_TRY(ont_recompute_select(g, r->levels));
+    for (uint32_t i = 0; i < r->n_values; i++)
+        if (r->levels[i] > r->n_levels) r->n_levels = r->levels[i];
     return r->n_levels ? rewrite(r) : ONT_OK;
 }
 
 ont_status ont_pass_recompute_regions(ont_graph *g)
 {
-    bool any = false;
-    for (const ont_node *node = g->first; node && !any; node = node->next) any = node->region != NULL;
-    if (!any || !g->last->backward) return ONT_OK;
+    if (!g->last || !g->last->backward) return ONT_OK;
     regions r = {.g = g};
     ont_status status = recompute_regions(&r);
     ont_free(r.nodes);

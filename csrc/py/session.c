@@ -45,19 +45,55 @@ static PyObject *describe_values(const ont_graph *g, ont_value *const *values, u
 
 enum { MAX_PROGRAMS = 4096 };
 
+/* Reads [(subgraph, compromise, count)]; NULL: none. -1 with an exception on failure. */
+static int read_subgraphs(ont_graph *g, PyObject *list)
+{
+    PyObject *items = list ? PySequence_Tuple(list) : PyTuple_New(0);
+    if (!items) return -1;
+    Py_ssize_t n = PyTuple_Size(items);
+    ont_recompute_plan *plans = ont_arena_array(&g->arena, (size_t)n + 1, sizeof *plans);
+    int result = plans ? 0 : -1;
+    if (!plans) PyErr_NoMemory();
+    for (Py_ssize_t i = 0; i < n && result == 0; i++) {
+        const char *subgraph;
+        int compromise;
+        long long count;
+        PyObject *item = PyTuple_GetItem(items, i);
+        if (!PyTuple_Check(item)) PyErr_SetString(PyExc_TypeError, "an item of subgraphs is no tuple");
+        else if (PyArg_ParseTuple(item, "spL:subgraphs", &subgraph, &compromise, &count))
+            plans[i] = (ont_recompute_plan){ont_arena_strdup(&g->arena, subgraph), compromise, count};
+        if (!PyErr_Occurred() && !plans[i].subgraph) PyErr_NoMemory();
+        if (PyErr_Occurred()) result = -1;
+    }
+    g->subgraphs.plans = plans;
+    g->subgraphs.n_plans = (uint32_t)n;
+    Py_DECREF(items);
+    return result;
+}
+
+static int check_parameters(const ont_graph *g, Py_ssize_t n)
+{
+    if (!n || (size_t)n == g->n_inputs) return 0;
+    PyErr_Format(PyExc_ValueError, "parameters has %zd bytes, expected one for each of the graph's %u inputs", n,
+                 g->n_inputs);
+    return -1;
+}
+
 static int session_init(PyObject *object, PyObject *args, PyObject *kwargs)
 {
     ont_session_object *self = (ont_session_object *)object;
     char *names[] = {"model", "programs", "device", "torch_random", "recompute", "parameters", "budget", "rows",
-                     NULL};
+                     "subgraphs", NULL};
     const char *bytes, *parameters = NULL;
     Py_ssize_t size, n_parameters = 0;
     const char *device_name = "";
     const ont_device *device;
     int programs = 16, torch_random = 0, recompute = ONT_RECOMPUTE_MEMORY_BOUND, rows = 0;
     double budget = 0;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "y#|ispiy#di:Session", names, &bytes, &size, &programs, &device_name,
-                                     &torch_random, &recompute, &parameters, &n_parameters, &budget, &rows))
+    PyObject *subgraphs = NULL;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "y#|ispiy#diO:Session", names, &bytes, &size, &programs,
+                                     &device_name, &torch_random, &recompute, &parameters, &n_parameters, &budget,
+                                     &rows, &subgraphs))
         return -1;
     if (!(budget >= 0)) {
         PyErr_SetString(PyExc_ValueError, "budget is negative, expected bytes, or a fraction of at most 1");
@@ -82,9 +118,7 @@ static int session_init(PyObject *object, PyObject *args, PyObject *kwargs)
     if (ont_device_by_name(self->state, device_name, &device) < 0) return -1;
     ont_graph *graph;
     ont_status status = ont_onnx_load((const uint8_t *)bytes, (size_t)size, &graph);
-    if (n_parameters && status == ONT_OK && (size_t)n_parameters != graph->n_inputs) {
-        PyErr_Format(PyExc_ValueError, "parameters has %zd bytes, expected one for each of the graph's %u inputs",
-                     n_parameters, graph->n_inputs);
+    if (status == ONT_OK && (check_parameters(graph, n_parameters) < 0 || read_subgraphs(graph, subgraphs) < 0)) {
         ont_graph_destroy(graph);
         return -1;
     }
@@ -464,6 +498,23 @@ static PyObject *session_timeline(PyObject *object, PyObject *unused)
     return list;
 }
 
+static PyObject *session_subgraphs(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    const ont_session *session = session_of(object);
+    if (!session) return NULL;
+    const ont_program *p = ont_session_last_program(session);
+    PyObject *list = PyList_New(0);
+    for (uint32_t i = 0; list && p && i < p->graph->subgraphs.n_clusters; i++) {
+        const ont_recompute_cluster *c = &p->graph->subgraphs.clusters[i];
+        PyObject *item = Py_BuildValue("sOIIn", c->subgraph, c->compromise ? Py_True : Py_False, c->frequency,
+                                       c->applied, (Py_ssize_t)c->bytes);
+        if (!item || PyList_Append(list, item) < 0) Py_CLEAR(list);
+        Py_XDECREF(item);
+    }
+    return list;
+}
+
 static PyObject *session_graphs(PyObject *object, PyObject *unused)
 {
     (void)unused;
@@ -492,6 +543,8 @@ static PyMethodDef session_methods[] = {
     {"text", session_text, METH_VARARGS, "text(stage='loaded') -> the graph as text"},
     {"save", session_save, METH_VARARGS, "save(stage='execution_model') -> a ModelProto as bytes"},
     {"kernels", session_kernels, METH_NOARGS, "kernels() -> [(node, kernel, backward)] of the latest program"},
+    {"subgraphs", session_subgraphs, METH_NOARGS,
+     "subgraphs() -> [(subgraph, compromise, frequency, applied, bytes)] that the latest program could recompute"},
     {"graphs", session_graphs, METH_NOARGS,
      "graphs() -> [(phase, recorded, replayed, reason)] of the latest program, on a device"},
     {"timeline", session_timeline, METH_NOARGS,

@@ -17,6 +17,7 @@ from onnxtrain import _C
 from onnxtrain._export import segments
 from onnxtrain._export.functions import Call
 from onnxtrain.ortmodule import _random
+from onnxtrain.ortmodule._memory_config import Plan
 from onnxtrain.ortmodule._reach import Reach
 
 
@@ -24,11 +25,11 @@ class Stage:
     """One segment: what an autograd node of the engine needs of a program."""
 
     def __init__(self, segment: segments.Segment, parameters: Container[str], device: str, memory_level: int,
-                 memory_budget: float) -> None:
+                 memory_budget: float, subgraphs: Sequence[Plan] = ()) -> None:
         self.session = None
         if segment.model is not None:
             self.session = _C.Session(segment.model, device=device, torch_random=_random.as_torch(device),
-                                      recompute=memory_level, budget=memory_budget,
+                                      recompute=memory_level, budget=memory_budget, subgraphs=subgraphs,
                                       parameters=bytes([name in parameters for name in segment.inputs]))
         self.random = self.session is not None and self.session.random
         self.reach, self.conditional = Reach(segment.model) if segment.model is not None else None, None
@@ -61,14 +62,15 @@ class Chain:
         device: that the segments run on.
         memory_level: ORTMODULE_MEMORY_OPT_LEVEL.
         memory_budget: ORTMODULE_MEMORY_OPT_BUDGET, of each segment.
+        subgraphs: ORTMODULE_MEMORY_OPT_CONFIG, of each segment.
 
     Raises as Session does.
     """
 
     def __init__(self, model: bytes, calls: Sequence[Call], names: Sequence[str], outputs: Sequence[str],
                  parameters: Container[str], apply: Callable[..., Any], device: str = "cpu",
-                 memory_level: int = 0, memory_budget: float = 0.0) -> None:
-        self.stages = [Stage(segment, parameters, device, memory_level, memory_budget)
+                 memory_level: int = 0, memory_budget: float = 0.0, subgraphs: Sequence[Plan] = ()) -> None:
+        self.stages = [Stage(segment, parameters, device, memory_level, memory_budget, subgraphs)
                        for segment in segments.cut(model)]
         self.sessions = [stage.session for stage in self.stages if stage.session is not None]
         self._calls, self._names, self._outputs, self._apply = calls, names, outputs, apply

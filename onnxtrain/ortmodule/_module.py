@@ -18,7 +18,7 @@ from onnxtrain._export.captured import Graph
 from onnxtrain._export.errors import DefinitionError, StaleError
 from onnxtrain._export.function_apply import CustomFunctions
 from onnxtrain.export import ArgumentError, ExportError, export, is_final, order
-from onnxtrain.ortmodule import _announce, _special
+from onnxtrain.ortmodule import _announce, _memory_config, _special
 from onnxtrain.ortmodule._captured import Parts
 from onnxtrain.ortmodule._debug import STAGES, DebugOptions
 from onnxtrain.ortmodule._device import device_of
@@ -75,6 +75,7 @@ class ORTModule(torch.nn.Module):
         self._debug = debug_options if debug_options is not None else DebugOptions()
         self._fallback = Fallback()
         self._runtime = RuntimeOptions()
+        _ = self._runtime.subgraphs  # raises ValueError for a malformed setting
         options.warn_of_ignored()
         self._counters = _report.Counters()
         self._module: Any = module  # a Graph, where it is one of Dynamo's
@@ -365,13 +366,18 @@ class ORTModule(torch.nn.Module):
             self._debug.log(logging.INFO, "ORTModule: exports are not kept in %s: %s", runtime.cache_dir, reason)
             return None
 
+    def _memory(self) -> dict[str, Any]:
+        """What a Program is told of memory."""
+        runtime = self._runtime
+        return {"memory_level": runtime.memory_optimization_level, "memory_budget": runtime.memory_budget or 0.0,
+                "subgraphs": runtime.subgraphs}
+
     def _cached(self, key: Key, tensors: Sequence[torch.Tensor], device: str) -> Program | None:
         name = self._digest(key)
         exported = None if name is None else cache.load(self._runtime.cache_dir, name, tensors)
         if exported is None:
             return None
-        program = Program(self._module, exported, device=device, memory_level=self._runtime.memory_optimization_level,
-                          memory_budget=self._runtime.memory_budget or 0.0)
+        program = Program(self._module, exported, device=device, **self._memory())
         _report.count(self._counters, cached_exports=1, build_seconds=program.build_seconds)
         return program
 
@@ -381,7 +387,7 @@ class ORTModule(torch.nn.Module):
         exported = None if parts is None else parts.twins.find(self._module, (key, device), tensors)
         if exported is None:
             return None
-        program = Program(self._module, exported, device=device, memory_level=self._runtime.memory_optimization_level)
+        program = Program(self._module, exported, device=device, **self._memory())
         _report.count(self._counters, build_seconds=program.build_seconds)
         return program
 
@@ -394,9 +400,7 @@ class ORTModule(torch.nn.Module):
                           by_torch=by_torch)
         _report.count(self._counters, exports=1, export_seconds=exported.seconds.get("total", 0.0))
         try:
-            program = Program(self._module, exported, device=device,
-                              memory_level=self._runtime.memory_optimization_level,
-                              memory_budget=self._runtime.memory_budget or 0.0)
+            program = Program(self._module, exported, device=device, **self._memory())
         except UnsupportedError as error:
             error.exported = exported  # type: ignore[attr-defined]
             raise
@@ -457,6 +461,8 @@ class ORTModule(torch.nn.Module):
         if key.training not in self._announced:
             self._announced.add(key.training)
             _announce.ready(type(self._module).__name__, key.training, program, self._debug, self._fallback)
+            if key.training and not self._runtime.memory_optimization_level:
+                _memory_config.announce(self._debug.log, self._runtime.subgraphs, program.sessions)
 
     def _give_up(self, key: Key, failures: list[tuple[str, Any]]) -> None:
         failures = sorted(failures, key=lambda failure: failure[0] != "dynamo")  # which knows the module better

@@ -20,6 +20,7 @@ from onnxtrain._export.errors import StaleError
 from onnxtrain._export.exported import Exported
 from onnxtrain.ortmodule import _double, _held, _outside_loss, _random, graph_optimizer_registry
 from onnxtrain.ortmodule._chain import Chain
+from onnxtrain.ortmodule._memory_config import Plan
 from onnxtrain.ortmodule._reach import Conditional, Reach
 
 PROGRAMS = 64  # kept of a graph: batches differ in sizes, and in how many rows count
@@ -157,7 +158,7 @@ class Program:
     """
 
     def __init__(self, module: torch.nn.Module, exported: Exported, model: bytes | None = None, device: str = "cpu",
-                 memory_level: int = 0, memory_budget: float = 0.0) -> None:
+                 memory_level: int = 0, memory_budget: float = 0.0, subgraphs: Sequence[Plan] = ()) -> None:
         start = time.perf_counter()
         model = exported.model if model is None else model
         model = graph_optimizer_registry.applied(model, type(module).__name__, device)
@@ -170,13 +171,13 @@ class Program:
         if calls:
             self.warnings += checkpoint.cut(model)
             self.chain = Chain(model, calls, [i.name for i in exported.inputs], [o.name for o in exported.outputs],
-                               parameters, _ORTModuleFunction.apply, device, memory_level, memory_budget)
+                               parameters, _ORTModuleFunction.apply, device, memory_level, memory_budget, subgraphs)
             self.sessions = self.chain.sessions
         else:
             self._session = functools.partial(
                 _C.Session, model, device=device, torch_random=_random.as_torch(device), recompute=memory_level,
                 budget=memory_budget, parameters=bytes([i.name in parameters for i in exported.inputs]),
-                programs=PROGRAMS, rows=_packed_rows())
+                programs=PROGRAMS, rows=_packed_rows(), subgraphs=subgraphs)
             self.sessions = [self._session()]
         self.session: Any = self.sessions[0] if self.sessions else None
         self.first_call: tuple[list[tuple[int, ...]], bytes] | None = None  # shapes of the graph's inputs, and the mask
@@ -278,7 +279,8 @@ class Program:
         """
         if self.chain is not None:
             raise UnsupportedError("a graph in segments, with calls of torch between them, has no plan as a whole")
-        return self._session(recompute=level, budget=budget, rows=0)
+        session = functools.partial(self._session, subgraphs=()) if level else self._session  # a level reads no plans
+        return session(recompute=level, budget=budget, rows=0)
 
     def rest(self) -> None:
         """Gives back the memory of steps. The next step plans again."""

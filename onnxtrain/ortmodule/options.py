@@ -6,6 +6,7 @@ import dataclasses
 import enum
 
 from onnxtrain import options
+from onnxtrain.ortmodule._memory_config import Plan, parse
 
 
 class _SkipCheck(enum.IntFlag):
@@ -34,9 +35,9 @@ class RuntimeOptions:
     """What one ORTModule exports and runs with; made from the environment when the module is wrapped.
 
     onnx_opset_version, enable_custom_autograd_function, skipped_autograd_functions, cache_dir,
-    memory_optimization_level and memory_budget (bytes; a fraction where it is at most 1) have an effect on what is
-    exported after they are set, print_memory_stats and print_input_density on the next step. The rest is kept for
-    scripts that set it, and changes nothing.
+    memory_optimization_level, memory_optimizer_config and memory_budget (bytes; a fraction where it is at most 1) have
+    an effect on what is exported after they are set, print_memory_stats and print_input_density on the next step. The
+    rest is kept for scripts that set it, and changes nothing.
     """
 
     onnx_opset_version: int = _read("ORTMODULE_ONNX_OPSET_VERSION")  # type: ignore[assignment]
@@ -47,6 +48,7 @@ class RuntimeOptions:
     print_memory_stats: bool = _read("ORTMODULE_PRINT_MEMORY_STATS")  # type: ignore[assignment]
     print_input_density: bool = _read("ORTMODULE_PRINT_INPUT_DENSITY")  # type: ignore[assignment]
     memory_optimization_level: int = _read("ORTMODULE_MEMORY_OPT_LEVEL")  # type: ignore[assignment]
+    memory_optimizer_config: str = _read("ORTMODULE_MEMORY_OPT_CONFIG")  # type: ignore[assignment]
     memory_budget: float | None = _read("ORTMODULE_MEMORY_OPT_BUDGET")  # type: ignore[assignment]
     skip_check: _SkipCheck = _read("ORTMODULE_SKIPCHECK_POLICY")  # type: ignore[assignment]
     propagate_cast_ops_strategy: object = None
@@ -57,6 +59,12 @@ class RuntimeOptions:
     run_symbolic_shape_infer: bool = True
     enable_grad_acc_optimization: bool = False
     use_memory_efficient_gradient: bool = False
+
+    @property
+    def subgraphs(self) -> list[Plan]:
+        """Those that backward runs again. Raises ValueError for a malformed memory_optimizer_config."""
+        plans = parse(self.memory_optimizer_config)
+        return [] if self.memory_optimization_level else plans
 
     @property
     def prints(self) -> bool:

@@ -1,0 +1,106 @@
+"""ORTMODULE_MEMORY_OPT_CONFIG: subgraphs that backward runs again, spelled as onnxruntime-training spells them.
+
+A plan is "Op+Op+:type:count". The engine compares its text with those of the subgraphs that it finds itself
+(csrc/passes/recompute_subgraphs.c); here names of operators that onnxruntime fuses become the engine's.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+VARIABLE = "ORTMODULE_MEMORY_OPT_CONFIG"
+Plan = tuple[str, bool, int]  # subgraph, compromise, count, as _C.Session takes it
+NONE, RECOMPUTE, COMPROMISE = range(3)
+# The bias is part of a product in the engine, and a residual is a node of its own. Views are not named.
+_HERE = {
+    **dict.fromkeys(("Gemm", "FusedMatMul", "TransposeMatMul"), ("MatMul",)),
+    **dict.fromkeys(("BiasGelu", "FastGelu"), ("Gelu",)),
+    **dict.fromkeys(("BiasDropout", "BitmaskDropout", "BitmaskBiasDropout"), ("Dropout",)),
+    "BiasSoftmax": ("Softmax",), "BiasSoftmaxDropout": ("Softmax", "Dropout"),
+    "SkipLayerNormalization": ("LayerNormalization",),
+    **dict.fromkeys(("Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity"), ()),
+}
+
+
+def parse(text: str) -> list[Plan]:
+    """The plans of a setting.
+
+    Args:
+        text: the path of a JSON list of strings, or that list itself, or plans joined by commas.
+
+    Returns:
+        One plan for each subgraph; of two for the same subgraph the later one. Type 0 is left out.
+
+    Raises:
+        ValueError: the file cannot be read, or a plan is malformed; the message names the variable and the plan.
+    """
+    plans: dict[str, Plan | None] = {}
+    for entry in ",".join(_strings(text.strip())).split(","):
+        if not entry.strip():
+            continue
+        subgraph, kind, count = _plan(entry.strip())
+        plans[subgraph] = None if kind == NONE else (subgraph, kind == COMPROMISE, count)
+    return [plan for plan in plans.values() if plan is not None]
+
+
+def _strings(text: str) -> list[str]:
+    if not text.startswith("[") and (":" in text and not text.endswith(".json") or not text):
+        return [text]
+    try:
+        found = json.loads(text if text.startswith("[") else Path(text).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{VARIABLE}={text} is no list of plans and no JSON file with one: {error}") from error
+    if not isinstance(found, list) or not all([isinstance(item, str) for item in found]):
+        raise ValueError(f"{VARIABLE}={text} is {found!r}, expected a list of strings")
+    return found
+
+
+def _plan(entry: str) -> tuple[str, int, int]:
+    def refuse(why: str) -> ValueError:
+        return ValueError(f"{VARIABLE}: {entry!r} {why}, expected \"Op+Op+:type:count\" with type 0 (none), 1 "
+                          "(recompute) or 2 (compromise), and count -1 (all) or the first so many")
+
+    parts = entry.split(":")
+    if len(parts) != 3:
+        raise refuse(f"has {len(parts)} parts")
+    names = [name.strip() for name in parts[0].strip().removesuffix("+").split("+")]
+    if not all([name.isidentifier() for name in names]):
+        raise refuse("names no operator" if names == [""] else "has a malformed name of an operator")
+    try:
+        kind, count = int(parts[1]), int(parts[2])
+    except ValueError:
+        raise refuse("has a type or count that is no number") from None
+    if kind not in (NONE, RECOMPUTE, COMPROMISE):
+        raise refuse(f"has the type {kind}")
+    if count < -1:
+        raise refuse(f"has the count {count}")
+    return "".join(f"{name}+" for each in names for name in _HERE.get(each, (each,))), kind, count
+
+
+def announce(log: Any, plans: Sequence[Plan], sessions: Iterable[Any]) -> None:
+    """Logs what the latest programs could run again: a table at INFO, and at WARNING each plan that matches nothing.
+
+    Args:
+        log: (level, format, arguments).
+        sessions: of one module's graph.
+    """
+    found: dict[tuple[str, bool], list[int]] = {}
+    for session in sessions:
+        for subgraph, compromise, *numbers in session.subgraphs():
+            old = found.get((subgraph, compromise), [0, 0, 0])
+            found[subgraph, compromise] = [a + b for a, b in zip(old, numbers, strict=True)]
+    for subgraph, compromise, _ in plans:
+        if (subgraph, compromise) not in found:
+            log(logging.WARNING, "%s: no subgraph %s of type %d is in the graph; at INFO a table has those that are",
+                VARIABLE, subgraph, RECOMPUTE + compromise)
+    rows = sorted(found.items(), key=lambda item: -item[1][2])
+    if rows:
+        lines = [f"  - Plan {number:<3} : {'ON' if applied else 'OFF':<3} : {subgraph}:{RECOMPUTE + compromise}:"
+                 f"{applied if 0 < applied < frequency else -1:<3} {frequency:>6} {size:>18,}"
+                 for number, ((subgraph, compromise), (frequency, applied, size)) in enumerate(rows, 1)]
+        log(logging.INFO, "ORTModule: subgraphs that %s can name, how often each occurs, and the bytes that running "
+            "all of them again saves at most\n%s", VARIABLE, "\n".join(lines))
