@@ -111,11 +111,10 @@ class WholeStep:
         if not is_node(node) or getattr(node, "is_watched", False):
             return
         program, run = node.program, node.run
-        leaves = [getattr(function, "variable", None) is not None for function, _ in node.next_functions
-                  if function is not None]
+        wanted = [source.kind for source, wants in zip(program.exported.inputs, program.latest_mask) if wants]
         gradients = [loss if place == loss.output_nr else None for place in range(len(run.differentiable))]
         reached = program.reach.drop(run.differentiable, gradients, range(len(program.latest_mask)))
-        if program.may_step and all(leaves) and not any(
+        if program.may_step and set(wanted) == {"parameter"} and not any(
                 wants and place is None for wants, place in zip(program.latest_mask, reached)):
             if program.whole_step is None or program.whole_step.mask != program.latest_mask:
                 program.whole_step = Learned(self, program.latest_mask, loss.output_nr, torch.empty_like(loss.detach()))

@@ -123,6 +123,16 @@ def test_functions_that_wait_for_a_gradient_are_called(whole):
     assert len(whole) == 2
 
 
+def test_a_gradient_goes_on_behind_an_input(whole):
+    """What made an input is trained outside: its gradient is for autograd."""
+    module, scale = net(), torch.ones(8, requires_grad=True)
+    trainer = trainer_of(module, ADAM)
+    for step, (x, label) in enumerate(batches(4), 1):
+        trainer.train_step((x * scale) if step > 2 else x.clone().requires_grad_(), label)
+        assert (scale.grad is not None) == (step > 2)
+    assert not whole
+
+
 class Cut(nn.Module):
     def __init__(self):
         super().__init__()
