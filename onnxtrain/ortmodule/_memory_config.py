@@ -99,8 +99,10 @@ def announce(log: Any, plans: Sequence[Plan], sessions: Iterable[Any]) -> None:
                 VARIABLE, subgraph, RECOMPUTE + compromise)
     rows = sorted(found.items(), key=lambda item: -item[1][2])
     if rows:
-        lines = [f"  - Plan {number:<3} : {'ON' if applied else 'OFF':<3} : {subgraph}:{RECOMPUTE + compromise}:"
-                 f"{applied if 0 < applied < frequency else -1:<3} {frequency:>6} {size:>18,}"
-                 for number, ((subgraph, compromise), (frequency, applied, size)) in enumerate(rows, 1)]
+        plans_of = [f"{subgraph}:{RECOMPUTE + compromise}:{applied if 0 < applied < frequency else -1}"
+                    for (subgraph, compromise), (frequency, applied, _) in rows]
+        width = max(map(len, plans_of))
+        lines = [f"  - Plan {number:<3} : {'ON' if applied else 'OFF':<3} : {plan:<{width}} {frequency:>6} {size:>18,}"
+                 for number, (plan, (_, (frequency, applied, size))) in enumerate(zip(plans_of, rows), 1)]
         log(logging.INFO, "ORTModule: subgraphs that %s can name, how often each occurs, and the bytes that running "
             "all of them again saves at most\n%s", VARIABLE, "\n".join(lines))

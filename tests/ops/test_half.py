@@ -13,6 +13,7 @@ from onnx import ValueInfoProto, helper, numpy_helper
 
 from onnxtrain import _C
 
+WIDE = {"StreamedCrossEntropy"}  # outputs of 16-bit operands are float32
 # Where a rounding of the input decides (a kink, a tie, a step) or a sum cancels, 16 bits say something else than 64.
 ROUGH = {"Mod", "TopK", "ReduceMax", "ReduceMin", "ArgMax", "ArgMin", "QuantizeLinear"}
 
@@ -73,7 +74,8 @@ def test_half(case, dtype, tol):
         assert (g is None) == (w is None)
         if g is None:
             continue
-        assert g.dtype == (dtype if w.dtype == torch.float64 else w.dtype), f"result {k} is {g.dtype}"
+        narrow = torch.float32 if case.op_type in WIDE and k < case.n_outputs else dtype
+        assert g.dtype == (narrow if w.dtype == torch.float64 else w.dtype), f"result {k} is {g.dtype}"
         g, w = g.double(), w.double()
         finite = w.isfinite() & (w.abs() < 6e4)
         scale = float(w[finite].abs().max()) if finite.any() else 1.0
