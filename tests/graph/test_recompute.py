@@ -52,10 +52,10 @@ def bits(tensor):
 
 
 def in_all_ways(model, tensors, **kwargs):
-    """Without the pass, with it, at its levels, and with it whatever that costs: stats by way, bits compared."""
+    """Without recomputation, with it, at its levels, and whatever that costs: stats by way, bits compared."""
     ways = {}
     for way in ("off", "rule", "layers", "segments", "everywhere"):
-        _C.disable_passes(["recompute"] if way == "off" else [])
+        _C.disable_passes(["recompute", "recompute_regions"] if way == "off" else [])
         _C.recompute_everywhere(way == "everywhere")
         session, _, got = run(model, tensors, level={"layers": 1, "segments": 2}.get(way, 0), **kwargs)
         ways[way] = session.stats()
