@@ -19,7 +19,7 @@ import itertools
 import os
 import warnings
 import zlib
-from typing import Any, Callable, Sequence
+from typing import Any, Callable, Sequence, TypeVar
 
 import numpy as np
 import onnx
@@ -28,6 +28,8 @@ import torch
 from onnx import helper, numpy_helper
 
 from onnxtrain import _C
+
+T = TypeVar("T")
 
 OURS = "ai.onnxtrain"
 FLOATS = (np.float32, np.float64)
@@ -402,8 +404,33 @@ def check_kernels(case: Case, dtype: Any) -> None:
                     assert_close(got, want, f"{case} result {k} with kernel {kernel}", _tol(case, dtype))
 
 
-def check_allocation_failures(case: Case, limit: int = 4000) -> None:
-    """The k-th allocation fails, for every k until the step passes: MemoryError, nothing leaked, nothing broken."""
+def failing_allocations(run: Callable[[], T], what: object = "", limit: int = 4000) -> T:
+    """The k-th allocation of a run fails, for every k until it passes: MemoryError, nothing leaked, nothing broken.
+
+    Returns:
+        What the run gives without a failure.
+    """
+    live = _C.live_blocks()
+    for countdown in range(limit):
+        failed = True
+        _C.fail_allocation_after(countdown)
+        try:
+            result = run()
+            failed = False
+        except MemoryError:
+            pass
+        finally:
+            fired = _C.fail_allocation_after(-1)
+        assert failed or not fired, f"{what}: allocation {countdown} failed unnoticed"
+        if not failed:
+            return result
+        leaked = _C.live_blocks() - live
+        assert not leaked, f"{what}: {leaked} blocks leaked after allocation {countdown} failed"
+    raise AssertionError(f"{what}: more than {limit} allocations")
+
+
+def check_allocation_failures(case: Case) -> None:
+    """failing_allocations() of one case, forward and backward."""
     arrays = _arrays(case, case.dtypes[0])
     run = _run_inputs(case, arrays)
     inputs = _grad_inputs(case, arrays)
@@ -414,22 +441,8 @@ def check_allocation_failures(case: Case, limit: int = 4000) -> None:
     grads = _output_grads(case, outputs)
     del outputs
     live = _C.live_blocks()
-    for countdown in range(limit):
-        _C.fail_allocation_after(countdown)
-        try:
-            call(_C.Session(model), tensors, mask, grads)
-        except MemoryError:
-            failed = True
-        else:
-            failed = False
-        finally:
-            fired = _C.fail_allocation_after(-1)
-        assert failed or not fired, f"{case}: allocation {countdown} failed unnoticed"
-        leaked = _C.live_blocks() - live
-        assert not leaked, f"{case}: {leaked} blocks leaked after allocation {countdown} failed"
-        if not failed:
-            return
-    raise AssertionError(f"{case}: more than {limit} allocations")
+    failing_allocations(lambda: call(_C.Session(model), tensors, mask, grads), case)
+    assert _C.live_blocks() == live
 
 
 def run_case(case: Case) -> None:

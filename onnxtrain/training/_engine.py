@@ -96,7 +96,7 @@ class Engine:
         self._rate: Callable[[], float] = float
         disabled = "whole_step" in options.read("ONNXTRAIN_DISABLE").split(",")
         may_be_whole = self.update.is_one_call and self.peers is None and not disabled
-        self._whole = WholeStep(self.update) if may_be_whole else None
+        self._whole = WholeStep(self.update, self._scaled_one) if may_be_whole else None
         self.accumulation = accumulation
         self.mixed_precision = mixed_precision
         self._deterministic = deterministic

@@ -43,18 +43,18 @@ class WholeStep:
 
     Args:
         update: what they end with. Its is_one_call holds.
+        gradient: of a loss like this tensor, with this scale.
 
     Attributes:
         loss: of the latest call, where it was a whole step; else None.
         done: whether that step has updated the weights; None where no update was to follow.
     """
 
-    def __init__(self, update: Update) -> None:
-        self._update = update
+    def __init__(self, update: Update, gradient: Callable[[Tensor, float], Tensor]) -> None:
+        self._update, self._gradient = update, gradient
         self._shapes: set[tuple[Any, ...]] = set()  # of inputs whose outputs are known to be as they should
         self._now: tuple[Any, ...] = ()
         self._offer: tuple[float, Callable[[], tuple[float, float, bool]] | None] | None = None
-        self._gradient: tuple[float, Learned | None, Tensor | None] = 0.0, None, None
         self.loss: Tensor | None = None
         self.done: bool | None = None
 
@@ -86,7 +86,7 @@ class WholeStep:
         def step(update: tuple[Any, ...] | None) -> Any:
             nonlocal outputs
             outputs, result = program.session.step(tensors, mask, program.seed() if program.random else 0, learned.loss,
-                                                   self._scaled_one(learned, scale), update)
+                                                   self._gradient(learned.like, scale), update)
             return result
 
         if arguments is None:
@@ -95,13 +95,6 @@ class WholeStep:
             self.done = self._update.step(*arguments(), within=step)
         self.loss = outputs[learned.loss]
         return outputs
-
-    def _scaled_one(self, learned: Learned, scale: float) -> Tensor:
-        kept, whose, gradient = self._gradient
-        if gradient is None or kept != scale or whose is not learned:
-            gradient = torch.full_like(learned.like, scale)
-            self._gradient = scale, learned, gradient
-        return gradient
 
     def learn(self, loss: Tensor) -> None:
         """Before the backward of a step by autograd, whose outputs are as they should: notes whether steps with inputs

@@ -7,6 +7,7 @@ from typing import Any, Callable, Sequence
 import onnx
 import onnx.parser
 import torch
+from harness import failing_allocations
 
 from onnxtrain import _C
 
@@ -68,22 +69,10 @@ def check(session: _C.Session, inputs: Sequence[torch.Tensor], expected: Callabl
         assert torch.allclose(got, value, rtol=1e-10, atol=1e-10), (k, got, value)
 
 
-def sweep_allocations(text: str, inputs: Sequence[torch.Tensor], opset: int = 20, limit: int = 20000) -> None:
+def sweep_allocations(text: str, inputs: Sequence[torch.Tensor], opset: int = 20) -> None:
     """Every allocation fails once: MemoryError, and nothing is leaked."""
     data = model_of(text, opset).SerializeToString()
     step(_C.Session(data), inputs)
     live = _C.live_blocks()
-    for countdown in range(limit):
-        _C.fail_allocation_after(countdown)
-        failed = False
-        try:
-            step(_C.Session(data), inputs)
-        except MemoryError:
-            failed = True
-        finally:
-            fired = _C.fail_allocation_after(-1)
-        assert failed or not fired, f"allocation {countdown} failed unnoticed"
-        assert _C.live_blocks() == live, f"{_C.live_blocks() - live} blocks leaked after allocation {countdown}"
-        if not failed:
-            return
-    raise AssertionError(f"more than {limit} allocations")
+    failing_allocations(lambda: step(_C.Session(data), inputs), limit=20000)
+    assert _C.live_blocks() == live

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from harness import failing_allocations
 from onnx import helper, numpy_helper
 
 from onnxtrain import _C
@@ -299,22 +300,8 @@ def test_overlapping_runs_of_programs_that_share_memory():
 def test_failing_allocations():
     tensors, nodes = tensors_of(np.float32), [*layer(), *loss()]
     wanted = run(session(nodes, tensors, constants=constants()), tensors)
-    live = _C.live_blocks()
-    for countdown in range(20000):
-        made, got = None, None
-        _C.fail_allocation_after(countdown)
-        try:
-            made = session(nodes, tensors, constants=constants())
-            got = run(made, tensors)
-        except MemoryError:
-            pass
-        finally:
-            fired = _C.fail_allocation_after(-1)
-        assert got is None or not fired, f"allocation {countdown} failed unnoticed"
-        if got is not None:
-            break
-        del made
-        assert _C.live_blocks() == live, f"leaked after allocation {countdown} failed"
+    got = failing_allocations(lambda: run(session(nodes, tensors, constants=constants()), tensors),
+                              limit=20000)
     for a, b in zip((*got[0], *got[1]), (*wanted[0], *wanted[1]), strict=True):
         assert (a is None and b is None) or torch.equal(a, b)
 
