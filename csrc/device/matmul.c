@@ -17,7 +17,7 @@
 /* ---- the library's functions ---- */
 
 #define FUNCTION_LIST(X) \
-    X(engine_create) X(post_ops_append_sum) \
+    X(engine_create) \
     X(stream_create) X(stream_destroy) X(stream_wait) X(primitive_attr_create) X(primitive_attr_destroy) \
         X(primitive_attr_set_scratchpad_mode) X(primitive_attr_set_post_ops) X(post_ops_create) X(post_ops_destroy) \
             X(post_ops_append_eltwise) X(memory_desc_create_with_strides) X(memory_desc_destroy) \
@@ -110,16 +110,15 @@ static ont_status operand_desc(const ont_shape *shape, bool transposed, int rank
     return check(dnn.memory_desc_create_with_strides(desc, rank, dims, type_of(dtype), strides), "memory descriptor");
 }
 
-static ont_status create_attr(ont_dnnl_matmul *h, double alpha, bool accumulates)
+static ont_status create_attr(ont_dnnl_matmul *h, double alpha)
 {
     ONT_TRY(check(dnn.primitive_attr_create(&h->attr), "attributes"));
     /* Scratch comes from the program's slab, so that no call allocates memory. */
     ONT_TRY(check(dnn.primitive_attr_set_scratchpad_mode(h->attr, dnnl_scratchpad_mode_user), "scratchpad"));
-    if (alpha == 1 && !accumulates) return ONT_OK;
+    if (alpha == 1) return ONT_OK;
     dnnl_post_ops_t ops;
     ONT_TRY(check(dnn.post_ops_create(&ops), "scale"));
-    dnnl_status_t status = accumulates ? dnn.post_ops_append_sum(ops, 1, 0, dnnl_data_type_undef)
-                                       : dnn.post_ops_append_eltwise(ops, dnnl_eltwise_linear, (float)alpha, 0);
+    dnnl_status_t status = dnn.post_ops_append_eltwise(ops, dnnl_eltwise_linear, (float)alpha, 0);
     if (status == dnnl_success) status = dnn.primitive_attr_set_post_ops(h->attr, ops);
     dnn.post_ops_destroy(ops);
     return check(status, "scale");
@@ -135,7 +134,7 @@ static ont_status create_in(ont_dnnl_matmul *h, const ont_matmul *m)
         ont_shape row = ont_shape_of(1, &m->c.dims[rank - 1]);
         ONT_TRY(operand_desc(&row, false, rank, m->dtype, &h->md[TENSOR_BIAS]));
     }
-    ONT_TRY(create_attr(h, m->alpha, m->accumulates));
+    ONT_TRY(create_attr(h, m->alpha));
     ONT_TRY(check(dnn.matmul_primitive_desc_create(&h->desc, dnn.engine, h->md[TENSOR_A], h->md[TENSOR_B],
                                                    h->md[TENSOR_BIAS], h->md[TENSOR_C], h->attr),
                   "product"));

@@ -8,16 +8,12 @@
 #include "base/dtype.h"
 #include "base/shape.h"
 
-/*
- * C (batch, M, N) = alpha * op(A) op(B) + bias (N), or C += op(A) op(B).
- * The batch dims of A and B broadcast to those of C.
- */
+/* C (batch, M, N) = alpha * op(A) op(B) + bias (N); the batch dims of A and B broadcast to those of C. */
 typedef struct ont_matmul {
     ont_dtype dtype, out; /* of A, B and bias; of C: the same, or float32 */
     ont_shape a, b;       /* as stored, row-major; rank >= 2 */
     ont_shape c;          /* (batch ..., M, N) */
     bool trans_a, trans_b, bias;
-    bool accumulates; /* into C; alpha is 1 */
     double alpha;
 } ont_matmul;
 

@@ -24,7 +24,6 @@
 #include <string.h>
 
 #include "base/alloc.h"
-#include "ops/loss/loss.h"
 
 enum { NONE = UINT32_MAX, MIN_PEAK_BYTES = 8 << 20, MAX_ROUNDS = 12, MAX_EVENTS_PER_NODE = 8, MOST_SHARE = 2 };
 
@@ -78,7 +77,7 @@ static int64_t work_of(const ont_node *node)
     if (!ONT_IS(node, StreamedCrossEntropy)) return 0;
     const ont_value *w = ont_node_in(node, 1);
     int64_t classes = w->shape.dims[!ont_attr_int(node, "transB", 0)];
-    return ont_attr_int(node, "rows", 0) * classes * ont_streamed_score_bytes(w->dtype);
+    return ont_attr_int(node, "rows", 0) * classes * (int64_t)ont_dtype_size(w->dtype);
 }
 
 static ont_status allocate(evictor *e)

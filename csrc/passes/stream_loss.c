@@ -8,14 +8,12 @@
  * recompute, with which it shares the cost budget of a step.
  *
  * Applies only if the loss and its gradient are the only users of the logits, and the gradients of the linear layer are
- * the only users of the logits' gradient. Devices have no such kernel. The logits of a 16-bit matmul stay float32. A
- * matmul that promote.c computes in float32 is streamed in float32. A bfloat16 matmul, where the processor has them, is
- * streamed at level 1 and above, if forward computes the gradients: it is so fast that reading W and its gradient once
- * for each tile may show. Gradients are float32 and cast to what the matmuls wrote.
+ * the only users of the logits' gradient. Devices have no such kernel. A 16-bit matmul that promote.c computes in
+ * float32 is streamed in float32, without rounding the logits. The logits of one that the processor itself has are left
+ * to fuse_loss.c.
  */
 #include <string.h>
 
-#include "ops/loss/loss.h"
 #include "ops/matmul/matmul.h"
 #include "passes/recompute.h"
 
@@ -24,7 +22,6 @@ enum {
     TILE_BYTES = 24 << 20,         /* of scores that exist at a time if forward computes the gradients */
     TILE_BYTES_LEVEL_0 = 50 << 20,
     MIN_ROWS = 128,                /* of such a tile */
-    LEAST_TILES_HALF = 8,          /* of bfloat16 operands, whose tiles have three times the bytes of stored logits */
     EARLY = 2,                     /* first of StreamedCrossEntropy's outputs that are gradients */
 };
 
@@ -35,11 +32,6 @@ typedef struct head {
     ont_matmul_desc p;
     ont_value *grad_h, *grad_w, *grad_row;     /* NULL: not needed */
 } head;
-
-static bool is_half(const head *x)
-{
-    return ont_dtype_is_half(x->h->dtype);
-}
 
 static int64_t last_dim(const ont_value *v)
 {
@@ -75,21 +67,14 @@ static bool is_view_or_conversion(const ont_node *node)
     return ont_node_is_view(node) || is_conversion(node);
 }
 
-/* Whether a product of operands of the one dtype that is written in the other has a streamed form. */
-static bool is_streamed_dtype(ont_dtype operand, ont_dtype out)
-{
-    if (operand == ONT_BFLOAT16) return ont_matmul_half_is_fast() && (out == operand || out == ONT_FLOAT32);
-    return operand == out && (out == ONT_FLOAT32 || out == ONT_FLOAT64);
-}
-
-/* A matmul of matrices without scale; `row`: a bias is allowed. */
+/* A float32 or float64 matmul of matrices without scale; `row`: a bias is allowed. */
 static bool is_matmul(const ont_node *node, bool row, ont_matmul_desc *p)
 {
     bool gemm = ONT_IS(node, Gemm);
     if (!gemm && !ONT_IS(node, MatMul) && !ONT_IS(node, FusedMatMul)) return false;
     if (ont_matmul_desc_read(node, p) != ONT_OK || p->alpha != 1 || p->vector_a || p->vector_b) return false;
     ont_dtype dtype = ont_node_in(node, 0)->dtype;
-    if (!is_streamed_dtype(dtype, node->outputs[0]->dtype) || ont_node_in(node, 1)->dtype != dtype) return false;
+    if ((dtype != ONT_FLOAT32 && dtype != ONT_FLOAT64) || node->outputs[0]->dtype != dtype) return false;
     const ont_value *c = ont_node_in(node, 2);
     if (!c) return true;
     return row && c->dtype == dtype && ont_matmul_desc_is_bias(p, &c->shape) &&
@@ -149,7 +134,7 @@ static bool find_product(const ont_graph *g, head *x)
     x->w = ont_node_in(node, 1);
     x->row = ont_node_in(node, 2);
     ont_dtype dtype = x->loss->outputs[0]->dtype;
-    if (dtype != (is_half(x) ? ONT_FLOAT32 : x->h->dtype)) return false;
+    if (dtype != x->h->dtype) return false;
     /* A model that rounds the logits of a float32 matmul gets what it asks for. */
     if ((converted || scores->dtype != dtype) &&
         !(ont_dtype_is_half(source(x->h)->dtype) && ont_dtype_is_half(source(x->w)->dtype))) return false;
@@ -293,9 +278,9 @@ static int64_t early_rows(const ont_graph *g, const head *x, int64_t least_tiles
     int64_t count = scores->shape.dims[0], classes = scores->shape.dims[1];
     bool low = g->recompute.level >= ONT_RECOMPUTE_LAYERS;
     if (!strcmp(ont_attr_string(x->loss, "reduction", "mean"), "none") || !count || !classes) return 0;
-    if (ont_recompute_is_everywhere()) return low && !is_half(x) ? 0 : 3; /* for tests */
+    if (ont_recompute_is_everywhere()) return low ? 0 : 3; /* for tests */
     int64_t tile = low ? TILE_BYTES : TILE_BYTES_LEVEL_0;
-    int64_t rows = tile / (ont_streamed_score_bytes(x->h->dtype) * classes) / 16 * 16;
+    int64_t rows = tile / ((int64_t)ont_dtype_size(x->h->dtype) * classes) / 16 * 16;
     if (rows > count / least_tiles) rows = count / least_tiles / 16 * 16;
     if (rows < MIN_ROWS) rows = MIN_ROWS;
     return rows * least_tiles <= count ? rows : 0;
@@ -314,10 +299,10 @@ static ont_status stream(ont_graph *g, const head *x)
     ont_node *forward = NULL;
     bool low = g->recompute.level >= ONT_RECOMPUTE_LAYERS, everywhere = ont_recompute_is_everywhere();
     size_t bytes = (size_t)ont_shape_count(&x->product->outputs[0]->shape) * ont_dtype_size(x->h->dtype);
-    if (!everywhere && (bytes < MIN_SCORES_BYTES || (is_half(x) && !low))) return ONT_OK;
-    int64_t rows = early_rows(g, x, is_half(x) ? LEAST_TILES_HALF : low ? 4 : 2);
-    bool again = low && !rows && !is_half(x) && (everywhere || is_within_budget(g, x));
-    if (!rows && !again && !is_half(x)) rows = early_rows(g, x, 2);
+    if (!everywhere && bytes < MIN_SCORES_BYTES) return ONT_OK;
+    int64_t rows = early_rows(g, x, low ? 4 : 2);
+    bool again = low && !rows && (everywhere || is_within_budget(g, x));
+    if (!rows && !again) rows = early_rows(g, x, 2);
     if (rows) return stream_early(g, x, rows);
     if (!again) return ONT_OK;
     g->recompute.cost += ont_recompute_node_cost(x->product);

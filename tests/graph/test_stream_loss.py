@@ -18,6 +18,7 @@ BATCH, LENGTH, WIDTH, WORDS = 2, 3, 4, 10
 def switches_as_they_were():
     yield
     _C.disable_passes([])
+    _C.disable_kernels([])
     _C.recompute_everywhere(False)
 
 
@@ -159,7 +160,9 @@ def errors(got, wants):
 @pytest.mark.parametrize("half", [10, 16], ids=["float16", "bfloat16"])
 @pytest.mark.parametrize("form", FORMS, ids=lambda f: "-".join(map(str, f.values())))
 def test_a_product_of_16_bits(form, half):
-    """No less exact than with stored scores, which may be rounded, as are their gradients."""
+    """Widened, as where the processor has no such product: no less exact than with stored scores, which may be rounded,
+    as are their gradients."""
+    _C.disable_kernels(["matmul_half", "gemm_half"])
     large = 4, 64, 16, 203
     for sizes, ignored, reduction, tied in (((2, 3, 4, 10), -100, "mean", True), ((1, 1, 4, 10), None, "sum", False),
                                             (large, 7, "mean", True), (large, 7, "none", False)):
@@ -177,13 +180,11 @@ def test_a_product_of_16_bits(form, half):
         chance = 1e-6 if sizes == large else 2.0**-7 if half == 16 else 2.0**-10  # of a few entries
         for level in 0, 1:
             got = step(model, tensors, level, names)
-            # Where the processor multiplies 16 bits, scores are not computed again in backward.
-            assert ("Streamed" in got[2]) == (reduction != "none") or (level and reduction == "none"), got[2]
+            assert ("Streamed" in got[2]) == (reduction != "none" or level == 1), got[2]
             assert [g.dtype for g in got[1].values()] == [torch.float32] * len(names)
             for one, other in zip(errors([got[0][0], *got[1].values()], [exact[0][0], *exact[1].values()]),
                                   stored_errors, strict=True):
-                # Where gradients of scores are rounded, they are so before they are multiplied by that of the loss.
-                assert one <= 1.5 * other + chance, (level, how, one, other)
+                assert one <= 1.05 * other + chance, (level, how, one, other)
         _C.recompute_everywhere(False)
 
 
@@ -337,6 +338,7 @@ def threads_as_they_were():
 @pytest.mark.parametrize("kind", ["autocast", "bfloat16", "float64"])
 def test_bert(kind, dropout, threads_as_they_were, monkeypatch):
     """With dropout, what the same step with stored scores gives; without, eager's; by any number of threads."""
+    _C.disable_kernels(["matmul_half", "gemm_half"])
     torch.manual_seed(0)
     dtype = {"autocast": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}[kind]
     module = Bert(8000, width=32, layers=1, heads=2, positions=64).to(dtype)

@@ -31,14 +31,4 @@ static inline bool ont_label_counts(const ont_labels *l, int64_t label)
     return !l->ignores || label != l->ignored;
 }
 
-/*
- * Bytes of a score of a tile of StreamedCrossEntropy, whose operands have this dtype: with 16 bits the gradient of
- * scores lies beside them.
- */
-static inline int64_t ont_streamed_score_bytes(ont_dtype operand)
-{
-    int64_t size = (int64_t)ont_dtype_size(operand);
-    return ont_dtype_is_half(operand) ? (int64_t)sizeof(float) + size : size;
-}
-
 #endif

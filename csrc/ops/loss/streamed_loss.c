@@ -13,8 +13,7 @@
  * once: three matmuls instead of four. ScaleGradient multiplies them by the gradient of the loss in backward, in place,
  * and leaves them alone where that is 1.
  *
- * Operands are float32, float64 or 16 bits. Scores, loss and gradients of 16-bit operands are float32. Such operands
- * are widened to float32, or oneDNN multiplies them as they are; then the gradient of scores is rounded to 16 bits.
+ * Operands are float32 or float64.
  *
  * Source of the sum over tiles: Milakov and Gimelshein, Online normalizer calculation for softmax, 2018.
  */
@@ -24,7 +23,6 @@
 
 #include "base/parallel.h"
 #include "device/gemm.h"
-#include "device/matmul.h"
 #include "ops/loss/loss.h"
 #include "simd/simd.h"
 
@@ -45,13 +43,10 @@ enum { TO_SCORES, TO_H, TO_W, N_PRODUCTS };
 typedef struct stream_state {
     int64_t width, chunk, block; /* width: columns of h; chunk and block: rows and classes of a tile */
     bool trans_w;                /* W is (classes, width) */
-    ont_dtype operand;           /* of h, W and row */
-    ont_dtype dtype;             /* of scores, loss and gradients */
-    size_t size;                 /* bytes of an element of dtype */
-    bool half, adds_row;         /* half: operands are 16 bits */
+    ont_dtype dtype;             /* of all but the labels */
+    size_t size;                 /* bytes of its elements */
     ont_labels labels;
     const ont_gemm_backend *backends[N_PRODUCTS];
-    ont_dnnl_matmul *primitives[N_PRODUCTS]; /* of 16-bit operands; NULL: backends, and operands are widened */
 } stream_state;
 
 /* Loops over chunks of rows, and over the tiles of a chunk. */
@@ -60,15 +55,11 @@ typedef struct stream_job {
     const stream_state *s;
     int64_t first, last;  /* rows of the chunk: [first, last) */
     int64_t n, *at;       /* number of its rows without an ignored label, and their indices (n) */
-    const void *rows;     /* (n, width): h of these rows; for primitives (chunk, width), with zeros */
-    const void *w, *row;  /* as operands of backends or primitives; row in dtype */
+    const void *rows;     /* (n, width): h of these rows */
+    const void *w, *row;  /* row NULL: none is added */
     int64_t from, size;   /* classes of the tile: [from, from + size) */
     void *tile;           /* (n, size): scores, or their gradient */
-    void *gathered;       /* (chunk, width): rows of h, where some labels are ignored, or h is widened */
-    void *wide_w, *wide_row; /* widened from 16 bits */
-    void *narrow_tile;    /* (chunk, classes): gradient of scores as an operand of primitives */
-    void *part, *work;    /* for primitives: (chunk, width) of dh; oneDNN's scratch */
-    ont_status status;    /* of primitives */
+    void *gathered;       /* (chunk, width): rows of h, where some labels are ignored */
     double *row_max, *score; /* (n): the largest score, and the score of the label */
     double *row_sum;      /* (n): sum of exp(score - row_max) */
     double norm;          /* number of labels that are not ignored */
@@ -88,11 +79,8 @@ static ont_status read_state(const ont_node *node, stream_state *s)
     *s = (stream_state){0};
     const ont_value *w = ont_node_in(node, IN_W);
     s->trans_w = is_transposed(node);
-    s->operand = w->dtype;
-    s->half = ont_dtype_is_half(w->dtype);
-    s->dtype = s->half ? ONT_FLOAT32 : w->dtype;
+    s->dtype = w->dtype;
     s->size = ont_dtype_size(s->dtype);
-    s->adds_row = ont_node_in(node, IN_ROW) != NULL;
     s->width = w->shape.dims[s->trans_w];
     return ont_labels_read(node, ont_node_in(node, IN_LABELS), w->shape.dims[!s->trans_w], &s->labels);
 }
@@ -101,8 +89,9 @@ static ont_status check_operands(const ont_node *node, const ont_value *h, const
 {
     char th[ONT_SHAPE_TEXT], tw[ONT_SHAPE_TEXT];
     const ont_value *row = ont_node_in(node, IN_ROW);
-    if (!ont_dtype_is_float(h->dtype) || w->dtype != h->dtype || (row && row->dtype != h->dtype))
-        return ont_fail(ONT_EUNSUPPORTED, "operands must be of one float dtype, got %s and %s",
+    bool has_kernel = h->dtype == ONT_FLOAT32 || h->dtype == ONT_FLOAT64;
+    if (!has_kernel || w->dtype != h->dtype || (row && row->dtype != h->dtype))
+        return ont_fail(ONT_EUNSUPPORTED, "operands must be all float or all double, got %s and %s",
                         ont_dtype_name(h->dtype), ont_dtype_name(w->dtype));
     int last = h->shape.rank - 1;
     if (last < 0 || w->shape.rank != 2 || h->shape.dims[last] != w->shape.dims[is_transposed(node)])
@@ -129,8 +118,7 @@ static ont_status infer_gradients(ont_node *node, uint32_t first)
     for (uint32_t i = 0; i <= OUT_ROW; i++) {
         static const int like[] = {IN_H, IN_W, IN_ROW};
         const ont_value *x = ont_node_in(node, (uint32_t)like[i]);
-        ont_dtype dtype = x && ont_dtype_is_half(x->dtype) ? ONT_FLOAT32 : x ? x->dtype : ONT_UNDEFINED;
-        if (x) ONT_TRY(ont_infer_out(node, first + i, dtype, &x->shape));
+        if (x) ONT_TRY(ont_infer_out(node, first + i, x->dtype, &x->shape));
     }
     return ONT_OK;
 }
@@ -178,20 +166,9 @@ static void *reserve(char **base, size_t *used, size_t bytes)
 
 static size_t layout_scratch(const stream_state *s, char *work, stream_job *j)
 {
-    size_t used = 0, rows = (size_t)s->chunk, width = (size_t)s->width, classes = (size_t)s->labels.classes;
-    bool primitives = s->primitives[TO_SCORES] != NULL, widens = s->half && !primitives;
-    size_t operand = widens ? s->size : ont_dtype_size(s->operand), primitives_work = 0;
-    for (int i = 0; primitives && i < N_PRODUCTS; i++) {
-        size_t bytes = ont_dnnl_matmul_work_bytes(s->primitives[i]);
-        primitives_work = bytes > primitives_work ? bytes : primitives_work;
-    }
+    size_t used = 0, rows = (size_t)s->chunk;
     j->tile = reserve(&work, &used, rows * (size_t)s->block * s->size);
-    j->gathered = reserve(&work, &used, s->labels.ignores || s->half ? rows * width * operand : 0);
-    j->wide_w = reserve(&work, &used, widens ? classes * width * s->size : 0);
-    j->wide_row = reserve(&work, &used, s->half && s->adds_row ? classes * s->size : 0);
-    j->narrow_tile = reserve(&work, &used, primitives ? rows * classes * operand : 0);
-    j->part = reserve(&work, &used, primitives ? rows * width * s->size : 0);
-    j->work = reserve(&work, &used, primitives_work);
+    j->gathered = reserve(&work, &used, s->labels.ignores ? rows * (size_t)s->width * s->size : 0);
     j->at = reserve(&work, &used, rows * sizeof(int64_t));
     j->row_sum = reserve(&work, &used, rows * sizeof(double));
     j->row_max = reserve(&work, &used, rows * sizeof(double));
@@ -266,90 +243,7 @@ static ont_status prepare_ref(const ont_node *node, ont_arena *arena, ont_prepar
     return prepare_with(true, node, arena, out);
 }
 
-/* ---- 16-bit products, with the gradients in forward ---- */
-
-static const char *accept_half(const ont_node *node)
-{
-    stream_state s;
-    const char *requested = ont_gemm_requested(), *refusal = ont_dnnl_matmul_refuses(ONT_BFLOAT16);
-    if (ont_node_in(node, IN_W)->dtype != ONT_BFLOAT16) return "dtype";
-    if (refusal) return refusal;
-    if (requested && *requested && strcmp(requested, "onednn")) return "ONNXTRAIN_GEMM names another implementation";
-    if (ont_attr_int(node, "rows", 0) <= 0) return "gradients are computed in backward";
-    if (read_state(node, &s) != ONT_OK) return "operands";
-    return s.width && s.labels.classes && s.labels.count ? NULL : "a dim is 0";
-}
-
-static void release_half(void *state)
-{
-    stream_state *s = state;
-    for (int i = 0; i < N_PRODUCTS; i++) ont_dnnl_matmul_destroy(s->primitives[i]);
-}
-
-/* A primitive has one shape, so that every chunk has as many rows: zeros are added. */
-static ont_status create_primitives(stream_state *s)
-{
-    int64_t classes = s->labels.classes;
-    ont_shape h = {.rank = 2, .dims = {s->chunk, s->width}}, scores = {.rank = 2, .dims = {s->chunk, classes}};
-    ont_shape w = {.rank = 2, .dims = {s->trans_w ? classes : s->width, s->trans_w ? s->width : classes}};
-    ont_matmul products[N_PRODUCTS] = {
-        [TO_SCORES] = {.a = h, .b = w, .c = scores, .trans_b = s->trans_w},
-        [TO_H] = {.a = scores, .b = w, .c = h, .trans_b = !s->trans_w},
-        [TO_W] = {.a = s->trans_w ? scores : h, .b = s->trans_w ? h : scores, .c = w, .trans_a = true,
-                  .accumulates = true},
-    };
-    ont_status status = ONT_OK;
-    for (int i = 0; i < N_PRODUCTS && status == ONT_OK; i++) {
-        products[i].dtype = s->operand, products[i].out = s->dtype, products[i].alpha = 1;
-        status = ont_dnnl_matmul_create(&products[i], &s->primitives[i]);
-    }
-    if (status != ONT_OK) release_half(s);
-    return status;
-}
-
-static ont_status prepare_half(const ont_node *node, ont_arena *arena, ont_prepared *out)
-{
-    stream_job j;
-    stream_state *s = ont_arena_alloc(arena, sizeof *s);
-    if (!s) return ONT_ENOMEM;
-    ONT_TRY(read_state(node, s));
-    divide(s, false, even_parts(s->labels.count, ont_attr_int(node, "rows", 0)));
-    ONT_TRY(create_primitives(s));
-    out->work_bytes = layout_scratch(s, NULL, &j);
-    out->state = s;
-    return ONT_OK;
-}
-
 /* ---- operands ---- */
-
-typedef struct widen_job {
-    const uint16_t *x;
-    float *y;
-    bool brain;
-} widen_job;
-
-static void widen_range(void *context, int64_t first, int64_t last)
-{
-    const widen_job *j = context;
-    (j->brain ? ont_simd()->bfloat_to_float : ont_simd()->half_to_float)(j->x + first, j->y + first, last - first);
-}
-
-static const void *widen(const stream_state *s, const void *x, void *y, int64_t n)
-{
-    widen_job j = {x, y, s->operand == ONT_BFLOAT16};
-    ont_parallel(n, 1 << 14, widen_range, &j);
-    return y;
-}
-
-static stream_job begin(const ont_call *call)
-{
-    const stream_state *s = call->state;
-    stream_job j = {.call = call, .s = s, .w = call->in[IN_W], .row = s->adds_row ? call->in[IN_ROW] : NULL};
-    layout_scratch(s, call->work, &j);
-    if (s->half && j.row) j.row = widen(s, j.row, j.wide_row, s->labels.classes);
-    if (s->half && !s->primitives[TO_SCORES]) j.w = widen(s, j.w, j.wide_w, s->labels.classes * s->width);
-    return j;
-}
 
 /* Element i of an array of the state's dtype. */
 static void *element(const stream_state *s, const void *array, int64_t i)
@@ -365,29 +259,13 @@ static void set_number(const stream_state *s, void *array, int64_t i, double val
         ((float *)array)[i] = (float)value;
 }
 
-/* Whether operands of products are 16 bits. */
-static bool is_narrow(const stream_state *s)
+static stream_job begin(const ont_call *call)
 {
-    return s->primitives[TO_SCORES] != NULL;
-}
-
-/* Gathers h of the chunk's rows in the dtype of the products' operands. */
-static void gather_rows(stream_job *j)
-{
-    const stream_state *s = j->s;
-    size_t size = ont_dtype_size(s->operand), bytes = (size_t)s->width * size;
-    const char *h = j->call->in[IN_H];
-    char *to = j->gathered;
-    bool widens = s->half && !is_narrow(s);
-    for (int64_t i = 0; i < j->n; i++) {
-        const char *from = h + j->at[i] * (int64_t)bytes;
-        if (widens)
-            widen(s, from, element(s, to, i * s->width), s->width);
-        else
-            memcpy(to + i * (int64_t)bytes, from, bytes);
-    }
-    if (is_narrow(s)) memset(to + j->n * (int64_t)bytes, 0, (size_t)(s->chunk - j->n) * bytes);
-    j->rows = to;
+    const stream_state *s = call->state;
+    stream_job j = {.call = call, .s = s, .w = call->in[IN_W]};
+    if (ont_node_in(call->node, IN_ROW)) j.row = call->in[IN_ROW];
+    layout_scratch(s, call->work, &j);
+    return j;
 }
 
 /* Sets the next chunk and gathers h of its rows that are not ignored. Returns false after the last chunk. */
@@ -399,10 +277,11 @@ static bool next_chunk(stream_job *j)
     const void *labels = j->call->in[IN_LABELS];
     for (j->n = 0; j->last < l->count && j->n < s->chunk; j->last++)
         if (l->classes && ont_label_counts(l, ont_label_at(l, labels, j->last))) j->at[j->n++] = j->last;
-    if (j->n == j->last - j->first && !s->half)
-        j->rows = element(s, j->call->in[IN_H], j->first * s->width);
-    else
-        gather_rows(j);
+    const void *h = j->call->in[IN_H];
+    bool whole = j->n == j->last - j->first;
+    j->rows = whole ? element(s, h, j->first * s->width) : j->gathered;
+    for (int64_t i = 0; !whole && i < j->n; i++)
+        memcpy(element(s, j->gathered, i * s->width), element(s, h, j->at[i] * s->width), (size_t)s->width * s->size);
     return j->first < j->last;
 }
 
@@ -417,12 +296,6 @@ static int64_t in_w(const stream_job *j)
     return j->s->trans_w ? j->from * j->s->width : j->from;
 }
 
-/* One of oneDNN's products, unless an earlier one failed. */
-static void run_primitive(stream_job *j, int product, const void *a, const void *b, void *c)
-{
-    if (j->status == ONT_OK) j->status = ont_dnnl_matmul_run(j->s->primitives[product], a, b, NULL, c, j->work);
-}
-
 /* Computes the scores of the chunk's next tile, without the row. Returns false after the last tile. */
 static bool next_tile(stream_job *j)
 {
@@ -432,10 +305,7 @@ static bool next_tile(stream_job *j)
     if (!j->n || j->size <= 0) return false;
     ont_gemm gemm = {.dtype = s->dtype, .trans_b = s->trans_w, .m = j->n, .n = j->size, .k = s->width,
                      .lda = s->width, .ldb = ld_of_w(s), .ldc = j->size, .alpha = 1};
-    if (is_narrow(s))
-        run_primitive(j, TO_SCORES, j->rows, j->w, j->tile);
-    else
-        s->backends[TO_SCORES]->run(&gemm, j->rows, element(s, j->w, in_w(j)), j->tile);
+    s->backends[TO_SCORES]->run(&gemm, j->rows, element(s, j->w, in_w(j)), j->tile);
     return true;
 }
 
@@ -610,12 +480,7 @@ static void add_to_h(stream_job *j)
     ont_gemm gemm = {.dtype = s->dtype, .trans_b = !s->trans_w, .m = j->n, .n = s->width, .k = j->size,
                      .lda = j->size, .ldb = ld_of_w(s), .ldc = s->width, .alpha = 1, .beta = j->from > 0};
     void *dh = element(s, j->dh, j->first * s->width);
-    if (is_narrow(s)) {
-        run_primitive(j, TO_H, j->narrow_tile, j->w, j->part);
-        memcpy(dh, j->part, (size_t)(j->n * s->width) * s->size);
-    } else {
-        s->backends[TO_H]->run(&gemm, j->tile, element(s, j->w, in_w(j)), dh);
-    }
+    s->backends[TO_H]->run(&gemm, j->tile, element(s, j->w, in_w(j)), dh);
 }
 
 static void add_to_w(stream_job *j)
@@ -625,12 +490,8 @@ static void add_to_w(stream_job *j)
                      .beta = j->accumulates};
     gemm.m = gemm.lda = s->trans_w ? j->size : s->width;
     gemm.n = gemm.ldb = s->trans_w ? s->width : j->size;
-    const void *tile = is_narrow(s) ? j->narrow_tile : j->tile;
-    const void *a = s->trans_w ? tile : j->rows, *b = s->trans_w ? j->rows : tile;
-    if (is_narrow(s))
-        run_primitive(j, TO_W, a, b, j->dw);
-    else
-        s->backends[TO_W]->run(&gemm, a, b, element(s, j->dw, in_w(j)));
+    const void *a = s->trans_w ? j->tile : j->rows, *b = s->trans_w ? j->rows : j->tile;
+    s->backends[TO_W]->run(&gemm, a, b, element(s, j->dw, in_w(j)));
 }
 
 /* Moves the rows of dh to their own places, from the last one on, and zeroes the ignored rows. */
@@ -651,23 +512,9 @@ static void *output(const ont_call *call, uint32_t i)
     return i < call->node->n_outputs ? call->out[i] : NULL;
 }
 
-/* The gradient of the scores as an operand of primitives, which add the zeros of further rows. */
-static void round_rows(void *context, int64_t first, int64_t last)
-{
-    const stream_job *j = context;
-    for (int64_t i = first; i < last; i++) {
-        uint16_t *to = (uint16_t *)j->narrow_tile + i * j->size;
-        if (i < j->n)
-            ont_simd()->float_to_bfloat((const float *)j->tile + i * j->size, to, j->size);
-        else
-            memset(to, 0, (size_t)j->size * sizeof *to);
-    }
-}
-
 /* Adds the tile, which holds the gradient of its scores, to the gradients that are needed. */
 static void add_tile(stream_job *j)
 {
-    if (is_narrow(j->s)) ont_parallel(j->s->chunk, grain(j), round_rows, j);
     if (j->dh) add_to_h(j);
     if (j->dw) add_to_w(j);
     if (j->drow) ont_parallel(j->size, COLUMNS, loops_of(j->s)->sum_columns, j);
@@ -679,7 +526,6 @@ static void begin_gradients(stream_job *j, uint32_t first)
     const ont_labels *l = &j->s->labels;
     j->dh = output(j->call, first + OUT_H), j->dw = output(j->call, first + OUT_W);
     j->drow = output(j->call, first + OUT_ROW);
-    if (is_narrow(j->s) && j->dw) clear_rows(j->s, j->dw, 0, l->classes, j->s->width); /* to which primitives add */
     for (int64_t i = 0; i < l->count; i++) j->norm += ont_label_counts(l, ont_label_at(l, j->call->in[IN_LABELS], i));
 }
 
@@ -726,7 +572,6 @@ static ont_status early_run(stream_job *j)
         end_chunk(j);
     }
     end_gradients(j);
-    ONT_TRY(j->status);
     bool mean = j->s->labels.reduction == ONT_REDUCE_MEAN;
     set_number(j->s, j->call->out[0], 0, mean ? total / j->norm : total);
     return ONT_OK;
@@ -765,11 +610,8 @@ static void stream_grad(ont_grad *g)
         if (!WANTS(of[i])) node->outputs[i] = NULL;
     b->status = ont_attr_copy_all(b->graph, node, g->node);
     ont_build_done(b, node);
-    for (uint32_t i = 0; i <= OUT_ROW; i++) {
-        ont_value *gradient = node->outputs[i];
-        if (gradient && gradient->dtype != I(of[i])->dtype) gradient = ont_build_cast(b, gradient, I(of[i])->dtype);
-        if (gradient) GI(of[i], gradient);
-    }
+    for (uint32_t i = 0; i <= OUT_ROW; i++)
+        if (node->outputs[i]) GI(of[i], node->outputs[i]);
 }
 
 /* ---- the gradient of the loss ---- */
@@ -805,8 +647,6 @@ static const ont_kernel scale_kernels[] = {
     {.name = "scale_gradient", .accept = ont_accept_any, .run = scale_run, .inplace = 1},
 };
 static const ont_kernel stream_kernels[] = {
-    {.name = "streamed_cross_entropy_half", .accept = accept_half, .prepare = prepare_half, .run = stream_run,
-     .release = release_half},
     {.name = "streamed_cross_entropy", .accept = ont_accept_any, .prepare = prepare, .run = stream_run},
     {.name = "streamed_cross_entropy_ref", .accept = ont_accept_any, .prepare = prepare_ref, .run = stream_run},
 };
