@@ -13,6 +13,7 @@
 #include <stdlib.h>
 
 #include "base/alloc.h"
+#include "base/assert.h"
 #include "passes/recompute.h"
 
 enum { MAX_LEVEL = 8 }; /* regions nested deeper count as part of the one around them */
@@ -91,6 +92,7 @@ static void want(regions *r, const ont_value *v, uint32_t level)
 {
     if (!v || !(level = level_for(r, v, level))) return;
     uint32_t index = copy_index(r, v->def, level);
+    ONT_ASSERT(level <= r->n_levels && !v->def->backward);
     if (r->wanted[index]) return;
     r->wanted[index] = true;
     r->order[r->n_order++] = index;
@@ -105,7 +107,9 @@ static int by_index(const void *a, const void *b)
 static ont_value *copy_of(const regions *r, ont_value *v, uint32_t level)
 {
     if (!v || !(level = level_for(r, v, level))) return v;
-    return r->copies[copy_index(r, v->def, level)]->outputs[v->def_index];
+    const ont_node *made = r->copies[copy_index(r, v->def, level)];
+    ONT_ASSERT(made && "operands are copied before their readers");
+    return made->outputs[v->def_index];
 }
 
 static ont_status copy(regions *r, uint32_t index, ont_node *before)

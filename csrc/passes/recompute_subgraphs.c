@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "base/alloc.h"
+#include "base/assert.h"
 #include "passes/recompute.h"
 
 enum { MAX_NODES = 64 }; /* of a subgraph */
@@ -164,6 +165,7 @@ static ont_status look_at(selector *s, const ont_node *node)
     ont_recompute_cluster *cluster;
     if (!text) return ONT_ENOMEM;
     ONT_TRY(cluster_of(s, text, p.compromise, &cluster));
+    ONT_ASSERT(p.n && p.nodes[p.n - 1] == v->def);
     cluster->frequency++;
     cluster->bytes += p.bytes;
     if (!is_wanted(s->g, cluster)) return ONT_OK;

@@ -4,6 +4,8 @@
  */
 #include "py/call.h" /* Python.h before any system header */
 
+#include "base/assert.h"
+
 typedef struct train_step {
     PyObject *tensors, *seed, *gradient, *update;
     const char *mask; /* one byte per tensor: whether its gradient is wanted */
@@ -42,6 +44,7 @@ static int accumulate_all(const train_step *s, PyObject *gradients)
 {
     PyObject *key = PyUnicode_InternFromString("grad");
     int result = key ? 0 : -1;
+    ONT_ASSERT(PyTuple_Size(gradients) == s->n);
     for (Py_ssize_t i = 0; result == 0 && i < s->n; i++) {
         PyObject *gradient = PyTuple_GetItem(gradients, i);
         if (s->mask[i] && gradient != Py_None) result = accumulate(PyTuple_GetItem(s->tensors, i), key, gradient);

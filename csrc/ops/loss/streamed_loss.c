@@ -21,6 +21,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "base/assert.h"
 #include "base/parallel.h"
 #include "device/gemm.h"
 #include "ops/loss/loss.h"
@@ -303,6 +304,7 @@ static bool next_tile(stream_job *j)
     j->from += j->size;
     j->size = s->labels.classes - j->from < s->block ? s->labels.classes - j->from : s->block;
     if (!j->n || j->size <= 0) return false;
+    ONT_ASSERT(j->n <= s->chunk && j->size <= s->block); /* what the scratch has room for */
     ont_gemm gemm = {.dtype = s->dtype, .trans_b = s->trans_w, .m = j->n, .n = j->size, .k = s->width,
                      .lda = s->width, .ldb = ld_of_w(s), .ldc = j->size, .alpha = 1};
     s->backends[TO_SCORES]->run(&gemm, j->rows, element(s, j->w, in_w(j)), j->tile);
