@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import PreDispatchTorchFunctionMode
 from torch.nn.modules.module import _has_any_global_hook
 from torch.utils import checkpoint
 
@@ -84,7 +85,7 @@ def compiled(graph: torch.fx.GraphModule, example_inputs: Sequence[Any],
     if parts is None:
         model = ORTModule(graph_of(graph, graph, [()] * len(_placeholders(graph)), key(graph)))
         model._announced.update((True, False))  # a table for each graph would bury what matters
-    enables_grad = any(node.target is torch._C._set_grad_enabled and node.args == (True,) for node in graph.graph.nodes)
+    enables_grad = any(node.target is _set_grad_enabled and node.args == (True,) for node in graph.graph.nodes)
 
     plain = not floats and len(kept) == len(example_inputs)
 
@@ -221,10 +222,12 @@ def _copied(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
 
 
 def _undo_operators(graph: torch.fx.GraphModule) -> None:
-    """Makes a torch.autograd.Function, a checkpoint() and an autocast() again of what Dynamo has made of them.
+    """Makes a torch.autograd.Function, a checkpoint() and a mode again of what Dynamo has made of them.
 
     An export would go through Dynamo's operators: through a function's forward under no_grad(), without a gradient.
+    Raises LookupError for what torch.export would lose.
     """
+    regions = 0  # of autocast, around a node
     for node in list(graph.graph.nodes):
         if node.target is torch.ops.higher_order.autograd_function_apply:
             forward, backward = (getattr(graph, part.target) for part in node.args[:2])
@@ -236,19 +239,31 @@ def _undo_operators(graph: torch.fx.GraphModule) -> None:
         elif node.target is torch.ops.aten._assert_scalar.default:  # eager's operators check and say it themselves
             graph.graph.erase_node(node)
         elif node.target is torch.ops.higher_order.cond:
-            node.args = (*node.args[:3], _without_sizes([getattr(graph, part.target) for part in node.args[1:3]],
-                                                        node.args[3]))
+            branches = [getattr(graph, part.target) for part in node.args[1:3]]
+            _refuse_modes(branches, regions)
+            node.args = (*node.args[:3], _without_sizes(branches, node.args[3]))
         elif node.target is torch.ops.higher_order.while_loop:
-            carried = node.args[2]
-            operands = _without_sizes([getattr(graph, part.target) for part in node.args[:2]],
-                                      (*carried, *node.args[3]), len(carried))
+            carried, parts = node.args[2], [getattr(graph, part.target) for part in node.args[:2]]
+            _refuse_modes(parts, regions)
+            operands = _without_sizes(parts, (*carried, *node.args[3]), len(carried))
             node.args = (*node.args[:3], operands[len(carried):])
         elif node.target is torch._C._autograd._get_data_attr:  # type: ignore[attr-defined]  # a constant to a trace
             node.target = torch.detach
         else:
-            node.target = _AUTOCAST.get(node.target, node.target)
+            regions += {torch.amp.autocast_mode._enter_autocast: 1,
+                        torch.amp.autocast_mode._exit_autocast: -1}.get(node.target, 0)
+            node.target = _MODES.get(node.target, node.target)
     graph.graph.eliminate_dead_code(lambda node: node.op != "get_attr")
     graph.recompile()
+
+
+def _refuse_modes(bodies: Sequence[torch.fx.GraphModule], regions: int) -> None:
+    """Raises LookupError where a torch.cond or while_loop is in one of these regions of autocast, or changes a mode
+    within: torch.export (2.13) keeps no modes in its bodies.
+    """
+    inside = [part.graph for body in bodies for part in body.modules() if isinstance(part, torch.fx.GraphModule)]
+    if regions or any(node.target in _MODES.values() for part in inside for node in part.nodes):
+        raise LookupError("a torch.cond or while_loop is under autocast, or changes a mode within")
 
 
 def _without_sizes(branches: Sequence[torch.fx.GraphModule], operands: Sequence[Any],
@@ -273,8 +288,21 @@ def _exit_autocast(mode: torch.autocast) -> None:
     mode.__exit__(None, None, None)
 
 
-_AUTOCAST = {torch.amp.autocast_mode._enter_autocast: _enter_autocast,
-             torch.amp.autocast_mode._exit_autocast: _exit_autocast}
+def _set_grad_enabled(enabled: bool) -> None:
+    """torch's. Where it is traced, between regions of autocast: of one that reaches across, torch.export (2.13) loses
+    the change.
+    """
+    regions = [(mode, node) for mode in torch.overrides._get_current_function_mode_stack()
+               if isinstance(mode, PreDispatchTorchFunctionMode) for node in mode.enter_autocast_nodes]
+    for trace, _ in regions:
+        trace.__torch_function__(torch.amp.autocast_mode._exit_autocast, ())
+    torch._C._set_grad_enabled(enabled)
+    for trace, region in regions:
+        trace.__torch_function__(torch.amp.autocast_mode._enter_autocast, (), region.args)
+
+
+_MODES = {torch.amp.autocast_mode._enter_autocast: _enter_autocast,
+          torch.amp.autocast_mode._exit_autocast: _exit_autocast, torch._C._set_grad_enabled: _set_grad_enabled}
 
 
 def _checkpointed(part: torch.fx.GraphModule) -> Callable[..., Any]:
@@ -324,7 +352,7 @@ def _function(run: torch.fx.GraphModule, differentiate: torch.fx.GraphModule, tr
     """What two of Dynamo's graphs compute: (results, what backward wants), and the gradients of the arguments."""
     user = _class_of(trace, run, differentiate)
     taken = _sizes_from_tensors(run)
-    regions = [node for node in run.graph.nodes if node.target is torch._C._set_grad_enabled]
+    regions = [node for node in run.graph.nodes if node.target is _set_grad_enabled]
     if [node.args for node in regions] == [(False,), (True,)]:  # as a forward is called in any case
         for node in regions:
             run.graph.erase_node(node)

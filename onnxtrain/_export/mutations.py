@@ -50,20 +50,11 @@ def check(program: torch.export.ExportedProgram) -> None:
                 and value.is_complex():
             raise ExportError(f"The module returns, or keeps, a tensor of {value.dtype}, which a graph cannot hold.")
     kinds = {spec.arg.name: spec.kind.name for spec in program.graph_signature.input_specs}
-    outer = {node: node for node in program.graph.nodes}
-    graphs: list[tuple[torch.fx.Graph, dict[torch.fx.Node, Any], bool]] = [(program.graph, outer, False)]
-    for _graph, region in _no_grad_regions(program):
-        inner = program.graph_module.get_submodule(region.args[1].target).graph
-        inputs = [node for node in inner.nodes if node.op == "placeholder"]
-        graphs.append((inner, dict(zip(inputs, region.args[2:])), True))
-    for graph, origins, no_grad in graphs:
-        for node in graph.nodes:
+    for module, scope in _scopes(program.graph_module, views.Scope()):
+        for node in module.graph.nodes:
             if not isinstance(node.target, torch._ops.OpOverload) or not node.target._schema.is_mutable:
                 continue
-            owner, hidden = _owner(node.args[0])
-            if no_grad:
-                hidden = owner in origins  # what the region made itself has no gradient
-                owner, _ = _owner(origins.get(owner))
+            owner, hidden = _changed(node, scope)
             kind = kinds.get(getattr(owner, "name", None))
             if kind == "PARAMETER":
                 text = f"The module changes its parameter {owner} in place ({node.target}) inside forward."
@@ -93,6 +84,27 @@ def copied(tensor: torch.Tensor) -> torch.Tensor:
     """A copy that counts its versions, as no tensor of inference mode does."""
     with torch.inference_mode(False):
         return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+
+
+def _scopes(module: Any, scope: views.Scope) -> Iterator[tuple[Any, views.Scope]]:
+    """A graph and those of the regions in it, at any depth, which run under another mode."""
+    yield module, scope
+    for node in module.graph.nodes:
+        if (found := views.region(node, module)) is not None:
+            _, inputs, grad, body = found
+            yield from _scopes(body, views.Scope(scope, inputs, grad))
+
+
+def _changed(node: torch.fx.Node, scope: views.Scope) -> tuple[Any, bool]:
+    """The node that made the tensor that an operator changes, outside of all regions; whether the change hides from
+    autograd, which sees the tensor: it is behind a detach(), or in a no_grad() region that the tensor is older than.
+    """
+    owner, detached = _owner(node.kwargs.get("out", node.args[0]))
+    hidden = detached and scope.grad is not False
+    while scope.outside is not None and owner in scope.inputs:
+        hidden |= scope.grad is False and scope.outside.grad is not False
+        owner, scope = _owner(scope.inputs[owner])[0], scope.outside
+    return owner, hidden
 
 
 def _owner(node: Any) -> tuple[Any, bool]:

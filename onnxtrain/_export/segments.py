@@ -22,6 +22,9 @@ _CHEAP = frozenset((
     "ReduceMin", "Sqrt", "Floor", "Ceil",
 ))
 
+_RANDOM = frozenset(("Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform",
+                     "RandomUniformLike"))
+
 
 @dataclasses.dataclass
 class Boundary:
@@ -58,6 +61,16 @@ def _reads(node: NodeProto) -> Iterator[str]:
             yield from (v.name for v in body.output if v.name not in own)
 
 
+def _draws(node: NodeProto) -> bool:
+    """Whether the engine draws random numbers for a node, or for one in its bodies."""
+    bodies = [body for attribute in node.attribute for body in (attribute.g, *attribute.graphs)]
+    return node.op_type in _RANDOM or any(_draws(inner) for body in bodies for inner in body.node)
+
+
+def _key_of(call: NodeProto) -> int:
+    return next(attribute.i for attribute in call.attribute if attribute.name == "key")
+
+
 class _Cutter:
     def __init__(self, model: ModelProto) -> None:
         self.model, self.graph = model, model.graph
@@ -68,9 +81,19 @@ class _Cutter:
         self._repeatable: dict[str, bool] = {}
 
     def _levels(self) -> int:
-        """How many calls lie, one after another, before each value."""
+        """How many calls lie, one after another, before each value. Calls, which may draw random numbers, and nodes
+        that do so keep their order.
+        """
+        before_call = before_draw = 0  # least levels of the next of each
+        of_call: dict[int, int] = {}
         for node in self.graph.node:
             level = max((self.level.get(name, 0) for name in _reads(node)), default=0)
+            if is_python_op(node):
+                level = before_call = of_call.setdefault(_key_of(node), max(level, before_call))
+                before_draw = max(before_draw, level + 1)
+            elif _draws(node):
+                level = max(level, before_draw)
+                before_call = max(before_call, level)
             for name in node.output:
                 self.level[name] = level + is_python_op(node)
         return max(self.level.values(), default=0)

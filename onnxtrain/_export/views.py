@@ -65,10 +65,10 @@ def _is_view(node: Any) -> bool:
     return isinstance(node, fx.Node) and _makes_views(node.target) and aliases(node)
 
 
-class _Scope:
+class Scope:
     """A graph, what its inputs are outside of it, and the grad mode that it sets."""
 
-    def __init__(self, outside: _Scope | None = None, inputs: Mapping[fx.Node, Any] | None = None,
+    def __init__(self, outside: Scope | None = None, inputs: Mapping[fx.Node, Any] | None = None,
                  grad: bool | None = None) -> None:
         self.outside, self.inputs = outside, inputs or {}
         self.grad: bool | None = grad if grad is not None or outside is None else outside.grad
@@ -78,21 +78,23 @@ class _Path:
     """From a result back to the tensor whose memory it is in: steps to take, first to last."""
 
     def __init__(self, node: Any, owner: torch.nn.Module) -> None:
-        self.steps: list[tuple[Any, _Scope]] = []
-        scope = _Scope()
+        self.steps: list[tuple[Any, Scope]] = []
+        scope = Scope()
         while True:
             if node in scope.inputs and scope.outside is not None:
                 node, scope = scope.inputs[node], scope.outside
             elif node.op != "call_function":
                 break
-            elif node.target is operator.getitem and (region := _region(node.args[0], owner)) is not None:
-                result, inputs, grad, owner = region
+            elif node.target is operator.getitem and (found := region(node.args[0], owner)) is not None:
+                result, inputs, grad, owner = found
                 if not isinstance(inner := result[node.args[1]], fx.Node):
                     break
-                node, scope = inner, _Scope(scope, inputs, grad)
+                node, scope = inner, Scope(scope, inputs, grad)
             elif node.target is operator.getitem and _is_view(node.args[0]):
                 self.steps += [(node, scope), (node.args[0], scope)]
                 node = node.args[0].args[0]
+            elif isinstance(node.kwargs.get("out"), fx.Node):  # the result is that very tensor
+                node = node.kwargs["out"]
             elif not aliases(node) or node.target.namespace != "aten" or not isinstance(node.args[0], fx.Node):
                 break
             else:
@@ -103,7 +105,7 @@ class _Path:
         self.root, self.outermost = node, scope.outside is None
 
 
-def _region(node: Any, owner: torch.nn.Module) -> tuple[Any, dict[fx.Node, Any], bool | None, torch.nn.Module] | None:
+def region(node: Any, owner: torch.nn.Module) -> tuple[Any, dict[fx.Node, Any], bool | None, torch.nn.Module] | None:
     """Results, inputs, grad mode and module of the body, where a node runs one under another mode."""
     name = getattr(getattr(node, "target", None), "__name__", "")
     if not isinstance(node, fx.Node) or node.op != "call_function" or name not in _REGIONS:
@@ -145,7 +147,7 @@ class _Writer:
         self.values.append(entry)
         return len(self.values) - 1
 
-    def _argument(self, value: Any, scope: _Scope) -> Any:
+    def _argument(self, value: Any, scope: Scope) -> Any:
         if isinstance(value, fx.Node):
             return {"v": self._size(value, scope)}
         if isinstance(value, (list, tuple)):
@@ -158,7 +160,7 @@ class _Writer:
             return {"device": str(value)}
         raise _Lost(f"an argument is {value!r}")
 
-    def _size(self, node: fx.Node, scope: _Scope) -> int:
+    def _size(self, node: fx.Node, scope: Scope) -> int:
         """A number that is made of sizes of sources."""
         while node in scope.inputs and scope.outside is not None:
             node, scope = scope.inputs[node], scope.outside

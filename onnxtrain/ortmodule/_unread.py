@@ -194,7 +194,7 @@ class Results:
             if not self._unread or not large:
                 self._without = None
 
-        node.is_watched = True
+        node.metadata["onnxtrain_watched"] = True
         node.register_prehook(look)
 
     def _leave_out(self, without: Callable[[frozenset[int]], Callable[..., Sequence[Any]]],
@@ -245,13 +245,13 @@ class Results:
             if (pending := held()) is not None:
                 pending.results()
 
-        node.is_watched = True
+        node.metadata["onnxtrain_watched"] = True
         node.register_prehook(compute_if_held)
         return tuple(results)
 
 
 def _node_of(results: Sequence[Any]) -> Any:
-    """The autograd node of the loss, or None. A node of a run gets `is_watched` where it must meet its backward."""
+    """The autograd node of the loss, or None. Its metadata has "onnxtrain_watched" where it must meet its backward."""
     return next((value.grad_fn for value in results if is_loss(value) and value.grad_fn is not None), None)
 
 

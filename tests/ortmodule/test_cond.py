@@ -9,6 +9,8 @@ import torch.nn as nn
 import torch.nn.functional as F
 from agree import X, both, in_engine, module, step
 
+import onnxtrain
+
 TWO = {"two": lambda: nn.Linear(4, 4)}
 UP, DOWN = X.detach() + 3, X.detach() - 3
 
@@ -82,3 +84,21 @@ torch.compile(lambda x: x + 1 if torch.is_grad_enabled() else x, backend="eager"
 """
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+def still(x):
+    with torch.no_grad():
+        scale = x.square().mean(0)
+    return x * scale
+
+
+@pytest.mark.parametrize("forward", [
+    lambda self, x: torch.cond(x.sum() > 0, still, lambda x: self.two(x), (self.fc(x),)),
+    lambda self, x: torch.autocast("cpu", torch.bfloat16)(
+        lambda h: torch.cond(h.sum() > 0, lambda h: self.two(h), lambda h: self.fc(h), (h,)))(self.fc(x)).float(),
+], ids=["no_grad within", "autocast around"])
+def test_modes_that_an_export_would_lose_are_pytorchs(forward):
+    model = both(module(forward, **TWO), lambda m: [step(x)(m) for x in (UP, DOWN)])
+    counts = onnxtrain.stats(model)
+    assert counts["engine_steps"] == 0 and counts["fallback_steps"] == 2
+    assert "a torch.cond or while_loop is under autocast, or changes a mode within" in counts["reasons"][0]

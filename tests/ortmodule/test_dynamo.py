@@ -246,6 +246,35 @@ def test_autocast_inside_and_left_as_it_was_where_an_export_fails():
     both(Made(forward, good=False), use, engine_steps=0, fallback_steps=1)
 
 
+def test_a_region_without_gradient_within_autocast():
+    def forward(self, x):
+        h = self.fc(x)
+        with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+            scale = h.square().mean(0)
+            with torch.enable_grad():
+                more = self.fc.weight.exp().sum(0)
+            doubled = more * 2
+        with torch.autocast("cpu", torch.bfloat16):
+            h = h * scale
+            with torch.no_grad(), torch.autocast("cpu", torch.float16, enabled=False):
+                scale = h.exp()
+            return h * scale + more + doubled
+    both(Made(forward), trained(X, Y), engine_steps=2)
+
+
+def test_a_region_without_gradient_in_a_checkpoint_within_autocast():
+    def part(h):
+        with torch.no_grad():
+            scale = h.square().mean(0)
+        return h * scale
+
+    def forward(self, x):
+        h = self.fc(x)
+        with torch.autocast("cpu", torch.bfloat16):
+            return checkpoint.checkpoint(part, h, use_reentrant=False)
+    both(Made(forward), trained(X, Y), engine_steps=2)
+
+
 @pytest.mark.parametrize("draw", [
     lambda h: h * torch.rand(4) + torch.randn_like(h), lambda h: h + torch.randint(3, (h.shape[0], 1)),
     lambda h: h * torch.bernoulli(torch.full((4,), 0.5)) + torch.empty_like(h).uniform_(),
@@ -302,6 +331,13 @@ def test_a_function_mode_is_asked_once():
             out += [model(X), model(Y)]
         return [*out, model(Y)]
     both(Made(lambda self, x: torch.relu(self.fc(x))), use, engine_steps=2, fallback_steps=2)
+
+
+def test_numbers_that_are_drawn_before_a_dropout_are_eagers():
+    def forward(self, x):
+        h = self.fc(x) * torch.bernoulli(torch.full((4,), 0.5))
+        return h, F.dropout(torch.ones(64, 64), 0.5).max()
+    both(Made(forward), lambda model: model(X), engine_steps=1)
 
 
 def test_gradients_of_arguments_and_no_grad():

@@ -196,3 +196,40 @@ def test_attributes_set_in_forward_are_set_with_their_gradients():
             module.h, eager.h = torch.ones(2, 4), torch.ones(2, 4)
     counts = onnxtrain.stats(model)
     assert counts["engine_steps"] == 4 and counts["exports"] == 1
+
+
+class Kept(nn.Module):
+    """A mean and a direction of the weight, which are kept under no_grad() and within autocast."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc, self.last = nn.Linear(4, 4), nn.utils.parametrizations.spectral_norm(nn.Linear(4, 4))
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, x):
+        h = self.fc(x)
+        with torch.autocast("cpu", torch.bfloat16):
+            with torch.no_grad():
+                self.mean.lerp_(h.mean(0), 0.25)
+            return self.last(h - self.mean).float()
+
+
+def test_buffers_that_are_kept_without_a_gradient_stay_so():
+    torch.manual_seed(0)
+    eager = Kept()
+    ours = copy.deepcopy(eager)
+    buffers, model = dict(ours.named_buffers()), ORTModule(ours)
+    for _ in range(3):
+        x = torch.randn(5, 4)
+        for each in (eager, model):
+            each(x).square().sum().backward()
+    with torch.inference_mode():
+        eager(x), model(x)
+    assert onnxtrain.stats(model)["engine_steps"] == 4
+    assert all(buffer is buffers[name] for name, buffer in ours.named_buffers())
+    for name, buffer in buffers.items():
+        assert not buffer.requires_grad and not buffer.is_inference(), name
+        torch.testing.assert_close(buffer, eager.get_buffer(name), rtol=1e-5, atol=1e-5)
+    for (name, weight), other in zip(eager.named_parameters(), ours.parameters(), strict=True):
+        torch.testing.assert_close(other.grad, weight.grad, rtol=0.03, atol=0.03 * float(weight.grad.abs().max()),
+                                   msg=lambda text, n=name: f"{n}: {text}")
