@@ -68,7 +68,9 @@ class Session:
         """
 
     def step(self, tensors: tuple[Tensor, ...], grad_mask: bytes, seed: int | Generator, loss: int, gradient: Tensor,
-             update: tuple[Callable[..., Any], tuple[Any, ...]] | None = None) -> tuple[tuple[Tensor, ...], Any]:
+             update: tuple[Callable[..., Any], tuple[Any, ...]] | None = ...,
+             receivers: Sequence[tuple[int, Tensor, bool]] | None = ..., ready: Callable[[int], object] | None = ...,
+             reduce: Callable[[], object] | None = ...) -> tuple[tuple[Tensor, ...], Any]:
         """A training step: forward(), backward(), the masked tensors' gradients into their ``.grad``, and an update.
 
         Args:
@@ -76,6 +78,9 @@ class Session:
             loss: which output is differentiated; the others have no gradient.
             gradient: of the loss, of its dtype and shape.
             update: is called at the end: a callable, such as Updater.step, and its arguments.
+            receivers, ready: as Run.deliver()'s; those gradients go there and not into ``.grad``.
+            reduce: is called between backward and the update, to wait for the collectives that `ready` has begun, for
+                one. Not called where no update follows.
 
         Returns:
             The outputs, and what the update has returned.
@@ -233,17 +238,18 @@ class Run:
                 receivers: Sequence[tuple[int, Tensor, bool]],
                 ready: Callable[[int], object] | None = ...) -> tuple[Tensor | None, ...]:
         """Runs the backward part once, as backward() does, and writes gradients to tensors as soon as they are final.
+        A gradient that is itself an input of backward is written at the end.
 
         Args:
             saved, grads: as backward()'s.
             receivers: (input, tensor, add) each: index of a graph input; a contiguous tensor of its dtype and shape on
                 the CPU; whether the gradient is added to what is there (float32 and float64 alone) or overwrites it.
                 The gradient of an input with grad_mask 2 that has no receiver is discarded.
-            ready: is told the index of each input of `applied` that has a receiver, after its gradient is there; on the
-                thread that runs backward. What it raises ends backward.
+            ready: is told the index of each input that has a receiver and a gradient, after its gradient is there; on
+                the thread that runs backward. What it raises ends backward.
 
         Returns:
-            As backward(); None for inputs of `applied`.
+            As backward(); None for inputs that have a receiver.
 
         Raises:
             RuntimeError: called a second time without again(), or after release().

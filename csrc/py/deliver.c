@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "base/alloc.h"
+#include "base/assert.h"
 #include "base/parallel.h"
 #include "py/call.h"
 #include "simd/simd.h"
@@ -133,6 +134,24 @@ static int read_receivers(delivery *d, const ont_state *state, const ont_program
     return 0;
 }
 
+/* ---- after ---- */
+
+/* A gradient that is an input of backward's own nodes is returned; it reaches its receiver here. */
+static int deliver_returned(delivery *d, const ont_state *state, PyObject *result)
+{
+    for (uint32_t i = 0; i < d->n_inputs; i++) {
+        PyObject *gradient = PyTuple_GetItem(result, i), *keep = NULL;
+        ont_tensor_view view;
+        if (!d->receivers[i].to || gradient == Py_None) continue;
+        if (ont_dlpack_borrow(state, gradient, "gradient", i, &view, &keep) < 0) return -1;
+        ONT_ASSERT(ont_tensor_view_is_contiguous(&view) && ont_tensor_view_count(&view) == d->receivers[i].n);
+        ont_status status = receive(d, i, view.data);
+        Py_XDECREF(keep);
+        if (status != ONT_OK || PyTuple_SetItem(result, i, Py_NewRef(Py_None)) < 0) return -1;
+    }
+    return 0;
+}
+
 PyObject *ont_run_object_deliver(const ont_state *state, PyObject *run, PyObject *args)
 {
     PyObject *saved, *grads, *receivers, *result = NULL;
@@ -144,6 +163,7 @@ PyObject *ont_run_object_deliver(const ont_state *state, PyObject *run, PyObject
     if (read_receivers(&d, state, p, receivers) == 0) {
         ont_backward_hooks hooks = {.gradient = {receive, &d}, .check = check_no_overlap};
         result = ont_run_object_backward(run, saved, grads, NULL, &hooks);
+        if (result && deliver_returned(&d, state, result) < 0) Py_CLEAR(result);
         if (d.type) PyErr_Restore(d.type, d.value, d.trace); /* in place of the engine's */
     }
     for (uint32_t i = 0; d.keep && i < d.n_inputs; i++) Py_XDECREF(d.keep[i]);

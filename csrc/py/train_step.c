@@ -1,6 +1,7 @@
 /*
- * Session.step(), a training step in one call: forward, backward, gradients into .grad, and the optimizer's update.
- * Called by onnxtrain/training/_whole_step.py; independent of kernels and optimizers.
+ * Session.step(), a training step in one call: forward, backward, gradients into .grad or to their receivers, the
+ * collectives of several processes, and the optimizer's update. Called by onnxtrain/training/_whole_step.py;
+ * independent of kernels, optimizers and the library of the collectives.
  */
 #include "py/call.h" /* Python.h before any system header */
 
@@ -8,6 +9,8 @@
 
 typedef struct train_step {
     PyObject *tensors, *seed, *gradient, *update;
+    PyObject *receivers, *ready; /* as Run.deliver()'s; Py_None: .grad receives every gradient */
+    PyObject *reduce;            /* called between backward and the update; Py_None: nothing */
     const char *mask; /* one byte per tensor: whether its gradient is wanted */
     Py_ssize_t n, loss;
 } train_step;
@@ -53,14 +56,24 @@ static int accumulate_all(const train_step *s, PyObject *gradients)
     return result;
 }
 
-/* Calls update, a tuple of a callable and its arguments; None: nothing. */
-static PyObject *call_update(PyObject *update)
+/* Calls update, a tuple of a callable and its arguments, after the reduction; None: neither. */
+static PyObject *call_update(const train_step *s)
 {
-    if (update == Py_None) return Py_NewRef(Py_None);
+    if (s->update == Py_None) return Py_NewRef(Py_None);
     PyObject *function, *arguments;
-    if (!PyTuple_Check(update)) return PyErr_Format(PyExc_TypeError, "the update is not a tuple");
-    if (!PyArg_ParseTuple(update, "OO!:update", &function, &PyTuple_Type, &arguments)) return NULL;
-    return PyObject_CallObject(function, arguments);
+    if (!PyTuple_Check(s->update)) return PyErr_Format(PyExc_TypeError, "the update is not a tuple");
+    if (!PyArg_ParseTuple(s->update, "OO!:update", &function, &PyTuple_Type, &arguments)) return NULL;
+    PyObject *reduced = s->reduce == Py_None ? Py_NewRef(Py_None) : PyObject_CallObject(s->reduce, NULL);
+    PyObject *result = reduced ? PyObject_CallObject(function, arguments) : NULL;
+    Py_XDECREF(reduced);
+    return result;
+}
+
+/* The gradients of all inputs, but for those that have been delivered. */
+static PyObject *backward(const train_step *s, PyObject *run, PyObject *saved, PyObject *gradients)
+{
+    if (s->receivers == Py_None) return ont_run_object_backward(run, saved, gradients, NULL, NULL);
+    return PyObject_CallMethod(run, "deliver", "OOOO", saved, gradients, s->receivers, s->ready);
 }
 
 /* Backward and update; returns what the update has returned. */
@@ -69,8 +82,8 @@ static PyObject *finish(const train_step *s, PyObject *outputs, PyObject *run)
     if (run == Py_None) return PyErr_Format(PyExc_RuntimeError, "no output of this graph has a gradient");
     PyObject *saved = ont_run_object_saved(run, s->tensors, outputs);
     PyObject *gradients = saved ? output_gradients(s, outputs) : NULL;
-    PyObject *found = gradients ? ont_run_object_backward(run, saved, gradients, NULL, NULL) : NULL;
-    PyObject *result = found && accumulate_all(s, found) == 0 ? call_update(s->update) : NULL;
+    PyObject *found = gradients ? backward(s, run, saved, gradients) : NULL;
+    PyObject *result = found && accumulate_all(s, found) == 0 ? call_update(s) : NULL;
     Py_XDECREF(found);
     Py_XDECREF(gradients);
     Py_XDECREF(saved);
@@ -79,9 +92,9 @@ static PyObject *finish(const train_step *s, PyObject *outputs, PyObject *run)
 
 PyObject *ont_session_object_step(PyObject *session, PyObject *args)
 {
-    train_step s = {.update = Py_None};
-    if (!PyArg_ParseTuple(args, "O!y#OnO|O:step", &PyTuple_Type, &s.tensors, &s.mask, &s.n, &s.seed, &s.loss,
-                          &s.gradient, &s.update))
+    train_step s = {.update = Py_None, .receivers = Py_None, .ready = Py_None, .reduce = Py_None};
+    if (!PyArg_ParseTuple(args, "O!y#OnO|OOOO:step", &PyTuple_Type, &s.tensors, &s.mask, &s.n, &s.seed, &s.loss,
+                          &s.gradient, &s.update, &s.receivers, &s.ready, &s.reduce))
         return NULL;
     if (s.n != PyTuple_Size(s.tensors))
         return PyErr_Format(PyExc_ValueError, "grad_mask has %zd bytes, expected %zd", s.n, PyTuple_Size(s.tensors));

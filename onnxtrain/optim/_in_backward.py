@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 
 import torch
@@ -137,7 +137,7 @@ class StepInBackward:
         return found or None
 
     @staticmethod
-    def mask(flags: bytes, targets: dict[int, tuple[int, Tensor]]) -> bytes:
+    def mask(flags: bytes, targets: Container[int]) -> bytes:
         """The engine's mask of a call: bytes 0, 1 for a gradient, 2 for one that is applied."""
         return bytes([WANT_APPLIED if i in targets else flag for i, flag in enumerate(flags)])
 

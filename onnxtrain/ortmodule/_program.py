@@ -110,8 +110,10 @@ def _forward_again(ctx: Any) -> None:
 _NODES = (_ORTModuleFunction._backward_cls, _SteppingFunction._backward_cls, _held.HeldFunction._backward_cls)
 
 
-def is_node(node: Any) -> bool:
-    """Whether this is autograd's node of one run, whose gradients go on from there."""
+def is_node(node: Any, stepping: Any = None) -> bool:
+    """Whether this is autograd's node of one run, whose gradients go on from there, or to this object."""
+    if type(node) is _SteppingFunction._backward_cls:
+        return bool(node.stepping is stepping)  # type: ignore[attr-defined]
     return type(node) is _ORTModuleFunction._backward_cls
 
 

@@ -94,9 +94,10 @@ class Engine:
         self._one: tuple[float, Tensor | None] = (0.0, None)
         self._scale = 1.0  # of the latest forward, and its rate
         self._rate: Callable[[], float] = float
-        disabled = "whole_step" in options.read("ONNXTRAIN_DISABLE").split(",")
-        may_be_whole = self.update.is_one_call and self.peers is None and not disabled
-        self._whole = WholeStep(self.update, self._scaled_one) if may_be_whole else None
+        self._whole: WholeStep | None = None
+        if self.device.type == "cpu" and "whole_step" not in options.read("ONNXTRAIN_DISABLE").split(","):
+            self._whole = WholeStep(self._trained.values(), self._scaled_one, self._update_within,
+                                    None if self.peers is None else self._reduce, self.reducer)
         self.accumulation = accumulation
         self.mixed_precision = mixed_precision
         self._deterministic = deterministic
@@ -192,7 +193,7 @@ class Engine:
         self._scale, self._rate = scale, rate
         whole, given = self._whole, self.inputs(given)
         if whole is not None:
-            whole.begin(given, scale, self._last_arguments if self.is_update(step) else None)
+            whole.begin(given, scale, self.is_update(step))
         try:
             with self._switches(self.mixed_precision):
                 outputs = self.model(given)
@@ -258,30 +259,40 @@ class Engine:
             Whether it has been done.
         """
         if self._whole is not None and self._whole.done is not None:
-            return self._whole.done
-        if self._adasum:
-            return self._apply_adasum()
-        if self.peers is not None:
-            if self.shards is not None:
-                self.shards.reduce()
-            else:
-                assert self.reducer is not None
-                self.reducer.finish()
-        done = self.update.step(*self._last_arguments())
-        if self.shards is not None and done:
-            self.shards.gather()
+            done = self._whole.done
+        else:
+            if self.peers is not None:
+                self._reduce()
+            done = self._update()
         if self.peers is not None:
             self.peers.broadcast(list(self.model.buffers().values()))
         return done
 
-    def _apply_adasum(self) -> bool:
-        """Each process updates by its own gradients, and their changes of the weights are combined."""
-        assert self.peers is not None
-        weights = list(self._trained.values())
-        self.peers.fill_gradients(weights)
+    def _update_within(self, step: Callable[[tuple[Any, ...]], Any]) -> bool:
+        """The update as the end of a whole step, which has joined the processes' gradients before."""
+        if self.update.is_one_call and not self._adasum:
+            return self.update.step(*self._last_arguments(), within=step)
+        return bool(step((self._update, ())))
+
+    def _reduce(self) -> None:
+        """Joins all processes' gradients. With Adasum each process updates by its own, and the changes of the weights
+        are combined.
+        """
+        if self.shards is not None:
+            self.shards.reduce()
+        elif self.reducer is not None:
+            self.reducer.finish()
+        else:
+            assert self.peers is not None
+            self.peers.fill_gradients(list(self._trained.values()))
+
+    def _update(self) -> bool:
+        weights = list(self._trained.values()) if self._adasum else []
         before = [weight.detach().clone() for weight in weights]
         done = self.update.step(*self._last_arguments())
-        if done:
+        if done and self.shards is not None:
+            self.shards.gather()
+        if done and self._adasum:
+            assert self.peers is not None
             self.peers.adasum(weights, before)
-        self.peers.broadcast(list(self.model.buffers().values()))
         return done

@@ -9,7 +9,7 @@ buckets in the same order, whatever order its backward has.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -97,21 +97,21 @@ class Reducer:
         reached: Sequence[int | None] = range(len(ctx.next_functions))
         if len(grads) > 1:  # a weight behind another output than the loss has no gradient, not zeros
             reached = ctx.program.reach.drop(ctx.run.differentiable, grads, reached)
-        receivers = [(i, *self._place(weight)) for i, weight in ctx.targets.items() if reached[i] is not None]
-        early = self._last and ctx is self._node
-        done = set()
-
-        def ready(index: int) -> None:
-            done.add(index)
-            self._note(ctx.targets[index], early)
-
-        found = list(ctx.run.deliver(ctx.saved_tensors, grads, receivers, ready))
-        for i, gradient, add in receivers:
-            if i not in done and found[i] is not None:  # one that backward reads, so that it was returned
-                gradient.add_(found[i]) if add else gradient.copy_(found[i])
-                found[i] = None
-                self._note(ctx.targets[i], early)
+        targets = {i: weight for i, weight in ctx.targets.items() if reached[i] is not None}
+        found = ctx.run.deliver(ctx.saved_tensors, grads, *self.delivery(targets, ctx is self._node))
         return found if len(grads) == 1 else ctx.program.reach.drop(ctx.run.differentiable, grads, found)
+
+    def delivery(self, targets: Mapping[int, Tensor], only: bool) -> tuple[list[tuple[int, Tensor, bool]],
+                                                                           Callable[[int], None]]:
+        """The receivers of a backward, and what is told that a gradient is there, for Run.deliver().
+
+        Args:
+            targets: of those inputs that have a gradient, see targets().
+            only: these gradients come from no other call, so that they are final after the last backward.
+        """
+        early = only and self._last
+        return ([(i, *self._place(weight)) for i, weight in targets.items()],
+                lambda index: self._note(targets[index], early))
 
     def _place(self, weight: Tensor) -> tuple[Tensor, bool]:
         """Where a weight's gradient lies, and whether there is one already that the next one is added to."""

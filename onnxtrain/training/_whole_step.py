@@ -1,4 +1,5 @@
-"""A training step as one call of the core: forward, backward, gradients into ``.grad``, clipping and update.
+"""A training step as one call of the core: forward, backward, gradients into ``.grad``, the collectives of several
+processes, clipping and update.
 
 Autograd stands between forward and backward because Python may do anything there. In a trainer's step it does nothing:
 once a step has shown that the loss is an output of one graph whose gradients go to the trained weights alone, later
@@ -8,7 +9,7 @@ onnxtrain/ortmodule/_program.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,9 +18,10 @@ from torch import Tensor
 
 from onnxtrain.optim._in_backward import not_alone
 from onnxtrain.ortmodule._program import Program, is_node
-from onnxtrain.training._update import Update
+from onnxtrain.training._reducer import Reducer
 
 MOST_SHAPES = 1024  # of inputs that are remembered
+_Within = Callable[[tuple[Any, ...]], Any]
 
 
 @dataclass(frozen=True)
@@ -42,34 +44,42 @@ class WholeStep:
     """The whole steps of one model.
 
     Args:
-        update: what they end with. Its is_one_call holds.
+        weights: those that are trained.
         gradient: of a loss like this tensor, with this scale.
+        update: makes the update by one call of the function that it is given, to which it passes a callable and its
+            arguments; returns whether the weights have been updated.
+        reduce: with several processes joins their gradients before the update; else None.
+        reducer: where gradients go that are reduced while backward runs.
 
     Attributes:
         loss: of the latest call, where it was a whole step; else None.
         done: whether that step has updated the weights; None where no update was to follow.
     """
 
-    def __init__(self, update: Update, gradient: Callable[[Tensor, float], Tensor]) -> None:
-        self._update, self._gradient = update, gradient
+    def __init__(self, weights: Collection[Tensor], gradient: Callable[[Tensor, float], Tensor],
+                 update: Callable[[_Within], bool], reduce: Callable[[], None] | None, reducer: Reducer | None) -> None:
+        self._weights, self._gradient, self._update = weights, gradient, update
+        self._reduce, self._reducer = reduce, reducer
         self._shapes: set[tuple[Any, ...]] = set()  # of inputs whose outputs are known to be as they should
         self._now: tuple[Any, ...] = ()
-        self._offer: tuple[float, Callable[[], tuple[float, float, bool]] | None] | None = None
+        self._offer: tuple[float, bool] | None = None
         self.loss: Tensor | None = None
         self.done: bool | None = None
 
-    def begin(self, given: Sequence[Any], scale: float, update: Callable[[], tuple[float, float, bool]] | None) -> None:
+    def begin(self, given: Sequence[Any], scale: float, last: bool) -> None:
         """Before the model is called.
 
         Args:
             given: its inputs.
             scale: the gradient of the loss.
-            update: gives the arguments of Update.step(); None where no update follows.
+            last: whether an update follows.
         """
         self.loss = self.done = None
         self._now = tuple([value.shape if isinstance(value, Tensor) else type(value) for value in given])
-        free = self._now in self._shapes and not not_alone() and not _has_hooks(self._update.weights.values())
-        self._offer = (scale, update) if free else None
+        # DistributedDataParallel and Horovod join gradients by hooks that cannot be seen here.
+        unseen = self._reduce is None and not_alone()
+        free = self._now in self._shapes and not unseen and not _has_hooks(self._weights)
+        self._offer = (scale, last) if free else None
 
     def end(self) -> None:
         """After that call: a further call of the model is none of this step's."""
@@ -80,19 +90,22 @@ class WholeStep:
         learned = program.whole_step
         if self._offer is None or learned.mask != mask:
             return None
-        (scale, arguments), self._offer = self._offer, None
+        (scale, last), self._offer = self._offer, None
         outputs: tuple[Tensor, ...] = ()
+        delivery: tuple[Any, ...] = None, None
+        if self._reducer is not None and (targets := self._reducer.targets(tensors, mask)) is not None:
+            mask, delivery = self._reducer.mask(mask, targets), self._reducer.delivery(targets, True)
 
         def step(update: tuple[Any, ...] | None) -> Any:
             nonlocal outputs
             outputs, result = program.session.step(tensors, mask, program.seed() if program.random else 0, learned.loss,
-                                                   self._gradient(learned.like, scale), update)
+                                                   self._gradient(learned.like, scale), update, *delivery, self._reduce)
             return result
 
-        if arguments is None:
-            step(None)
+        if last:
+            self.done = self._update(step)
         else:
-            self.done = self._update.step(*arguments(), within=step)
+            step(None)
         self.loss = outputs[learned.loss]
         return outputs
 
@@ -101,7 +114,7 @@ class WholeStep:
         of these shapes can be whole.
         """
         node: Any = loss.grad_fn
-        if not is_node(node) or getattr(node, "is_watched", False):
+        if not is_node(node, self._reducer) or "onnxtrain_watched" in node.metadata:
             return
         program, run = node.program, node.run
         wanted = [source.kind for source, wants in zip(program.exported.inputs, program.latest_mask) if wants]

@@ -48,8 +48,8 @@ def wide(seed):
     return Wide()
 
 
-def trainer_of(seed, config, world, stage=0, steps=1, adasum=False, **more):
-    return ORTTrainer(wide(seed), DESCRIPTION, CONFIGS[config], loss_fn=cross_entropy, options=options(
+def trainer_of(seed, config, world, stage=0, steps=1, adasum=False, module=None, **more):
+    return ORTTrainer(module or wide(seed), DESCRIPTION, CONFIGS[config], loss_fn=cross_entropy, options=options(
         batch={"gradient_accumulation_steps": steps}, distributed={
             "world_size": world, "allreduce_post_accumulation": True, "deepspeed_zero_optimization": {"stage": stage},
             "enable_adasum": adasum},
@@ -94,6 +94,7 @@ def train_all(rank, world, folder):
     found["adasum"] = adasum(rank, world)
     found["bfloat16"] = bfloat16(rank, world)
     found["goes on"] = go_on(rank, world, folder)
+    found["in one call"] = in_one_call(rank, world)
     return found
 
 
@@ -131,6 +132,43 @@ def bfloat16(rank, world):
         trainer.train_step(*part(data_of(1, world), rank)[0])
         found.append(weights(trainer))
     del os.environ["ONNXTRAIN_REDUCE_DTYPE"]
+    return found
+
+
+class Normed(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.last = torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 4)
+
+    def forward(self, x):
+        return self.last(self.norm(x))
+
+
+WAYS = {"all-reduce": {}, "accumulation": {"steps": 3}, "ZeRO": {"stage": 1, "steps": 2}, "Adasum": {"adasum": True},
+        "BatchNorm": {}}  # of joining gradients
+
+
+def in_one_call(rank, world):
+    """Of each way: whether steps in one call of the core have the bits of steps by autograd; which were one call; and
+    the buckets that were reduced during the latest backward.
+    """
+    found = {}
+    for way, given in WAYS.items():
+        weights_of = []
+        for disabled in ("whole_step", ""):
+            os.environ["ONNXTRAIN_DISABLE"] = disabled
+            torch.manual_seed(0)
+            module = Normed() if way == "BatchNorm" else None
+            trainer = trainer_of(0, "adam", world, module=module, **given)
+            calls = []
+            for x, y in part(data_of(6, world), rank):
+                trainer.train_step(x, y)
+                engine = trainer._engine
+                calls.append(bool(engine._whole and engine._whole.loss is not None))
+            weights_of.append(weights(trainer))
+        same = all(torch.equal(value, weights_of[1][name]) for name, value in weights_of[0].items())
+        found[way] = same, calls, engine.reducer and engine.reducer.early
+    del os.environ["ONNXTRAIN_DISABLE"]
     return found
 
 
@@ -242,6 +280,14 @@ def test_gradients_as_bfloat16(results):
             torch.testing.assert_close(after[name], want, rtol=0, atol=3e-6 + 0.05 * 2 ** -8 * float(gradient.abs().max()))
             if name == "first.weight":
                 assert float((after[name] - exact).abs().max()) > 4e-6
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_step_with_other_processes_is_one_call(way, results):
+    for own in results:
+        same, calls, early = own["in one call"][way]
+        assert same and calls == [False, False, True, True, True, True]
+        assert early == {"ZeRO": None, "Adasum": None, "BatchNorm": 1}.get(way, 0)  # one bucket, with an unused weight
 
 
 def test_a_run_with_zero_goes_on_bit_for_bit(results):
