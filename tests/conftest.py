@@ -10,8 +10,9 @@ import pytest
 from seeds import SEED, drawn_seed
 
 SWEEP = 8  # cases of one test function from which on it is a sweep
-PARTS = 7  # days in which runs of the whole suite have seen every case of every sweep, and every slow test
 DAY = "ONNXTRAIN_TEST_DAY"
+PARTS = "ONNXTRAIN_TEST_PARTS"  # days in which runs of the whole suite see every case of every sweep
+USUAL_PARTS = "28"
 # Folders that are one sweep each: their tests take seconds and ask the same of many libraries, models and trainers.
 SWEPT = ("tests/cuda/", "tests/ecosystem/", "tests/models/", "tests/training/")
 SLOW = Path(__file__).with_name("slow.txt")  # test functions that took more than SECONDS, which are one sweep
@@ -31,7 +32,7 @@ def fresh_dynamo() -> Iterator[None]:
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true",
                      help=f"every case of every sweep; without it, a run of whole folders without -k takes 1 of "
-                          f"{PARTS}, others each day")
+                          f"{PARTS} ({USUAL_PARTS}), others each day")
     parser.addoption("--find-slow", action="store_true",
                      help=f"afterwards, write {SLOW.name}: the tests of this run of more than {SECONDS} s, and what was "
                           "known of others")
@@ -39,6 +40,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault(DAY, str(int(time.time()) // 86400))  # which the workers inherit
+    os.environ.setdefault(PARTS, USUAL_PARTS)
     drawn_seed()
     paths = list(filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)))
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([*paths, *map(str, config.getini("pythonpath"))]))
@@ -66,9 +68,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     slow = set(SLOW.read_text().splitlines())
     sweeps = [_sweep(item.nodeid, slow) for item in items]
     cases, seen = Counter(sweeps), Counter[str]()
+    day, parts = int(os.environ[DAY]), int(os.environ[PARTS])
     kept, left = [], []
     for item, sweep in zip(items, sweeps, strict=True):
-        turn = item.path in whole or cases[sweep] < SWEEP or (seen[sweep] + int(os.environ[DAY])) % PARTS == 0
+        turn = item.path in whole or cases[sweep] < SWEEP or (seen[sweep] + day) % min(parts, cases[sweep]) == 0
         (kept if turn else left).append(item)
         seen[sweep] += 1
     config.hook.pytest_deselected(items=left)
@@ -90,8 +93,8 @@ def _write_slow(terminalreporter: pytest.TerminalReporter) -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     if _samples(config):
-        terminalreporter.write_line(f"Of each sweep 1 case in {PARTS} ran; {DAY}={os.environ[DAY]} repeats this "
-                                    "sample, --full runs every case.")
+        terminalreporter.write_line(f"Of each sweep 1 case in {os.environ[PARTS]} ran; {DAY}={os.environ[DAY]} repeats "
+                                    "this sample, --full runs every case.")
     if config.option.find_slow:
         _write_slow(terminalreporter)
     if terminalreporter.stats.keys() & {"failed", "error"}:

@@ -1,5 +1,6 @@
 # Sourced by tests/run.sh and the run.sh of each example: system packages, virtual environment, build.
-# Sets PYTHON. Stamps in the environment make a second call return in a moment. Callers `set -euo pipefail` first.
+# Sets PYTHON. Stamps in the environment make a second call return in a moment. Callers `set -euo pipefail` first, and
+# set FOR=examples where what tests alone need (transformers, DeepSpeed, pytest) need not be there.
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 VENV=${ONNXTRAIN_VENV:-$ROOT/.venv}
@@ -42,49 +43,65 @@ hash_of() { (cd "$ROOT" && find "$@" -type f -not -name '*.pyc' -print0 | sort -
 # Libraries that users have around a module: in one call, which resolves them once, or else each by itself, so that one
 # that cannot be had loses no other. They are to take the torch that is there.
 install_clients() {
-    local client install=("$PYTHON" -m pip install -q --disable-pip-version-check "torch==$TORCH")
-    local clients=("transformers>=5" "accelerate>=1" "peft>=0.19" "lightning>=2.6" "torch_geometric>=2.7"
+    local client clients=("transformers>=5" "accelerate>=1" "peft>=0.19" "lightning>=2.6" "torch_geometric>=2.7"
         "sentence-transformers>=5" "trl>=1" "datasets>=4" "diffusers>=0.38")
-    "${install[@]}" "${clients[@]}" || for client in "${clients[@]}"; do
-        "${install[@]}" "$client" || echo "$client cannot be installed here: it is not tested" >&2
+    install "torch==$TORCH" "${clients[@]}" || for client in "${clients[@]}"; do
+        install "torch==$TORCH" "$client" || echo "$client cannot be installed here: it is not tested" >&2
     done
     # Apart, and without what it asks for: PyPI's torchvision has operators for a torch with CUDA alone, and fails to be
     # imported by whoever finds it. Only tests/ecosystem/test_timm.py looks here.
-    "$PYTHON" -m pip install -q --disable-pip-version-check --no-deps --upgrade --target "$VENV/vision" "timm>=1" \
+    install --no-deps --upgrade --target "$VENV/vision" "timm>=1" \
         "torchvision==0.$(($(cut -d. -f2 <<<"$TORCH") + 15)).*" ||
         echo "timm cannot be installed here: it is not tested" >&2
 }
 
+install() { "$PYTHON" -m pip install -q --disable-pip-version-check "$@"; }
+
+# Whether the packages for examples or for tests are there.
+has_packages() { [ "$(cat "$VENV/.packages-$1" 2>/dev/null)" = "$stamp" ]; }
+
+# Packages, and the build beside the longest of their installations.
 make_environment() {
     PYTHON=$VENV/bin/python
-    local stamp
+    local stamp building=
     stamp="torch $TORCH $(hash_of pyproject.toml tests/setup.sh)"
-    [ "$(cat "$VENV/.packages" 2>/dev/null)" = "$stamp" ] && return
-    echo "making the virtual environment $VENV"
-    [ -x "$PYTHON" ] || "${ONNXTRAIN_PYTHON:-python3}" -m venv "$VENV"
-    "$PYTHON" -m pip install -q --disable-pip-version-check "setuptools>=77" wheel "torch==$TORCH" "onnx>=1.19" "onnxscript>=0.5" \
-        numpy onednn-cpu-gomp==2023.2.0 onednn-devel-cpu-gomp==2023.2.0 "pytest>=8" "pytest-xdist>=3" "matplotlib>=3.8" "tqdm>=4.66" \
-        expecttest "ruff>=0.12" mypy==2.4.1 "h5py>=3" "tokenizers>=0.20"
+    if ! has_packages examples; then
+        echo "making the virtual environment $VENV (usually 2 minutes on two cores, the build included)"
+        [ -x "$PYTHON" ] || "${ONNXTRAIN_PYTHON:-python3}" -m venv "$VENV"
+        install "setuptools>=77" wheel "onnx>=1.19" numpy onednn-cpu-gomp==2023.2.0 onednn-devel-cpu-gomp==2023.2.0
+        build_extension &
+        building=$!
+        install "torch==$TORCH" "onnxscript>=0.5" "matplotlib>=3.8" "tqdm>=4.66" "h5py>=3" "tokenizers>=0.20"
+        wait "$building"
+        echo "$stamp" >"$VENV/.packages-examples"
+    fi
+    [ "${FOR:-tests}" = tests ] || return 0
+    has_packages tests && return
+    echo "installing the libraries that tests use (usually 2 minutes)"
+    install "torch==$TORCH" "pytest>=8" "pytest-xdist>=3" expecttest "ruff>=0.12" mypy==2.4.1
     install_clients
     # Built from source against the torch that is there; no operators of its own are compiled.
-    DS_BUILD_OPS=0 "$PYTHON" -m pip install -q --disable-pip-version-check --no-build-isolation "deepspeed>=0.19" ||
+    DS_BUILD_OPS=0 install --no-build-isolation "deepspeed>=0.19" ||
         echo "deepspeed cannot be installed here: ZeRO is not tested" >&2
-    echo "$stamp" >"$VENV/.packages"
+    echo "$stamp" >"$VENV/.packages-tests"
 }
 
-# An in-place build: what is not newer than its sources is kept. Sets PACKAGE, the folder that holds the package: with
-# ONNXTRAIN_SANITIZE that is a copy under build/, so that the tree keeps its own.
+# An in-place build: what is not newer than its sources is kept. With ONNXTRAIN_SANITIZE it is in build/sanitized, so
+# that the tree keeps its own.
 build_extension() {
     local stamp sources kind=plain command=(build_ext --inplace)
-    PACKAGE=$ROOT
     if [ -n "${ONNXTRAIN_SANITIZE:-}" ]; then
         kind=sanitized
-        PACKAGE=$ROOT/build/sanitized
         command=(build --build-lib "$PACKAGE" --build-temp "$ROOT/build/temp-sanitized")
+    elif [ "${ONNXTRAIN_CUDA:-}" = 0 ]; then
+        kind=cpu
     fi
     mapfile -t sources < <(cd "$ROOT" && ls -d csrc cuda setup.py third_party pyproject.toml 2>/dev/null; find onnxtrain -name '*.py')
     stamp="$("$PYTHON" -V) $(hash_of "${sources[@]}") ${ONNXTRAIN_SANITIZE:-}"
-    [ "$(cat "$VENV/.build-$kind" 2>/dev/null)" = "$stamp" ] && [ -e "$PACKAGE/onnxtrain/_C.abi3.so" ] && return
+    if [ -e "$PACKAGE/onnxtrain/_C.abi3.so" ]; then
+        [ "$(cat "$VENV/.build-$kind" 2>/dev/null)" = "$stamp" ] && return
+        [ "$kind" = cpu ] && [ "$(cat "$VENV/.build-plain" 2>/dev/null)" = "$stamp" ] && return
+    fi
     echo "building the extension"
     mkdir -p "$PACKAGE"
     # egg_info: what the package registers with torch.compile, without an installation.
@@ -95,6 +112,8 @@ build_extension() {
     echo "$stamp" >"$VENV/.build-$kind"
 }
 
+PACKAGE=$ROOT # the folder that holds the package
+[ -z "${ONNXTRAIN_SANITIZE:-}" ] || PACKAGE=$ROOT/build/sanitized
 need_packages
 make_environment
 build_extension

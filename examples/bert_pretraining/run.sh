@@ -22,6 +22,9 @@ case $config in small | large) ;; *)
     exit 2
     ;;
 esac
+FOR=examples
+# Kernels for a GPU take longer to build than all else.
+nvidia-smi -L >/dev/null 2>&1 || export ONNXTRAIN_CUDA=${ONNXTRAIN_CUDA:-0}
 source "$HERE/../../tests/setup.sh"
 mkdir -p "$OUT"
 OUT=$(cd "$OUT" && pwd)
