@@ -262,6 +262,37 @@ def test_a_region_without_gradient_within_autocast():
     both(Made(forward), trained(X, Y), engine_steps=2)
 
 
+@pytest.mark.parametrize("cast", [
+    lambda h: h.float(), lambda h: h.to("cpu").type_as(h).contiguous(), lambda h: h.flatten().reshape(3, 4),
+    torch.as_tensor, lambda h: h.ravel().ravel().view(3, 4).expand(3, 4),
+    lambda h: h.type(torch.float32).real.positive(), lambda h: F.dropout(F.dropout(h, 0.5, False), 0.0),
+    lambda h: torch.broadcast_tensors(h, h * 2)[0],
+], ids=["float", "to", "flatten", "as_tensor", "ravel", "type", "dropout", "broadcast_tensors"])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_a_call_that_does_nothing_under_no_grad_leaves_the_gradient_of_its_argument(cast, autocast):
+    def forward(self, x):
+        h = self.fc(x)
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            same = cast(h)
+            scale = same.exp() * cast(self.fc.bias.reshape(1, 4).expand(3, 4)) + cast(self.fc.weight.float()[:3])
+        return h * scale, same * 2
+
+    def use(model):
+        results = model(X)
+        results[0].sum().backward()
+        return [result.detach() for result in results]
+    both(Made(forward), use, engine_steps=1)
+
+
+def test_what_is_written_under_no_grad_into_a_tensor_from_before_is_pytorchs():
+    def forward(self, x):
+        h, new = self.fc(x), torch.zeros(4, 4)
+        with torch.no_grad():
+            torch.exp(h, out=new[1:])
+        return h * new[:3] + new[1:]
+    both(Made(forward), trained(X, Y), engine_steps=0, fallback_steps=2)
+
+
 def test_a_region_without_gradient_in_a_checkpoint_within_autocast():
     def part(h):
         with torch.no_grad():
