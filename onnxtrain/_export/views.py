@@ -79,17 +79,19 @@ class _Path:
 
     def __init__(self, node: Any, owner: torch.nn.Module) -> None:
         self.steps: list[tuple[Any, Scope]] = []
-        scope = Scope()
+        scope, owners = Scope(), [owner]  # of the bodies around the node
         while True:
             if node in scope.inputs and scope.outside is not None:
                 node, scope = scope.inputs[node], scope.outside
+                owners.pop()
             elif node.op != "call_function":
                 break
-            elif node.target is operator.getitem and (found := region(node.args[0], owner)) is not None:
-                result, inputs, grad, owner = found
+            elif node.target is operator.getitem and (found := region(node.args[0], owners[-1])) is not None:
+                result, inputs, grad, body = found
                 if not isinstance(inner := result[node.args[1]], fx.Node):
                     break
                 node, scope = inner, Scope(scope, inputs, grad)
+                owners.append(body)
             elif node.target is operator.getitem and _is_view(node.args[0]):
                 self.steps += [(node, scope), (node.args[0], scope)]
                 node = node.args[0].args[0]
@@ -219,7 +221,7 @@ def find(program: torch.export.ExportedProgram, traced: Any, users: Sequence[int
     paths = {leaf: _Path(node, program.graph_module) for leaf, node in zip(results, nodes) if isinstance(node, fx.Node)}
     bases: dict[fx.Node, int] = {}
     for leaf, path in paths.items():
-        if not path.steps and path.outermost and leaf not in same:
+        if not path.steps and leaf not in same:
             bases.setdefault(path.root, leaf)
     writer, made = _Writer(source), []
     for leaf, path in paths.items():

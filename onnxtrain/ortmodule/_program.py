@@ -203,6 +203,7 @@ class Program:
         self.used = 0.0  # when; the clock of time.monotonic()
         self._bind_inputs(module)
         self._bind_outputs(module)
+        self._aside = self._without_gradient() if b"StopGradient" in model else frozenset[int]()
         self._agents: dict[bytes, Agent] = {}
         self.latest_mask = b""
         self.whole_step: Any = None  # onnxtrain.training._whole_step.Learned: a trainer's step in one call
@@ -260,6 +261,11 @@ class Program:
         # Whether the graph's first outputs are the results, in their order.
         self._plain = [leaf for _, leaf in self._user_outputs] == list(range(self.exported.results)) == [
             index for index, _ in self._user_outputs]
+
+    def _without_gradient(self) -> frozenset[int]:
+        """Inputs that no gradient of a result flows to: eager's graph does not have them."""
+        results = [i for i, target in enumerate(self.exported.outputs) if target.kind in ("user", "argument")]
+        return frozenset(range(len(self.exported.inputs))) - self.reach.inputs(tuple(results))
 
     def _changing(self) -> frozenset[int]:
         """Inputs of the graph that forward changes, and that its results or gradients depend on as they were."""
@@ -331,6 +337,9 @@ class Program:
             tensors, mask = _C.gather(self.sources, leaves, grad_enabled)
         except (AttributeError, KeyError):
             raise StaleError("a weight is gone") from None
+        if self._aside and 1 in mask:
+            tensors = tuple([t.detach() if i in self._aside and mask[i] else t for i, t in enumerate(tensors)])
+            mask = bytes([flag and i not in self._aside for i, flag in enumerate(mask)])
         self.latest_mask = mask
         if self.first_call is None:
             self.first_call = [tuple(tensor.shape) for tensor in tensors], mask

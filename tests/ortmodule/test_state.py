@@ -233,3 +233,27 @@ def test_buffers_that_are_kept_without_a_gradient_stay_so():
     for (name, weight), other in zip(eager.named_parameters(), ours.parameters(), strict=True):
         torch.testing.assert_close(other.grad, weight.grad, rtol=0.03, atol=0.03 * float(weight.grad.abs().max()),
                                    msg=lambda text, n=name: f"{n}: {text}")
+
+
+def test_a_weight_that_is_read_under_no_grad_alone_is_not_in_the_graph():
+    """Neither has it a gradient, nor are its hooks called, as in eager."""
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc, self.scale = nn.Linear(4, 4), nn.Parameter(torch.ones(4))
+
+        def forward(self, x):
+            with torch.no_grad():
+                scale = self.scale * 2
+            return self.fc(x) * scale
+
+    module, seen = Scaled(), []
+    for weight in (module.fc.weight, module.scale):
+        weight.register_post_accumulate_grad_hook(seen.append)
+    model = ORTModule(module)
+    for _ in range(2):
+        model(torch.randn(3, 4)).sum().backward()
+    assert [id(weight) for weight in seen] == [id(module.fc.weight)] * 2 and module.scale.grad is None
+    module.fc.requires_grad_(False)
+    assert not model(torch.randn(3, 4)).requires_grad
+    assert onnxtrain.stats(model)["engine_steps"] == 3

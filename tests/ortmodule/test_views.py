@@ -139,9 +139,13 @@ def test_views_of_weights_and_buffers():
 
 
 @pytest.mark.parametrize("change", [None, lambda h, v: h.mul_(2), lambda h, v: v[:2].mul_(3)])
-def test_results_that_share_memory_with_each_other(change):
+@pytest.mark.parametrize("autocast", [False, True])
+def test_results_that_share_memory_with_each_other(change, autocast):
     def forward(self, x):
         h = self.fc(x)
+        if autocast:
+            with torch.autocast("cpu", torch.bfloat16):
+                h = h * 2
         return h.view(-1), h, h.t()[1:], h.detach(), h, _no_grad(h)
 
     def use(model):
