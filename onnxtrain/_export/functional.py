@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from onnxtrain._export import views
+from onnxtrain._export.errors import ExportError
 
 aten = torch.ops.aten
 _RENAMED = {aten.min.other: aten.minimum.default, aten.max.other: aten.maximum.default} | {
@@ -32,6 +33,35 @@ _WRITES: dict[Any, Any] = {  # whatever the types are
     aten.index_put_.default: aten.index_put.default, aten.copy_.default: aten._to_copy.default}
 _SCATTERED: dict[Any, Any] = {
     aten.slice.Tensor: aten.slice_scatter.default, aten.select.int: aten.select_scatter.default}
+
+
+def state_dtypes(program: torch.export.ExportedProgram) -> None:
+    """Gives new tensors their dtype by name where torch's default is not float32, for which torch.onnx takes it.
+
+    Raises:
+        ExportError: an operator makes floats of whole numbers, which it cannot be told.
+    """
+    default = torch.get_default_dtype()
+    if default is torch.float32:
+        return
+    for module in program.graph_module.modules():
+        for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
+            value = node.meta.get("val")
+            if not (isinstance(node.target, torch._ops.OpOverload) and isinstance(value, Tensor)
+                    and value.dtype is default):
+                continue
+            read = [made.meta["val"].dtype for made in node.all_input_nodes if isinstance(made.meta.get("val"), Tensor)]
+            if any(map(_is_float, read)) or any(isinstance(given, torch.dtype)
+                                                for given in (*node.args, *node.kwargs.values())):
+                continue
+            if read or not any(argument.name == "dtype" for argument in node.target._schema.arguments):
+                raise ExportError(f"{node.target} makes {default}, torch's default dtype, of other types; torch.onnx "
+                                  "makes float32 of them.")
+            node.kwargs = {**node.kwargs, "dtype": default}
+
+
+def _is_float(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point or dtype.is_complex
 
 
 def simplify(program: torch.export.ExportedProgram) -> None:

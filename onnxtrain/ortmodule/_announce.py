@@ -39,9 +39,9 @@ def features(program: Any, debug: Any, fallback: Any) -> list[tuple[str, bool, s
         ("Embedding sparsity", bool(totals.get("key_rows_of")),
          _share(totals, "key", "", " tokens of the batch") or "every token is computed"),
         ("Memory optimizer", bool(recomputed),
-         "ORTMODULE_MEMORY_OPT_LEVEL, ORTMODULE_MEMORY_OPT_BUDGET" + (
-             f"; {recomputed} nodes run again in backward, {totals['recomputed_share']:.1%} of the work, instead of "
-             f"keeping {totals['recomputed_bytes'] / 2**20:.1f} MiB" if recomputed else "")),
+         f"{recomputed} nodes run again in backward, {totals['recomputed_share']:.1%} of the work, instead of keeping "
+         f"{totals['recomputed_bytes'] / 2**20:.1f} MiB" if recomputed else
+         "torch.utils.checkpoint, ORTMODULE_MEMORY_OPT_LEVEL, _BUDGET or _CONFIG"),
         ("Random numbers", any(session.random for session in program.sessions),
          "dropout and the like, keyed by torch's generator"),
         ("Verification", bool(debug.verify), "DebugOptions(verify=True)"),

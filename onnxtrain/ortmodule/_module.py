@@ -18,7 +18,7 @@ from onnxtrain._export.captured import Graph
 from onnxtrain._export.errors import DefinitionError, StaleError
 from onnxtrain._export.function_apply import CustomFunctions
 from onnxtrain.export import ArgumentError, ExportError, export, is_final, order
-from onnxtrain.ortmodule import _announce, _memory_config, _special
+from onnxtrain.ortmodule import _announce, _memory_config, _random, _special
 from onnxtrain.ortmodule._captured import Parts
 from onnxtrain.ortmodule._debug import STAGES, DebugOptions
 from onnxtrain.ortmodule._device import device_of
@@ -316,13 +316,17 @@ class ORTModule(torch.nn.Module):
 
     def _first_run(self, program: Program, leaves: Sequence[Any], grad_enabled: bool) -> Any:
         """A graph that does not run even for the arguments that it was exported with is the exporter's fault,
-        or eager's.
+        or eager's. Whatever runs the call then draws the same random numbers.
         """
         program.in_backward = self.__dict__.get("_in_backward")
+        random = _random.state(program.device)
         try:
             return self._run(program, leaves, grad_enabled)
-        except (TypeError, ValueError) as error:
-            raise ExportError(f"The exported graph does not run: {error}.") from error
+        except Exception as error:
+            _random.restore(program.device, random)
+            if isinstance(error, (TypeError, ValueError)):
+                raise ExportError(f"The exported graph does not run: {error}.") from error
+            raise
 
     def _all_programs(self) -> list[tuple[Key, list[Program]]]:
         """The programs of each schema, those of its graphs among them."""

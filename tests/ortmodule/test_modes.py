@@ -386,3 +386,47 @@ def test_scaler_schedulers_and_averages():
             average.update_parameters(model)
         results.append([p.detach() for p in model.parameters()] + [average(Y).detach()])
     equal(results[1], results[0], 1e-4)
+
+
+@pytest.fixture
+def double_by_default():
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def test_new_tensors_have_the_default_dtype(double_by_default):
+    class Made(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(4, 4)
+
+        def forward(self, x):
+            h = self.fc(x)
+            drawn = torch.bernoulli(torch.full((4,), 0.5)) * torch.rand(4)
+            grid = torch.linspace(0, 1, 4) + torch.arange(0, 1, 0.25) + torch.ones(4) + torch.eye(4)[0] + torch.zeros(4)
+            return h * drawn + grid / 3, grid
+
+    eager = Made()
+    model = ORTModule(copy.deepcopy(eager))
+    for seed in range(2):
+        x, results = torch.randn(3, 4), []
+        for each in (eager, model):
+            torch.manual_seed(seed)
+            results.append(each(x))
+        for ours, theirs in zip(results[1], results[0], strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-14, atol=1e-14)
+    assert onnxtrain.stats(model)["engine_steps"] == 2
+
+
+def test_the_default_dtype_of_whole_numbers_is_pytorchs_and_draws_the_same(double_by_default):
+    class Made(nn.Module):
+        def forward(self, x):
+            return x * torch.rand(4) * (torch.arange(4) / 3)
+
+    model, x = ORTModule(Made()), torch.randn(3, 4)
+    torch.manual_seed(1)
+    ours = model(x)
+    torch.manual_seed(1)
+    torch.testing.assert_close(ours, Made()(x), rtol=0, atol=0)
+    assert "torch's default dtype" in onnxtrain.stats(model)["reasons"][0]
