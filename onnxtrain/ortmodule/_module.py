@@ -134,7 +134,7 @@ class ORTModule(torch.nn.Module):
 
     def _graph(self, args: tuple[Any, ...]) -> Any:
         """A call of a Graph, in a program that was exported for such arguments."""
-        grad_enabled = torch.is_grad_enabled()
+        grad_enabled = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
         mode = self._module.training and grad_enabled, torch_modes()
         signature = _C.signature(args)
         known = None if signature is None else self._known.get((signature, mode))

@@ -37,9 +37,11 @@ def test_no_grad_inference_mode_and_enable_grad():
                 results += [out.detach().clone(), out.requires_grad]
         with torch.no_grad(), torch.enable_grad():
             results.append(m(X).requires_grad)
+        with torch.inference_mode(), torch.enable_grad():
+            results.append(m(X).requires_grad)
         return results
 
-    in_engine(both(module(lambda self, x: self.fc(x), drop=lambda: nn.Dropout(0.0)), use), 5)
+    in_engine(both(module(lambda self, x: self.fc(x), drop=lambda: nn.Dropout(0.0)), use), 6)
 
 
 REGIONS = {
