@@ -99,12 +99,24 @@ def _changed(node: torch.fx.Node, scope: views.Scope) -> tuple[Any, bool]:
     """The node that made the tensor that an operator changes, outside of all regions; whether the change hides from
     autograd, which sees the tensor: it is behind a detach(), or in a no_grad() region that the tensor is older than.
     """
-    owner, detached = _owner(node.kwargs.get("out", node.args[0]))
+    out = node.kwargs.get("out")
+    owner, detached = _owner(node.args[0] if out is None else out)
     hidden = detached and scope.grad is not False
     while scope.outside is not None and owner in scope.inputs:
         hidden |= scope.grad is False and scope.outside.grad is not False
+        out = scope.inputs.get(out)
         owner, scope = _owner(scope.inputs[owner])[0], scope.outside
-    return owner, hidden
+    # Later readers of a whole tensor that is written by out= read the region's result, unless through a view.
+    seen = owner is out and _has_no_gradient(owner) and not any(map(views.aliases, owner.users))
+    return owner, hidden and not seen
+
+
+def _has_no_gradient(node: torch.fx.Node) -> bool:
+    """Whether this is an argument that wants no gradient, or a new tensor made of no other, as by torch.zeros()."""
+    if node.op == "placeholder":
+        return not node.meta["val"].requires_grad
+    return node.op == "call_function" and not any(isinstance(made_of.meta.get("val"), torch.Tensor)
+                                                  for made_of in node.all_input_nodes)
 
 
 def _owner(node: Any) -> tuple[Any, bool]:

@@ -284,13 +284,19 @@ def test_a_call_that_does_nothing_under_no_grad_leaves_the_gradient_of_its_argum
     both(Made(forward), use, engine_steps=1)
 
 
-def test_what_is_written_under_no_grad_into_a_tensor_from_before_is_pytorchs():
+@pytest.mark.parametrize("name", ["whole", "view", "seen through a view"])
+def test_what_is_written_under_no_grad_into_a_tensor_from_before(name):
     def forward(self, x):
         h, new = self.fc(x), torch.zeros(4, 4)
+        flat = new.view(16) if name == "seen through a view" else None
         with torch.no_grad():
-            torch.exp(h, out=new[1:])
-        return h * new[:3] + new[1:]
-    both(Made(forward), trained(X, Y), engine_steps=0, fallback_steps=2)
+            if name == "view":
+                torch.exp(h, out=new[1:])
+            else:
+                torch.mm(h.T, h, out=new)
+        return h * (new if flat is None else flat.view(4, 4))[:3]
+    engine = 2 if name == "whole" else 0
+    both(Made(forward), trained(X, Y), engine_steps=engine, fallback_steps=2 - engine)
 
 
 def test_a_region_without_gradient_in_a_checkpoint_within_autocast():
