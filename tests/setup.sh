@@ -66,7 +66,7 @@ make_environment() {
     local stamp building=
     stamp="torch $TORCH $(hash_of pyproject.toml tests/setup.sh)"
     if ! has_packages examples; then
-        echo "making the virtual environment $VENV (usually 2 minutes on two cores, the build included)"
+        echo "making the virtual environment $VENV (usually 3 minutes on two cores, the build included)"
         [ -x "$PYTHON" ] || "${ONNXTRAIN_PYTHON:-python3}" -m venv "$VENV"
         install "setuptools>=77" wheel "onnx>=1.19" numpy onednn-cpu-gomp==2023.2.0 onednn-devel-cpu-gomp==2023.2.0
         build_extension &
