@@ -7,7 +7,8 @@ place.
 from __future__ import annotations
 
 import functools
-from typing import Any, Iterator
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import onnx
 import onnx.inliner
@@ -35,17 +36,13 @@ def _domain(name: str) -> str:
     return "" if name == "ai.onnx" else name
 
 
-def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    """Every node, those of subgraphs included."""
-    yield from _nodes_of(graph.node)
-
-
-def _nodes_of(nodes: Iterator[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+def nodes_of(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    """These nodes, and those in their subgraphs."""
     for node in nodes:
         yield node
         for attribute in node.attribute:
             for graph in ([attribute.g] if attribute.HasField("g") else []) + list(attribute.graphs):
-                yield from _nodes(graph)
+                yield from nodes_of(graph.node)
 
 
 def missing(model: onnx.ModelProto) -> set[tuple[str, str]]:
@@ -57,10 +54,10 @@ def missing(model: onnx.ModelProto) -> set[tuple[str, str]]:
     """
     versions = {_domain(o.domain): o.version for o in model.opset_import}
     own = {(_domain(f.domain), f.name) for f in model.functions}
-    used = {(_domain(n.domain), n.op_type): versions.get(_domain(n.domain), 0) for n in _nodes(model.graph)}
+    used = {(_domain(n.domain), n.op_type): versions.get(_domain(n.domain), 0) for n in nodes_of(model.graph.node)}
     for function in model.functions:
         inner = {_domain(o.domain): o.version for o in function.opset_import}
-        used |= {(_domain(n.domain), n.op_type): inner.get(_domain(n.domain), 0) for n in _nodes_of(function.node)}
+        used |= {(_domain(n.domain), n.op_type): inner.get(_domain(n.domain), 0) for n in nodes_of(function.node)}
     have = _registry()
     return {key for key, version in used.items()
             if key not in own and key != ("", "Constant") and not any(since <= version for since in have.get(key, ()))}
@@ -146,7 +143,7 @@ def inline(model: onnx.ModelProto) -> onnx.ModelProto:
         wanted = {key: schema for key in missing(model) if (schema := _schema(*key, versions.get(key[0], 0)))}
         if not wanted:
             return model
-        if any((_domain(n.domain), n.op_type) in wanted for f in model.functions for n in _nodes_of(f.node)):
+        if any((_domain(n.domain), n.op_type) in wanted for f in model.functions for n in nodes_of(f.node)):
             # A body is chosen by types, which a function does not tell.
             result = onnx.inliner.inline_local_functions(model)
         else:
@@ -155,7 +152,7 @@ def inline(model: onnx.ModelProto) -> onnx.ModelProto:
         types: dict[str, onnx.TypeProto] = {}
         if any(schema.has_context_dependent_function for schema in wanted.values()):
             types = _types(result)
-        for number, node in enumerate(_nodes(result.graph)):
+        for number, node in enumerate(nodes_of(result.graph.node)):
             key = _domain(node.domain), node.op_type
             if key not in wanted:
                 continue

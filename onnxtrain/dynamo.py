@@ -235,8 +235,8 @@ def _separate_identities(graph: torch.fx.GraphModule) -> None:
         name = caller.target if caller.op == "call_method" else getattr(caller.target, "__name__", "")
         if node.target is getattr:
             name = node.args[1]
-        if name in _DROPOUTS and _drops_nothing(node):
-            first = node.args[0]
+        if name in _DROPOUTS:  # one that works in place returns its argument as well
+            first = node.args[0] if caller is node and _drops_nothing(node) else node
         if first is not node and name in _VIEWS:
             with graph.graph.inserting_before(node):
                 view = graph.graph.call_function(torch.ops.aten.alias.default, (first,))
@@ -245,7 +245,7 @@ def _separate_identities(graph: torch.fx.GraphModule) -> None:
             graph.graph.erase_node(node)
             if caller is not node and not caller.users:
                 graph.graph.erase_node(caller)
-        elif first is not node and (name in _ITSELF or name in _DROPOUTS):
+        elif first is not node and name in _ITSELF | _DROPOUTS:
             node.replace_all_uses_with(first)
             graph.graph.erase_node(node)
 

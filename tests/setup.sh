@@ -1,6 +1,7 @@
 # Sourced by tests/run.sh and the run.sh of each example: system packages, virtual environment, build.
 # Sets PYTHON. Stamps in the environment make a second call return in a moment. Callers `set -euo pipefail` first, and
-# set FOR=examples where what tests alone need (transformers, DeepSpeed, pytest) need not be there.
+# set FOR=examples where what tests alone need (transformers, DeepSpeed, pytest, kernels for a GPU that is not there)
+# need not be there.
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 VENV=${ONNXTRAIN_VENV:-$ROOT/.venv}
@@ -77,7 +78,7 @@ make_environment() {
     fi
     [ "${FOR:-tests}" = tests ] || return 0
     has_packages tests && return
-    echo "installing the libraries that tests use (usually 2 minutes)"
+    echo "installing the libraries that tests use"
     install "torch==$TORCH" "pytest>=8" "pytest-xdist>=3" expecttest "ruff>=0.12" mypy==2.4.1
     install_clients
     # Built from source against the torch that is there; no operators of its own are compiled.
@@ -113,6 +114,7 @@ build_extension() {
 }
 
 PACKAGE=$ROOT # the folder that holds the package
+[ "${FOR:-tests}" = tests ] || nvidia-smi -L >/dev/null 2>&1 || export ONNXTRAIN_CUDA=${ONNXTRAIN_CUDA:-0}
 [ -z "${ONNXTRAIN_SANITIZE:-}" ] || PACKAGE=$ROOT/build/sanitized
 need_packages
 make_environment

@@ -23,8 +23,6 @@ case $config in small | large) ;; *)
     ;;
 esac
 FOR=examples
-# Kernels for a GPU take longer to build than all else.
-nvidia-smi -L >/dev/null 2>&1 || export ONNXTRAIN_CUDA=${ONNXTRAIN_CUDA:-0}
 source "$HERE/../../tests/setup.sh"
 mkdir -p "$OUT"
 OUT=$(cd "$OUT" && pwd)

@@ -5,8 +5,6 @@
 set -euo pipefail
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 FOR=examples
-# Kernels for a GPU take longer to build than all else.
-nvidia-smi -L >/dev/null 2>&1 || export ONNXTRAIN_CUDA=${ONNXTRAIN_CUDA:-0}
 source "$HERE/../../tests/setup.sh"
 OUT=$HERE/out
 mkdir -p "$OUT"

@@ -50,8 +50,8 @@ def check(program: torch.export.ExportedProgram) -> None:
                 and value.is_complex():
             raise ExportError(f"The module returns, or keeps, a tensor of {value.dtype}, which a graph cannot hold.")
     kinds = {spec.arg.name: spec.kind.name for spec in program.graph_signature.input_specs}
-    for module, scope in _scopes(program.graph_module, views.Scope()):
-        for node in module.graph.nodes:
+    for scope in _scopes(views.Scope(program.graph_module)):
+        for node in scope.module.graph.nodes:
             if not isinstance(node.target, torch._ops.OpOverload) or not node.target._schema.is_mutable:
                 continue
             owner, hidden = _changed(node, scope)
@@ -86,13 +86,12 @@ def copied(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.detach().clone().requires_grad_(tensor.requires_grad)
 
 
-def _scopes(module: Any, scope: views.Scope) -> Iterator[tuple[Any, views.Scope]]:
+def _scopes(scope: views.Scope) -> Iterator[views.Scope]:
     """A graph and those of the regions in it, at any depth, which run under another mode."""
-    yield module, scope
-    for node in module.graph.nodes:
-        if (found := views.region(node, module)) is not None:
-            _, inputs, grad, body = found
-            yield from _scopes(body, views.Scope(scope, inputs, grad))
+    yield scope
+    for node in scope.module.graph.nodes:
+        if (found := views.region(node, scope)) is not None:
+            yield from _scopes(found[1])
 
 
 def _changed(node: torch.fx.Node, scope: views.Scope) -> tuple[Any, bool]:

@@ -13,6 +13,7 @@ import onnx
 from onnx import GraphProto, ModelProto, NodeProto
 
 from onnxtrain._export.functions import DOMAIN
+from onnxtrain._functions import nodes_of
 
 _SIZES = frozenset(("Shape", "Size"))
 _CHEAP = frozenset((
@@ -63,8 +64,7 @@ def _reads(node: NodeProto) -> Iterator[str]:
 
 def _draws(node: NodeProto) -> bool:
     """Whether the engine draws random numbers for a node, or for one in its bodies."""
-    bodies = [body for attribute in node.attribute for body in (attribute.g, *attribute.graphs)]
-    return node.op_type in _RANDOM or any(_draws(inner) for body in bodies for inner in body.node)
+    return any(inner.op_type in _RANDOM for inner in nodes_of([node]))
 
 
 def _key_of(call: NodeProto) -> int:

@@ -66,11 +66,11 @@ def _is_view(node: Any) -> bool:
 
 
 class Scope:
-    """A graph, what its inputs are outside of it, and the grad mode that it sets."""
+    """A module of a graph, what its inputs are outside of it, and the grad mode that it sets."""
 
-    def __init__(self, outside: Scope | None = None, inputs: Mapping[fx.Node, Any] | None = None,
+    def __init__(self, module: Any, outside: Scope | None = None, inputs: Mapping[fx.Node, Any] | None = None,
                  grad: bool | None = None) -> None:
-        self.outside, self.inputs = outside, inputs or {}
+        self.module, self.outside, self.inputs = module, outside, inputs or {}
         self.grad: bool | None = grad if grad is not None or outside is None else outside.grad
 
 
@@ -79,19 +79,17 @@ class _Path:
 
     def __init__(self, node: Any, owner: torch.nn.Module) -> None:
         self.steps: list[tuple[Any, Scope]] = []
-        scope, owners = Scope(), [owner]  # of the bodies around the node
+        scope = Scope(owner)
         while True:
             if node in scope.inputs and scope.outside is not None:
                 node, scope = scope.inputs[node], scope.outside
-                owners.pop()
             elif node.op != "call_function":
                 break
-            elif node.target is operator.getitem and (found := region(node.args[0], owners[-1])) is not None:
-                result, inputs, grad, body = found
-                if not isinstance(inner := result[node.args[1]], fx.Node):
+            elif node.target is operator.getitem and (found := region(node.args[0], scope)) is not None:
+                results, within = found
+                if not isinstance(inner := results[node.args[1]], fx.Node):
                     break
-                node, scope = inner, Scope(scope, inputs, grad)
-                owners.append(body)
+                node, scope = inner, within
             elif node.target is operator.getitem and _is_view(node.args[0]):
                 self.steps += [(node, scope), (node.args[0], scope)]
                 node = node.args[0].args[0]
@@ -107,16 +105,16 @@ class _Path:
         self.root, self.outermost = node, scope.outside is None
 
 
-def region(node: Any, owner: torch.nn.Module) -> tuple[Any, dict[fx.Node, Any], bool | None, torch.nn.Module] | None:
-    """Results, inputs, grad mode and module of the body, where a node runs one under another mode."""
+def region(node: Any, scope: Scope) -> tuple[Any, Scope] | None:
+    """Results of the body, and its scope, where a node runs one under another mode."""
     name = getattr(getattr(node, "target", None), "__name__", "")
     if not isinstance(node, fx.Node) or node.op != "call_function" or name not in _REGIONS:
         return None
     place, args = _REGIONS[name], list[Any](node.args)
-    body: Any = owner.get_submodule(args[place].target)
+    body: Any = scope.module.get_submodule(args[place].target)
     inputs = [inner for inner in body.graph.nodes if inner.op == "placeholder"]
-    results = body.graph.output_node().args[0]
-    return results, dict(zip(inputs, args[place + 1:])), args[0] if place == 1 else None, body
+    within = Scope(body, scope, dict(zip(inputs, args[place + 1:])), args[0] if place == 1 else None)
+    return body.graph.output_node().args[0], within
 
 
 class _Writer:

@@ -263,9 +263,11 @@ class Program:
             index for index, _ in self._user_outputs]
 
     def _without_gradient(self) -> frozenset[int]:
-        """Inputs that no gradient of a result flows to: eager's graph does not have them."""
+        """Arguments and weights that no gradient of a result flows to: eager's graph does not have them."""
         results = [i for i, target in enumerate(self.exported.outputs) if target.kind in ("user", "argument")]
-        return frozenset(range(len(self.exported.inputs))) - self.reach.inputs(tuple(results))
+        reached = self.reach.inputs(tuple(results))
+        return frozenset(i for i, source in enumerate(self.exported.inputs)
+                         if source.kind in ("user", "parameter") and i not in reached)
 
     def _changing(self) -> frozenset[int]:
         """Inputs of the graph that forward changes, and that its results or gradients depend on as they were."""
@@ -337,7 +339,7 @@ class Program:
             tensors, mask = _C.gather(self.sources, leaves, grad_enabled)
         except (AttributeError, KeyError):
             raise StaleError("a weight is gone") from None
-        if self._aside and 1 in mask:
+        if any([mask[i] for i in self._aside]):
             tensors = tuple([t.detach() if i in self._aside and mask[i] else t for i, t in enumerate(tensors)])
             mask = bytes([flag and i not in self._aside for i, flag in enumerate(mask)])
         self.latest_mask = mask

@@ -16,10 +16,11 @@ from torch import Tensor
 
 from onnxtrain import _functions, _report
 from onnxtrain._export.exported import Exported, GraphInput, GraphOutput
+from onnxtrain._functions import nodes_of
 from onnxtrain.backend import _to_tensor
 from onnxtrain.export import SMALL_CONSTANT
 from onnxtrain.ortmodule._program import Program
-from onnxtrain.training._saved import nodes_of, tensor_proto
+from onnxtrain.training._saved import tensor_proto
 
 _FLOATS = (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
 _IN_HALF = ("MatMul", "Gemm", "Conv", "ConvTranspose")
@@ -64,7 +65,7 @@ class OnnxModel:
         if None in self._outputs:
             raise ValueError(f"the model has outputs {known}, and the description names {[o[0] for o in outputs]}")
         self._users = [(name, described.index(name)) for name in users]
-        statistics = {name for node in nodes_of(graph) if node.op_type == "BatchNormalization"
+        statistics = {name for node in nodes_of(graph.node) if node.op_type == "BatchNormalization"
                       for name in node.input[3:5]}
         self._holder = torch.nn.Module()
         self._names: dict[str, str] = {}  # weight or buffer -> its name in the holder, which has no dots
@@ -180,10 +181,10 @@ def evaluate(model: onnx.ModelProto) -> None:
     """Makes Dropout drop nothing, and BatchNormalization use its running statistics."""
     graph = model.graph
     constant = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer if not tensor.dims}
-    constant |= {node.output[0]: numpy_helper.to_array(node.attribute[0].t) for node in nodes_of(graph)
+    constant |= {node.output[0]: numpy_helper.to_array(node.attribute[0].t) for node in nodes_of(graph.node)
                  if node.op_type == "Constant" and node.attribute[0].name == "value"}
     changed = False
-    for node in nodes_of(graph):
+    for node in nodes_of(graph.node):
         if node.domain not in ("", "ai.onnx"):
             continue
         if node.op_type == "Dropout" and len(node.input) > 2 and bool(constant.get(node.input[2], np.array(True))):

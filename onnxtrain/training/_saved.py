@@ -7,7 +7,7 @@ both are replaced.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import onnx
@@ -19,6 +19,7 @@ from torch import Tensor
 from onnxtrain import UnsupportedError
 from onnxtrain._export.domain import DOMAIN
 from onnxtrain._export.exported import Exported
+from onnxtrain._functions import nodes_of
 from onnxtrain.ortmodule._whole import export_whole
 from onnxtrain.utils.torch_io_helper import pytorch_type_to_onnx_dtype
 
@@ -36,15 +37,6 @@ _BODIES = {
              "odds = Div(x, rest) y = Log(odds) }",
     "Remainder": "(x, y) => (z) { q = Div(x, y) f = Floor(q) whole = Mul(f, y) z = Sub(x, whole) }",
 }
-
-
-def nodes_of(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    """Every node, those of bodies included."""
-    for node in graph.node:
-        yield node
-        for attribute in node.attribute:
-            for body in ([attribute.g] if attribute.HasField("g") else attribute.graphs):
-                yield from nodes_of(body)
 
 
 def tensor_proto(tensor: Tensor, name: str) -> onnx.TensorProto:
@@ -117,14 +109,14 @@ def _rename(graph: onnx.GraphProto, names: dict[str, str]) -> None:
     names = {old: new for old, new in names.items() if old != new}
     wanted = set(names.values())
     values = {value.name for value in (*graph.input, *graph.initializer)}
-    values |= {name for node in nodes_of(graph) for name in node.output if name}
+    values |= {name for node in nodes_of(graph.node) for name in node.output if name}
     for value in values:
         if value in wanted and value not in names:
             names[value] = _unused(f"{value}_value", values | wanted)
             values.add(names[value])
     for value in (*graph.input, *graph.output, *graph.initializer, *graph.value_info):
         value.name = names.get(value.name, value.name)
-    for node in nodes_of(graph):
+    for node in nodes_of(graph.node):
         for field in (node.input, node.output):
             renamed = [names.get(name, name) for name in field]
             del field[:]
@@ -176,7 +168,7 @@ def _to_standard_operators(model: onnx.ModelProto) -> None:
     """
     opset = next(o.version for o in model.opset_import if o.domain in ("", "ai.onnx"))
     functions, unknown = set(), set()
-    for node in nodes_of(model.graph):
+    for node in nodes_of(model.graph.node):
         if node.domain != DOMAIN:
             continue
         if node.op_type in _SAME:

@@ -398,37 +398,28 @@ def double_by_default():
 
 
 def test_new_tensors_have_the_default_dtype(double_by_default):
-    class Made(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.fc = nn.Linear(4, 4)
+    def forward(self, x):
+        drawn = torch.bernoulli(torch.full((4,), 0.5)) * torch.rand(4)
+        grid = torch.linspace(0, 1, 4) + torch.arange(0, 1, 0.25) + torch.ones(4) + torch.eye(4)[0] + torch.zeros(4)
+        return self.fc(x) * drawn + grid / 3, grid
 
-        def forward(self, x):
-            h = self.fc(x)
-            drawn = torch.bernoulli(torch.full((4,), 0.5)) * torch.rand(4)
-            grid = torch.linspace(0, 1, 4) + torch.arange(0, 1, 0.25) + torch.ones(4) + torch.eye(4)[0] + torch.zeros(4)
-            return h * drawn + grid / 3, grid
-
-    eager = Made()
-    model = ORTModule(copy.deepcopy(eager))
-    for seed in range(2):
-        x, results = torch.randn(3, 4), []
-        for each in (eager, model):
-            torch.manual_seed(seed)
-            results.append(each(x))
-        for ours, theirs in zip(results[1], results[0], strict=True):
-            torch.testing.assert_close(ours, theirs, rtol=1e-14, atol=1e-14)
-    assert onnxtrain.stats(model)["engine_steps"] == 2
+    x = torch.randn(3, 4)
+    in_engine(both(module(forward), lambda m: [step(x)(m), step(x + 1)(m)], 1e-14), 2)
 
 
 def test_the_default_dtype_of_whole_numbers_is_pytorchs_and_draws_the_same(double_by_default):
-    class Made(nn.Module):
-        def forward(self, x):
-            return x * torch.rand(4) * (torch.arange(4) / 3)
-
-    model, x = ORTModule(Made()), torch.randn(3, 4)
-    torch.manual_seed(1)
-    ours = model(x)
-    torch.manual_seed(1)
-    torch.testing.assert_close(ours, Made()(x), rtol=0, atol=0)
+    x = torch.randn(3, 4)
+    model = both(module(lambda self, x: self.fc(x) * torch.rand(4) * (torch.arange(4) / 3)), step(x), 0)
     assert "torch's default dtype" in onnxtrain.stats(model)["reasons"][0]
+
+
+@pytest.mark.parametrize("drop", [lambda h: F.dropout(h, 0.5, True, True), nn.Dropout(0.5, inplace=True),
+                                  nn.AlphaDropout(0.5, inplace=True)], ids=["function", "module", "alpha"])
+def test_a_dropout_in_place_drops(drop):
+    model = ORTModule(module(lambda self, x: drop(self.fc(x) * 1) - 0)())
+    x = torch.rand(64, 4)
+    y, again = model(x), model(x)
+    counts = in_engine(model, 2)
+    assert counts["engine_steps"] == 2 and not torch.equal(y, again)
+    kept = torch.isclose(y, 2 * model.module.fc(x))
+    assert isinstance(drop, nn.AlphaDropout) or 0.3 < kept.float().mean() < 0.7 and torch.equal(kept, y != 0)
