@@ -78,7 +78,7 @@ def work(folder, form):
             number += 1
             for weight in trainer._engine.weights().values():
                 weight.grad = torch.randn_like(weight)
-            trainer._engine.apply(0.001, 1.0)
+            trainer._engine.update.step(0.001, 1.0, False)
             trainer._train_step_info.step += 1
             log.write(f"begin {number} {digest(trainer)}\n")
             log.flush()
