@@ -36,7 +36,7 @@ from onnxtrain._export import graph as onnx_graph
 from onnxtrain._export import guards as shape_guards
 from onnxtrain._export.captured import Graph
 from onnxtrain._export.domain import register_symbolics
-from onnxtrain._export.errors import ArgumentError, ExportError, Untraceable
+from onnxtrain._export.errors import ArgumentError, ExportError, NothingToCompute, Untraceable
 from onnxtrain._export.exported import Exported, GraphInput, GraphOutput
 from onnxtrain._export.function_apply import CustomFunctions
 from onnxtrain._export.translations import translations, wide_numbers
@@ -400,8 +400,7 @@ def _finish(
     graph.outputs.clear()
     graph.outputs.extend(value for value, _, _ in kept)
     if made and not kept:
-        nothing = "All results are views of arguments or weights; there is nothing for a graph to compute."
-        raise ExportError(nothing) from Untraceable(nothing)
+        raise NothingToCompute("All results are views of arguments or weights; there is nothing for a graph to compute.")
     onnx_graph.separate_outputs(model)
     onnx_graph.drop_unused(model, 0)
     onnx_graph.rename_inputs(model, user_values, names)

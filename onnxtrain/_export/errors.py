@@ -11,6 +11,10 @@ class ArgumentError(ExportError):
     """An argument is of a kind that no graph can take."""
 
 
+class NothingToCompute(ExportError):
+    """All results are views of arguments or weights, which PyTorch makes without computing."""
+
+
 class Untraceable(Exception):
     """Something was reached that a trace would lose without a word; the message is a sentence."""
 

@@ -371,6 +371,13 @@ def _kind(args: tuple[Any, ...], kwargs: dict[str, Any], sizes: bool = False) ->
     return kind
 
 
+def kind_of_call() -> tuple[Any, ...] | None:
+    """Of the arguments of the module's call that goes on in this thread: dtype, number of dimensions and device of the
+    tensors, types of the others, and how they are nested.
+    """
+    return None if _running.call is None else _kind(_running.call.args, _running.call.kwargs)
+
+
 def _negative_zeros(values: Sequence[Any]) -> list[bool]:
     """Which arguments are -0.0, empty where none is: to a guard of Dynamo's it equals 0.0."""
     found = [type(value) is float and value == 0.0 and math.copysign(1.0, value) < 0.0 for value in values]

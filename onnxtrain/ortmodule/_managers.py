@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 class ModelInfo:
-    """One export: the model, the names of its inputs, and the schema that it was made for."""
+    """One export: the model, the names of its inputs, and the schema of the call that it was made for."""
 
-    def __init__(self, program: Program, key: Any) -> None:
-        self._program, self._key = program, key
+    def __init__(self, program: Program) -> None:
+        self._program = program
 
     @property
     def exported_model(self) -> onnx.ModelProto:
@@ -44,9 +44,10 @@ class ModelInfo:
 
     @property
     def module_forward_args_schema(self) -> Any:
-        return self._key.schema
+        """Of the arguments by position and by name."""
+        return self._program.called_with
 
-    module_forward_kwargs_schema = None  # a graph takes tensors and numbers in a row
+    module_forward_kwargs_schema = None
 
 
 _SET_HERE = frozenset((  # arguments of torch.onnx.export that an export of ours decides about
@@ -71,7 +72,7 @@ class GraphTransitionManager:
     @property
     def _exported_model_info(self) -> ModelInfo | None:
         found = self._manager._latest()
-        return None if found is None else ModelInfo(found[1], found[0])
+        return None if found is None else ModelInfo(found[1])
 
     _model_info_for_export = _post_export_processed_model_info = _exported_model_info
 

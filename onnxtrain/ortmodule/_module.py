@@ -17,9 +17,9 @@ from onnxtrain._export import cache, exclusive, products
 from onnxtrain._export.captured import Graph
 from onnxtrain._export.errors import DefinitionError, StaleError
 from onnxtrain._export.function_apply import CustomFunctions
-from onnxtrain.export import ArgumentError, ExportError, export, is_final, order
+from onnxtrain.export import ArgumentError, ExportError, NothingToCompute, export, is_final, order
 from onnxtrain.ortmodule import _announce, _memory_config, _random, _special
-from onnxtrain.ortmodule._captured import Parts
+from onnxtrain.ortmodule._captured import Parts, kind_of_call
 from onnxtrain.ortmodule._debug import STAGES, DebugOptions
 from onnxtrain.ortmodule._device import device_of
 from onnxtrain.ortmodule._double import Double
@@ -37,8 +37,8 @@ from onnxtrain.ortmodule._program import CheckError, Program, SharedMemoryError
 from onnxtrain.ortmodule._verify import VerificationError, compare, tolerance, verify
 from onnxtrain.ortmodule.options import RuntimeOptions
 
-_OWN = frozenset(("_module", "_debug", "_programs", "_known", "_counters", "_fallback", "_fallen", "_announced",
-                  "_parts", "_runtime", "_view", "_lazy", "_in_backward"))
+_OWN = frozenset(("_module", "_debug", "_programs", "_known", "_counters", "_fallback", "_fallen", "_idle",
+                  "_announced", "_parts", "_runtime", "_view", "_lazy", "_in_backward"))
 MAX_PROGRAMS = 32  # exports kept per schema; the one that was made first goes
 MAX_BY_TORCH = 8  # operators of one graph that torch runs; with more, torch runs the module
 _QUOTED = re.compile(r"'([^']+)'")
@@ -82,6 +82,7 @@ class ORTModule(torch.nn.Module):
         self._programs: dict[Key, list[Program]] = {}
         self._known: dict[tuple[bytes, tuple[Any, ...]], tuple[Key, list[Program]]] = {}  # by what C says of tensors
         self._fallen: dict[Key | str, str] = {}  # why PyTorch runs such calls
+        self._idle: set[Key] = set()  # calls whose results are views of arguments
         self._announced: set[bool] = set()
         self._parts = None if isinstance(module, Graph) else Parts(self)
         self._lazy = any(is_lazy(tensor) for tensor in (*module.parameters(), *module.buffers()))
@@ -169,6 +170,8 @@ class ORTModule(torch.nn.Module):
                     return self._in_torch(args, {})
                 _report.engine_step(self._counters)
                 return result
+        if key in self._idle:
+            return self._module(*args)
         if key in self._fallen and not self._fallback.retry:
             return self._in_torch(args, {})
         return self._export_and_run(key, tensors, grad_enabled, args)
@@ -276,6 +279,9 @@ class ORTModule(torch.nn.Module):
                 return self._checked_by_torch(error, args)
             except SharedMemoryError as error:
                 return self._by_torch(str(error), args, {})
+            except NothingToCompute:
+                self._idle.add(key)
+                return self._module(*args)
             except (DefinitionError, VerificationError, ORTModuleFallbackException):
                 raise  # meant for the user
             except Exception as error:
@@ -292,6 +298,7 @@ class ORTModule(torch.nn.Module):
                 continue
             if self._debug.save_onnx:
                 self._save(program, key.training)
+            program.called_with = kind_of_call()
             known.append(program)
             _report.register(program)
             del known[:-MAX_PROGRAMS]

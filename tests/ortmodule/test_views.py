@@ -330,6 +330,19 @@ def test_views_alone_are_no_copies(view):
     assert ORTModule(module(lambda self, x: view(x))())(y).data_ptr() == y.data_ptr()
 
 
+def test_views_alone_need_no_program_and_no_fallback(monkeypatch):
+    def use(model):
+        x = X.detach().clone().requires_grad_(True)
+        for _ in range(2):
+            (first, second), weight = model(x)
+        (first.sum() + weight.sum()).backward()
+        return x.grad, _memory(second, x), second, weight
+
+    monkeypatch.setenv("ORTMODULE_FALLBACK_POLICY", "FALLBACK_DISABLE")
+    counts = in_engine(both(module(lambda self, x: (x.chunk(2, -1), self.fc.weight.t())), use), 2)
+    assert counts["exports"] == 0
+
+
 def test_a_container_that_forward_reads_only():
     def forward(self, x, given):
         mine = dict(given)
