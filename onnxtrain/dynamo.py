@@ -246,6 +246,8 @@ def _separate_identities(graph: torch.fx.GraphModule) -> None:
             if caller is not node and not caller.users:
                 graph.graph.erase_node(caller)
         elif first is not node and name in _ITSELF | _DROPOUTS:
+            if known[id(value)] is node:  # a dropout that drops nothing: its value is one of its own
+                known[id(value)] = first
             node.replace_all_uses_with(first)
             graph.graph.erase_node(node)
 

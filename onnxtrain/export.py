@@ -399,8 +399,8 @@ def _finish(
         kept.append((value, kind, target))
     graph.outputs.clear()
     graph.outputs.extend(value for value, _, _ in kept)
-    if made and not kept:
-        raise NothingToCompute("All results are views of arguments or weights; there is nothing for a graph to compute.")
+    if not kept:
+        raise NothingToCompute("All results are arguments, weights or views of them; a graph has nothing to compute.")
     onnx_graph.separate_outputs(model)
     onnx_graph.drop_unused(model, 0)
     onnx_graph.rename_inputs(model, user_values, names)

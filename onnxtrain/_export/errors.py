@@ -12,7 +12,7 @@ class ArgumentError(ExportError):
 
 
 class NothingToCompute(ExportError):
-    """All results are views of arguments or weights, which PyTorch makes without computing."""
+    """All results are arguments, weights or views of them, which PyTorch gives without computing."""
 
 
 class Untraceable(Exception):

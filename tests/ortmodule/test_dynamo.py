@@ -266,8 +266,8 @@ def test_a_region_without_gradient_within_autocast():
     lambda h: h.float(), lambda h: h.to("cpu").type_as(h).contiguous(), lambda h: h.flatten().reshape(3, 4),
     torch.as_tensor, lambda h: h.ravel().ravel().view(3, 4).expand(3, 4),
     lambda h: h.type(torch.float32).real.positive(), lambda h: F.dropout(F.dropout(h, 0.5, False), 0.0),
-    lambda h: torch.broadcast_tensors(h, h * 2)[0],
-], ids=["float", "to", "flatten", "as_tensor", "ravel", "type", "dropout", "broadcast_tensors"])
+    lambda h: torch.broadcast_tensors(h, h * 2)[0], lambda h: F.dropout(h, 0.5, False).float(),
+], ids=["float", "to", "flatten", "as_tensor", "ravel", "type", "dropout", "broadcast_tensors", "dropout and float"])
 @pytest.mark.parametrize("autocast", [False, True])
 def test_a_call_that_does_nothing_under_no_grad_leaves_the_gradient_of_its_argument(cast, autocast):
     def forward(self, x):
