@@ -28,6 +28,8 @@ class Session:
             selects; 2 rows whose label a loss ignores; 4 rows of tokens that the attention mask hides.
         subgraphs: which of those that subgraphs() lists backward runs again: (subgraph, compromise, the first so many,
             or -1 for all).
+        kept: how float32 activations are kept for backward: 0 as they are; 16 as bfloat16; 3, on the CPU, as int8 (the
+            numbers are those of onnx.TensorProto). Gradients are approximations then.
 
     Raises:
         ValueError: the model is truncated, malformed or inconsistent; the message names the place.
@@ -36,7 +38,7 @@ class Session:
 
     def __init__(self, model: bytes, programs: int = 16, device: str = "", torch_random: bool = False,
                  recompute: int = 0, parameters: bytes = b"", budget: float = 0.0, rows: int = 0,
-                 subgraphs: Sequence[tuple[str, bool, int]] = ()) -> None: ...
+                 subgraphs: Sequence[tuple[str, bool, int]] = (), kept: int = 0) -> None: ...
     @property
     def inputs(self) -> list[tuple[str, str, tuple[int | str, ...]]]:
         """(name, dtype such as "float" or "int64", dims) of every graph input, in order."""
@@ -121,7 +123,8 @@ class Session:
         recomputed_nodes run again in backward to save recomputed_bytes; they add recomputed_share to the step's work.
         budget_bytes is 0 without a budget. With data-dependent shapes, probes_built counts value probes, and probe_runs
         their runs. packed_nodes compute some rows only: selected_rows of selected_rows_of, label_rows of label_rows_of
-        whose label is not ignored, key_rows of key_rows_of that attention can see.
+        whose label is not ignored, key_rows of key_rows_of that attention can see. compressed_values are kept for
+        backward in compressed_bytes instead of compressed_from.
         """
 
     def text(self, stage: str = "loaded") -> str:

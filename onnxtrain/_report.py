@@ -115,6 +115,10 @@ def _explained(mode: str, program: Any) -> list[str]:
     if totals.get("recomputed_nodes"):
         rows.append(f"    recomputed in backward: {totals['recomputed_nodes']} nodes, instead of keeping "
                     f"{totals['recomputed_bytes'] / 2**20:.1f} MiB")
+    if totals.get("compressed_values"):
+        rows.append(f"    compressed for backward: {totals['compressed_values']} values, "
+                    f"{totals['compressed_bytes'] / 2**20:.1f} MiB instead of "
+                    f"{totals['compressed_from'] / 2**20:.1f}")
     if program.step_seconds:
         rows.append(f"    forward {program.step_seconds / max(program.steps, 1) * 1e3:.3f} ms a step, on average")
     if exported.functions:

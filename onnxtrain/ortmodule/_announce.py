@@ -24,7 +24,7 @@ def _share(totals: dict[str, Any], kind: str, before: str, behind: str) -> str:
 def features(program: Any, debug: Any, fallback: Any) -> list[tuple[str, bool, str]]:
     """(feature, on, remark) of one program; for a missing feature, OFF and its substitute."""
     totals = program.totals()
-    recomputed = totals.get("recomputed_nodes", 0)
+    recomputed, compressed = totals.get("recomputed_nodes", 0), totals.get("compressed_values", 0)
     return [
         ("ATen executor", any(not isinstance(call.function, type) for call in program.exported.functions),
          "operators that the engine lacks, run by torch between segments"),
@@ -42,6 +42,9 @@ def features(program: Any, debug: Any, fallback: Any) -> list[tuple[str, bool, s
          f"{recomputed} nodes run again in backward, {totals['recomputed_share']:.1%} of the work, instead of keeping "
          f"{totals['recomputed_bytes'] / 2**20:.1f} MiB" if recomputed else
          "torch.utils.checkpoint, ORTMODULE_MEMORY_OPT_LEVEL, _BUDGET or _CONFIG"),
+        ("Activation compression", bool(compressed),
+         f"{compressed} values are kept in {totals['compressed_bytes'] / 2**20:.1f} MiB instead of "
+         f"{totals['compressed_from'] / 2**20:.1f}" if compressed else "ORTMODULE_ACTIVATION_COMPRESSION"),
         ("Random numbers", any(session.random for session in program.sessions),
          "dropout and the like, keyed by torch's generator"),
         ("Verification", bool(debug.verify), "DebugOptions(verify=True)"),

@@ -7,7 +7,8 @@ functions are torch's business, and backward runs through segments and functions
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -17,20 +18,18 @@ from onnxtrain import _C
 from onnxtrain._export import segments
 from onnxtrain._export.functions import Call
 from onnxtrain.ortmodule import _random
-from onnxtrain.ortmodule._memory_config import Plan
 from onnxtrain.ortmodule._reach import Reach
 
 
 class Stage:
     """One segment: what an autograd node of the engine needs of a program."""
 
-    def __init__(self, segment: segments.Segment, parameters: Container[str], device: str, memory_level: int,
-                 memory_budget: float, subgraphs: Sequence[Plan] = ()) -> None:
+    def __init__(self, segment: segments.Segment, parameters: Container[str], device: str,
+                 memory: Mapping[str, Any]) -> None:
         self.session = None
         if segment.model is not None:
             self.session = _C.Session(segment.model, device=device, torch_random=_random.as_torch(device),
-                                      recompute=memory_level, budget=memory_budget, subgraphs=subgraphs,
-                                      parameters=bytes([name in parameters for name in segment.inputs]))
+                                      parameters=bytes([name in parameters for name in segment.inputs]), **memory)
         self.random = self.session is not None and self.session.random
         self.reach, self.conditional = Reach(segment.model) if segment.model is not None else None, None
         self.inputs, self.outputs, self.calls = segment.inputs, segment.outputs, segment.calls
@@ -60,18 +59,15 @@ class Chain:
         parameters: those of the names that are the module's parameters.
         apply: (stage, mask, leaves of the call, tensors) -> outputs, under autograd.
         device: that the segments run on.
-        memory_level: ORTMODULE_MEMORY_OPT_LEVEL.
-        memory_budget: ORTMODULE_MEMORY_OPT_BUDGET, of each segment.
-        subgraphs: ORTMODULE_MEMORY_OPT_CONFIG, of each segment.
+        memory: arguments of each segment's Session.
 
     Raises as Session does.
     """
 
     def __init__(self, model: bytes, calls: Sequence[Call], names: Sequence[str], outputs: Sequence[str],
                  parameters: Container[str], apply: Callable[..., Any], device: str = "cpu",
-                 memory_level: int = 0, memory_budget: float = 0.0, subgraphs: Sequence[Plan] = ()) -> None:
-        self.stages = [Stage(segment, parameters, device, memory_level, memory_budget, subgraphs)
-                       for segment in segments.cut(model)]
+                 memory: Mapping[str, Any] = MappingProxyType({})) -> None:
+        self.stages = [Stage(segment, parameters, device, memory) for segment in segments.cut(model)]
         self.sessions = [stage.session for stage in self.stages if stage.session is not None]
         self._calls, self._names, self._outputs, self._apply = calls, names, outputs, apply
 

@@ -41,6 +41,7 @@ _OWN = frozenset(("_module", "_debug", "_programs", "_known", "_counters", "_fal
                   "_announced", "_parts", "_runtime", "_view", "_lazy", "_in_backward"))
 MAX_PROGRAMS = 32  # exports kept per schema; the one that was made first goes
 MAX_BY_TORCH = 8  # operators of one graph that torch runs; with more, torch runs the module
+KEPT = {"": 0, "bf16": 16, "int8": 3}  # ORTMODULE_ACTIVATION_COMPRESSION as Session takes it
 _QUOTED = re.compile(r"'([^']+)'")
 _UNTRANSLATED = re.compile(r"No ONNX function found for <OpOverload\(op='(aten\.\w+)', overload='(\w+)'\)>")
 _TRANSFORMED = "a transform of torch.func"
@@ -378,17 +379,17 @@ class ORTModule(torch.nn.Module):
             return None
 
     def _memory(self) -> dict[str, Any]:
-        """What a Program is told of memory."""
+        """Arguments of a Session that decide about memory."""
         runtime = self._runtime
-        return {"memory_level": runtime.memory_optimization_level, "memory_budget": runtime.memory_budget or 0.0,
-                "subgraphs": runtime.subgraphs}
+        return {"recompute": runtime.memory_optimization_level, "budget": runtime.memory_budget or 0.0,
+                "subgraphs": runtime.subgraphs, "kept": KEPT[runtime.activation_compression]}
 
     def _cached(self, key: Key, tensors: Sequence[torch.Tensor], device: str) -> Program | None:
         name = self._digest(key)
         exported = None if name is None else cache.load(self._runtime.cache_dir, name, tensors)
         if exported is None:
             return None
-        program = Program(self._module, exported, device=device, **self._memory())
+        program = Program(self._module, exported, device=device, memory=self._memory())
         _report.count(self._counters, cached_exports=1, build_seconds=program.build_seconds)
         return program
 
@@ -398,7 +399,7 @@ class ORTModule(torch.nn.Module):
         exported = None if parts is None else parts.twins.find(self._module, (key, device), tensors)
         if exported is None:
             return None
-        program = Program(self._module, exported, device=device, **self._memory())
+        program = Program(self._module, exported, device=device, memory=self._memory())
         _report.count(self._counters, build_seconds=program.build_seconds)
         return program
 
@@ -411,7 +412,7 @@ class ORTModule(torch.nn.Module):
                           by_torch=by_torch)
         _report.count(self._counters, exports=1, export_seconds=exported.seconds.get("total", 0.0))
         try:
-            program = Program(self._module, exported, device=device, **self._memory())
+            program = Program(self._module, exported, device=device, memory=self._memory())
         except UnsupportedError as error:
             error.exported = exported  # type: ignore[attr-defined]
             raise

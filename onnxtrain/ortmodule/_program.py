@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -20,7 +21,6 @@ from onnxtrain._export.errors import StaleError
 from onnxtrain._export.exported import Exported
 from onnxtrain.ortmodule import _double, _held, _outside_loss, _random, graph_optimizer_registry
 from onnxtrain.ortmodule._chain import Chain
-from onnxtrain.ortmodule._memory_config import Plan
 from onnxtrain.ortmodule._reach import Conditional, Reach
 
 PROGRAMS = 64  # kept of a graph: batches differ in sizes, and in how many rows count
@@ -160,26 +160,26 @@ class Program:
     """
 
     def __init__(self, module: torch.nn.Module, exported: Exported, model: bytes | None = None, device: str = "cpu",
-                 memory_level: int = 0, memory_budget: float = 0.0, subgraphs: Sequence[Plan] = ()) -> None:
+                 memory: Mapping[str, Any] = MappingProxyType({})) -> None:
         start = time.perf_counter()
         model = exported.model if model is None else model
         model = graph_optimizer_registry.applied(model, type(module).__name__, device)
         model, calls = gradients.applied(model, exported.functions)
-        if any(note.startswith(checkpoint.LOST) for note in exported.notes) and not memory_budget:
-            memory_level = max(memory_level, 1)  # the user asks to compute again instead of keeping
+        if any(note.startswith(checkpoint.LOST) for note in exported.notes) and not memory.get("budget"):
+            memory = {**memory, "recompute": memory.get("recompute") or 1}  # asked to compute again instead of keeping
         parameters = {i.name for i in exported.inputs if i.kind == "parameter"}
         self.chain: Chain | None = None
         self.warnings = [note for note in exported.notes if note.startswith(checkpoint.LOST)]
         if calls:
             self.warnings += checkpoint.cut(model)
             self.chain = Chain(model, calls, [i.name for i in exported.inputs], [o.name for o in exported.outputs],
-                               parameters, _ORTModuleFunction.apply, device, memory_level, memory_budget, subgraphs)
+                               parameters, _ORTModuleFunction.apply, device, memory)
             self.sessions = self.chain.sessions
         else:
             self._session = functools.partial(
-                _C.Session, model, device=device, torch_random=_random.as_torch(device), recompute=memory_level,
-                budget=memory_budget, parameters=bytes([i.name in parameters for i in exported.inputs]),
-                programs=PROGRAMS, rows=_packed_rows(), subgraphs=subgraphs)
+                _C.Session, model, device=device, torch_random=_random.as_torch(device),
+                parameters=bytes([i.name in parameters for i in exported.inputs]), programs=PROGRAMS,
+                rows=_packed_rows(), **memory)
             self.sessions = [self._session()]
         self.session: Any = self.sessions[0] if self.sessions else None
         self.first_call: tuple[list[tuple[int, ...]], bytes] | None = None  # shapes of the graph's inputs, and the mask
