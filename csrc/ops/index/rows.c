@@ -309,7 +309,7 @@ static ont_status pack_prepare(const ont_node *node, ont_arena *arena, ont_prepa
     pack_state *s = ont_arena_alloc(arena, sizeof *s);
     if (!s) return ONT_ENOMEM;
     const ont_value *x = ont_node_in(node, 0), *y = node->outputs[0];
-    bool packs = !strcmp(node->op->name, "PackRows");
+    bool packs = ONT_IS(node, PackRows);
     int64_t rows = ont_node_in(node, packs ? 1 : 2)->shape.dims[0];
     const ont_attr *fill = ont_attr_find(node, "fill", ONT_ATTR_INT);
     s->size = ont_dtype_size(x->dtype);
@@ -366,7 +366,7 @@ static void unpack_range(void *context, int64_t first, int64_t last)
 static ont_status pack_run(const ont_call *call)
 {
     const pack_state *s = call->state;
-    bool packs = !strcmp(call->node->op->name, "PackRows");
+    bool packs = ONT_IS(call->node, PackRows);
     int64_t n = ont_node_in(call->node, packs ? 1 : 2)->shape.dims[0];
     ont_parallel(n, (int64_t)(65536 / (s->row + 1)) + 1, packs ? pack_range : unpack_range, (void *)call);
     return ONT_OK;
