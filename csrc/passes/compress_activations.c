@@ -7,7 +7,8 @@
  *   - it is float32, of at least MIN_ELEMENTS, and no result of the graph shares its memory;
  *   - it is an activation: statistics of a norm or of attention stay, as do gradients that forward computes;
  *   - every reader in backward is smooth in it: products, attention, gradients of norms and of softmax, and groups of
- *     elementwise nodes that lead it through loops of bounded slope only. A divisor stays, and what is compared.
+ *     elementwise nodes that lead it through loops of bounded slope only. A divisor stays, and what is compared;
+ *     ReLU's gradient reads a sign, which only the stored value itself has kept.
  *
  * Runs last, so that it sees the values that are really kept.
  * Source: Chen et al., ActNN: Reducing Training Memory Footprint via 2-Bit Activation Compressed Training, 2021.
@@ -42,19 +43,13 @@ static bool has_bounded_slope(ont_loop loop)
     case ONT_LOOP_GeluTanh:
     case ONT_LOOP_Sin:
     case ONT_LOOP_Cos:
-    case ONT_LOOP_ReluGrad:
     case ONT_LOOP_SigmoidGrad:
     case ONT_LOOP_TanhGrad:
     case ONT_LOOP_ErfGrad:
     case ONT_LOOP_GeluErfGrad:
     case ONT_LOOP_GeluTanhGrad:
-    case ONT_LOOP_LeakyReluGrad:
     case ONT_LOOP_EluGrad:
-    case ONT_LOOP_SeluGrad:
     case ONT_LOOP_SoftplusGrad:
-    case ONT_LOOP_HardSigmoidGrad:
-    case ONT_LOOP_HardSwishGrad:
-    case ONT_LOOP_AbsGrad:
     case ONT_LOOP_Add:
     case ONT_LOOP_Sub:
     case ONT_LOOP_Mul: return true;
@@ -62,12 +57,21 @@ static bool has_bounded_slope(ont_loop loop)
     }
 }
 
-/* Of an operand of a step that holds an approximation. */
-static bool is_smooth_step(const ont_tile_step *s, int operand)
+/* Whether the slope that the second operand is multiplied by follows from the sign of the first one. */
+static bool reads_sign(ont_loop loop)
+{
+    return loop == ONT_LOOP_ReluGrad || loop == ONT_LOOP_LeakyReluGrad || loop == ONT_LOOP_SeluGrad ||
+           loop == ONT_LOOP_AbsGrad;
+}
+
+/* Of an operand of a step: a stored value, which has kept its sign, or what was computed from one, which may not. */
+static bool is_smooth_step(const ont_tile_step *s, int operand, bool stored)
 {
     switch (s->kind) {
     case ONT_TILE_UNARY: return has_bounded_slope(s->loop);
-    case ONT_TILE_BINARY: return has_bounded_slope(s->loop) || (s->loop == ONT_LOOP_Div && operand == 0);
+    case ONT_TILE_BINARY:
+        if (reads_sign(s->loop)) return operand == 1 || stored;
+        return has_bounded_slope(s->loop) || (s->loop == ONT_LOOP_Div && operand == 0);
     case ONT_TILE_DROPOUT: return true;
     case ONT_TILE_CAST: return ont_dtype_is_float(s->out);
     default: return s->kind == ONT_TILE_WHERE && operand > 0;
@@ -82,7 +86,7 @@ static bool is_smooth_program(const ont_tile_program *p, uint32_t operand)
     for (int j = 0; j < p->n_steps; j++)
         for (int i = 0; i < p->steps[j].n_operands; i++) {
             if (!reached[p->steps[j].operand[i]]) continue;
-            if (!is_smooth_step(&p->steps[j], i)) return false;
+            if (!is_smooth_step(&p->steps[j], i, p->steps[j].operand[i] < p->n_operands)) return false;
             reached[p->n_operands + j] = true;
         }
     return true;
@@ -97,7 +101,7 @@ static bool is_smooth_in(const ont_node *node, uint32_t input)
         return true;
     if (ONT_IS(node, FusedElementwise) || ONT_IS(node, FusedReduce))
         return ont_tile_read(node, &p) == ONT_OK && is_smooth_program(&p, input);
-    return node->op->tile && node->op->tile(node, &step) && is_smooth_step(&step, (int)input);
+    return node->op->tile && node->op->tile(node, &step) && is_smooth_step(&step, (int)input, true);
 }
 
 typedef struct kept_value {

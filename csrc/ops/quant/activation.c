@@ -4,16 +4,20 @@
  * is s sign(q) (q / 127)^2. The square spends the levels where most elements of an activation are: near zero.
  *
  * QuantizeActivation: float32 x -> int8 q as x, float32 scales of the blocks. A block that holds NaN or infinity gets
- * that as scale, and gives NaN back.
+ * that as scale, and gives back no finite number.
  */
 #include "base/parallel.h"
 #include "ops/op.h"
 #include "simd/optim/optim.h"
 
+static int64_t blocks_of(const ont_shape *x)
+{
+    return (ont_shape_count(x) + ONT_QUANT_BLOCK - 1) / ONT_QUANT_BLOCK;
+}
+
 static ont_shape scales_shape(const ont_shape *x)
 {
-    int64_t blocks = (ont_shape_count(x) + ONT_QUANT_BLOCK - 1) / ONT_QUANT_BLOCK;
-    return ont_shape_of(1, &blocks);
+    return ont_shape_of(1, &(int64_t){blocks_of(x)});
 }
 
 typedef struct job {
@@ -59,9 +63,9 @@ static ont_status quantize_infer(ont_graph *g, ont_node *node)
 
 static ont_status quantize_run(const ont_call *call)
 {
-    int64_t n = ont_shape_count(&call->node->inputs[0].value->shape);
-    job j = {.x = (float *)call->in[0], .scales = call->out[1], .q = call->out[0], .n = n};
-    ont_parallel((n + ONT_QUANT_BLOCK - 1) / ONT_QUANT_BLOCK, BLOCKS_PER_TASK, quantize, &j);
+    const ont_shape *shape = &call->node->inputs[0].value->shape;
+    job j = {.x = (float *)call->in[0], .scales = call->out[1], .q = call->out[0], .n = ont_shape_count(shape)};
+    ont_parallel(blocks_of(shape), BLOCKS_PER_TASK, quantize, &j);
     return ONT_OK;
 }
 
@@ -88,9 +92,10 @@ static ont_status dequantize_infer(ont_graph *g, ont_node *node)
 
 static ont_status dequantize_run(const ont_call *call)
 {
-    int64_t n = ont_shape_count(&call->node->inputs[0].value->shape);
-    job j = {.x = call->out[0], .scales = (float *)call->in[1], .q = (int8_t *)call->in[0], .n = n};
-    ont_parallel((n + ONT_QUANT_BLOCK - 1) / ONT_QUANT_BLOCK, BLOCKS_PER_TASK, dequantize, &j);
+    const ont_shape *shape = &call->node->inputs[0].value->shape;
+    job j = {.x = call->out[0], .scales = (float *)call->in[1], .q = (int8_t *)call->in[0],
+             .n = ont_shape_count(shape)};
+    ont_parallel(blocks_of(shape), BLOCKS_PER_TASK, dequantize, &j);
     return ONT_OK;
 }
 
