@@ -11,8 +11,9 @@
  *    64 sizes (ops/index/rows.h), so that batches share programs.
  * 3. Rewriting, forwards: every node with a rule whose result is read in some rows is built again over packed rows:
  *    (r, 1, ..., 1, rest) for (leading dims ..., rest), so that attributes and broadcasting stay as they are. Rows are
- *    packed where a packed node reads a whole value, and unpacked in front of attention, which runs on all of them:
- *    probabilities of keys without a row are 0, and the results of queries without a row have no reader.
+ *    packed where a packed node reads a whole value. Attention reads packed rows where they lie (fused_attention.h).
+ *    Where it cannot, rows are unpacked in front of it: probabilities of keys without a row are 0, and the results of
+ *    queries without a row have no reader.
  *
  * Everything behind is exact: left-out rows have gradient 0, since no node reads them. Dropout draws for each element
  * the word of its place before packing, so that the noise does not change.

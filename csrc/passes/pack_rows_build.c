@@ -344,6 +344,73 @@ static ont_status pack_selection(ont_pack_state *s, ont_node *node)
     return ONT_OK;
 }
 
+/* Whether row i of sequence b of an operand is row b * length + i of v: kernels find packed rows by their order. */
+static bool rows_are_in_order(const ont_attention *a, int operand, const ont_value *v, int64_t width, int64_t length)
+{
+    const ont_matrix_layout *layout = &a->layout[operand];
+    int64_t inner = ont_shape_count(&v->shape) / (a->batch_dims[0] * length), last = layout->offset + width;
+    for (int d = 1; d < a->n_batch_dims; d++) last += (a->batch_dims[d] - 1) * layout->batch_stride[d];
+    return layout->row_stride == inner && layout->batch_stride[0] == length * inner && last <= inner;
+}
+
+/* The set of an operand's packed rows, or ONT_NO_ROWS where the kernels would not find them. */
+static int packed_set(const ont_pack_state *s, const ont_node *node, const ont_attention *a, int operand)
+{
+    const ont_value *v = ont_node_in(node, (uint32_t)operand);
+    const ont_packed_value *have = v->id < s->n_values ? &s->packed[v->id] : NULL;
+    int64_t length = operand == ONT_ATTENTION_Q ? a->seqlen_q : a->seqlen_k;
+    bool found = have && have->value && s->sets[have->set].n == a->batch_dims[0] * length &&
+                 rows_are_in_order(a, operand, v, operand == ONT_ATTENTION_V ? a->head_dim_v : a->head_dim, length);
+    return found ? have->set : ONT_NO_ROWS;
+}
+
+/* Which sets of packed rows attention reads, ONT_NO_ROWS: all rows. */
+static void sets_of_attention(const ont_pack_state *s, const ont_node *node, const ont_attention *a, int *q, int *k)
+{
+    *q = packed_set(s, node, a, ONT_ATTENTION_Q);
+    *k = packed_set(s, node, a, ONT_ATTENTION_K);
+    if (*k >= 0 && packed_set(s, node, a, ONT_ATTENTION_V) != *k) *k = ONT_NO_ROWS;
+    if (!rows_are_in_order(a, ONT_ATTENTION_Y, node->outputs[0], a->head_dim_v, a->seqlen_q)) *q = ONT_NO_ROWS;
+    bool aligned = *q == *k && a->seqlen_q == a->seqlen_k && !a->causal_offset; /* the causal mask's diagonal */
+    if (a->causal && !aligned) *q = *k = ONT_NO_ROWS;
+    bool shared = ont_node_in(node, ONT_ATTENTION_Q) == ont_node_in(node, ONT_ATTENTION_K) ||
+                  ont_node_in(node, ONT_ATTENTION_Q) == ont_node_in(node, ONT_ATTENTION_V);
+    if (shared && *q != *k) *q = *k = ONT_NO_ROWS;
+}
+
+/* Lets attention read packed rows where they lie. */
+static ont_status pack_attention(ont_pack_state *s, ont_node *node)
+{
+    ont_attention a;
+    int q, k;
+    ont_value *inputs[ONT_ATTENTION_ALL_INPUTS] = {NULL}, *y = ont_node_out(node, 0);
+    ont_builder b = {.graph = s->g, .before = node, .scope = node->name, .status = ONT_OK};
+    if (!y || ont_node_out(node, 1) || ont_attention_read(node, &a) != ONT_OK) return unpack_inputs(s, node);
+    sets_of_attention(s, node, &a, &q, &k);
+    if (q < 0 && k < 0) return unpack_inputs(s, node);
+    for (uint32_t i = 0; i < node->n_inputs && b.status == ONT_OK; i++) {
+        ont_value *v = ont_node_in(node, i);
+        int set = i == ONT_ATTENTION_Q ? q : i == ONT_ATTENTION_K || i == ONT_ATTENTION_V ? k : ONT_NO_ROWS;
+        inputs[i] = v && set >= 0 ? s->packed[v->id].value : v ? whole_value(s, &b, v) : NULL;
+    }
+    if (q >= 0) inputs[ONT_ATTENTION_Q_ROWS] = build_set(s, &b, q)->rows;
+    if (k >= 0) inputs[ONT_ATTENTION_K_ROWS] = build_set(s, &b, k)->rows;
+    ONT_TRY(b.status);
+    ont_node *packed = ont_build_node(&b, ONT_DOMAIN, node->op_type, inputs, ONT_ATTENTION_ALL_INPUTS, node->n_outputs);
+    if (!packed) return b.status;
+    for (uint32_t i = 1; i < node->n_outputs; i++) packed->outputs[i] = NULL;
+    b.status = ont_attr_copy_all(b.graph, packed, node);
+    ont_shape shape = q < 0 ? y->shape : ont_rows_packed_shape(&y->shape, s->sets[q].n, s->sets[q].count);
+    if (b.status == ONT_OK)
+        b.status = ont_attr_set_ints(b.graph, packed, "shape", shape.dims, (size_t)shape.rank);
+    ont_value *result = ont_build_done(&b, packed);
+    ONT_TRY(b.status);
+    if (q >= 0) s->packed[y->id] = (ont_packed_value){result, q};
+    else ont_value_replace_uses(s->g, y, result);
+    s->g->packed.nodes++;
+    return ONT_OK;
+}
+
 ont_status ont_pack_rewrite(ont_pack_state *s)
 {
     for (ont_node *node = s->g->first, *next; node; node = next) {
@@ -360,6 +427,8 @@ ont_status ont_pack_rewrite(ont_pack_state *s)
         else if (packed_input && s->accepted[node->id] < 0 && ont_rows_is_selection(node, &n, &m) &&
                  n == s->sets[s->packed[x->id].set].n)
             ONT_TRY(pack_selection(s, node));
+        else if (node->op->rows == ONT_ROWS_ATTENTION)
+            ONT_TRY(pack_attention(s, node));
         else
             ONT_TRY(unpack_inputs(s, node));
     }

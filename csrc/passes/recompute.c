@@ -30,6 +30,7 @@
 #include <string.h>
 
 #include "base/alloc.h"
+#include "ops/attention/fused_attention.h"
 
 enum { NONE = UINT32_MAX, MAX_DEPTH = 64, MIN_PEAK_BYTES = 8 << 20, MIN_SAVED_DIVISOR = 1024, COST_OF_ELEMENT = 128,
        COST_OF_ROUNDING = 24 };
@@ -130,9 +131,10 @@ double ont_recompute_node_cost(const ont_node *node)
     if (has_cost(node, ONT_COST_MATMUL) || has_cost(node, ONT_COST_CONV))
         return 2 * sqrt(in0 * elements(ont_node_in(node, 1)) * out);
     if (has_cost(node, ONT_COST_ATTENTION)) { /* two matmuls of seqlen_k columns an output element, and the softmax */
-        size_t n;
-        const int64_t *sizes = ont_attr_ints(node, "sizes", &n);
-        return 4 * out * (double)(sizes && n > 1 ? sizes[1] : 1) + out * COST_OF_ELEMENT;
+        ont_attention a;
+        if (ont_attention_read(node, &a) != ONT_OK) return out;
+        double keys = a.packed_k ? (double)a.packed_k / (double)a.batch_dims[0] : (double)a.seqlen_k;
+        return 4 * out * keys + out * COST_OF_ELEMENT;
     }
     return (in0 > out ? in0 : out) * (rounds_parameter(node) ? COST_OF_ROUNDING : COST_OF_ELEMENT);
 }

@@ -22,6 +22,8 @@ typedef struct ont_flash_state {
     const ont_attention_loops *loops;
     const ont_simd_table *simd;
     int64_t block_q, block_k;       /* queries and keys in a block, at most */
+    size_t gather_bytes;            /* at the end of a slot: where keys have gaps, see gather */
+    char *gather;                   /* ont_flash_at(): a row's bias and mask (block_k), dropout mask (scores_k) */
     int64_t slots;                  /* scratch slots, one for each thread; at most this many threads work at once */
     size_t slot_bytes;
     bool kv_resident;               /* flash_native.c, forward: K and V of a batch index stay packed, all seqlen_k */
@@ -40,19 +42,30 @@ typedef struct ont_flash_block {
 
 /* Sets what follows from the node alone; the caller sets GEMM, block sizes and slot_bytes. */
 ont_status ont_flash_state_init(const ont_node *node, ont_arena *arena, ont_flash_state **state) ONT_MUST_USE;
+/* Adds s->gather to slot_bytes. */
+void ont_flash_add_gather(ont_flash_state *s);
+/*
+ * The attention of batch index bh, which a slot computes: *at where rows are left out, which then is s with
+ * ont_attention_at(), else s. The functions below take it for s.
+ */
+const ont_flash_state *ont_flash_at(const ont_call *call, const ont_flash_state *s, int64_t bh, int64_t slot,
+                                    ont_flash_state *at);
 /* Row i of an operand's matrix at batch index bh; NULL where `base` is, for an absent operand. */
 char *ont_flash_row_at(const ont_flash_state *s, int operand, const void *base, int64_t bh, int64_t i);
 /*
- * Dropout mask (m, n) of a block: 1 where a probability is kept. Element e of the scores, (n_bh, seqlen_q, seqlen_k),
+ * Dropout mask (m, n) of a block: 1 where a probability is kept. Element e of the scores, (n_bh, scores_q, scores_k),
  * takes random word e of the node's stream.
  */
 void ont_flash_dropout_mask(const ont_call *call, const ont_flash_state *s, const ont_flash_block *b,
                             uint8_t *dropout_mask);
-/* Bias and masks of row r of a block. */
+/* Bias and masks of row r of a block, valid until the next call with this s. */
 ont_attention_row ont_flash_row_masks(const ont_call *call, const ont_flash_state *s, const ont_flash_block *b,
                                       int64_t r, const uint8_t *dropout_mask);
 /* Whether input masked_rows masks query i. */
 bool ont_flash_is_masked_row(const ont_call *call, const ont_flash_state *s, int64_t bh, int64_t i);
+/* Stores row r of a block of the bias's gradient, (n_bh, scores_q, scores_k); zeros where `gradient` is NULL. */
+void ont_flash_store_dbias(const ont_flash_state *s, const ont_flash_block *b, int64_t r, const void *gradient,
+                           void *dbias);
 /* Zeroes `width` elements of rows [first, last) of an operand's gradient. */
 void ont_flash_zero_rows(const ont_flash_state *s, int operand, void *base, int64_t bh, int64_t first, int64_t last,
                          int64_t width);

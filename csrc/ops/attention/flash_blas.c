@@ -79,12 +79,33 @@ ont_status ont_flash_blas_prepare(const ont_node *node, ont_arena *arena, ont_pr
     size_t block = round_up_64((size_t)(s->block_q * s->block_k) * s->elem_size),
            line = round_up_64((size_t)s->block_q * sizeof(double));
     s->slot_bytes = 2 * block + 3 * line + round_up_64((size_t)(s->block_q * s->block_k));
+    ont_flash_add_gather(s);
     out->state = s;
     out->work_bytes = s->slot_bytes * (size_t)s->slots;
     return ONT_OK;
 }
 
 /* ---- operands ---- */
+
+/* Bytes of one part of s->gather: a row of a block. */
+static size_t gather_part(const ont_flash_state *s, size_t size) { return round_up_64((size_t)s->block_k * size); }
+
+void ont_flash_add_gather(ont_flash_state *s)
+{
+    if (!s->a.packed_k) return;
+    s->gather_bytes = gather_part(s, s->elem_size) + gather_part(s, 1) + round_up_64((size_t)s->a.scores_k);
+    s->slot_bytes += s->gather_bytes;
+}
+
+const ont_flash_state *ont_flash_at(const ont_call *call, const ont_flash_state *s, int64_t bh, int64_t slot,
+                                    ont_flash_state *at)
+{
+    if (!s->a.packed_q && !s->a.packed_k) return s;
+    *at = *s;
+    at->gather = (char *)call->work + (size_t)(slot + 1) * s->slot_bytes - s->gather_bytes;
+    ont_attention_at(call, &s->a, bh, &at->a);
+    return at;
+}
 
 char *ont_flash_row_at(const ont_flash_state *s, int operand, const void *base, int64_t bh, int64_t i)
 {
@@ -129,16 +150,51 @@ static double load_double(const ont_flash_state *s, const void *data, int64_t i)
 
 typedef ont_flash_block block;
 
+/* Element of the scores, (n_bh, scores_q, scores_k), at row r and column 0 of a block. */
+static int64_t element(const ont_flash_state *s, const block *b, int64_t r)
+{
+    const ont_attention *a = &s->a;
+    int64_t row = b->bh * a->scores_q + ont_attention_position(a, b->i0 + r);
+    return row * a->scores_k + a->first_key + ont_attention_column(a, b->j0);
+}
+
+/* Column c of a block, counted from its first one in the scores. */
+static int64_t column_of(const ont_flash_state *s, const block *b, int64_t c)
+{
+    return ont_attention_column(&s->a, b->j0 + c) - ont_attention_column(&s->a, b->j0);
+}
+
 /* One call where the block has whole rows of scores. */
 void ont_flash_dropout_mask(const ont_call *call, const ont_flash_state *s, const block *blk, uint8_t *dropout_mask)
 {
     const ont_attention *a = &s->a;
     const ont_dropout_params dropout = {.key = call->seed, .stream = a->rng_stream,
                                         .threshold = a->dropout_threshold, .scale = 1};
-    int64_t first = (blk->bh * a->seqlen_q + blk->i0) * a->seqlen_k + blk->j0;
-    if (blk->n == a->seqlen_k) s->simd->dropout(&dropout, NULL, NULL, dropout_mask, first, blk->m * blk->n);
-    for (int64_t r = 0; blk->n != a->seqlen_k && r < blk->m; r++)
-        s->simd->dropout(&dropout, NULL, NULL, dropout_mask + r * blk->n, first + r * a->seqlen_k, blk->n);
+    bool whole = blk->n == a->scores_k && !a->query_rows;
+    uint8_t *span = a->key_rows ? (uint8_t *)s->gather + gather_part(s, s->elem_size) + gather_part(s, 1) : NULL;
+    if (whole) s->simd->dropout(&dropout, NULL, NULL, dropout_mask, element(s, blk, 0), blk->m * blk->n);
+    for (int64_t r = 0; !whole && r < blk->m; r++) {
+        uint8_t *row = dropout_mask + r * blk->n;
+        s->simd->dropout(&dropout, NULL, NULL, span ? span : row, element(s, blk, r),
+                         column_of(s, blk, blk->n - 1) + 1);
+        for (int64_t c = 0; span && c < blk->n; c++) row[c] = span[column_of(s, blk, c)];
+    }
+}
+
+/* Lets a row read bias and mask of keys between which there are gaps. */
+static void gather_columns(const ont_flash_state *s, const block *blk, ont_attention_row *row)
+{
+    char *bias = s->gather;
+    uint8_t *mask = (uint8_t *)bias + gather_part(s, s->elem_size);
+    for (int64_t c = 0; c < blk->n; c++) {
+        int64_t column = column_of(s, blk, c);
+        if (row->bias && row->bias_stride)
+            memcpy(bias + c * (int64_t)s->elem_size, (const char *)row->bias + column * (int64_t)s->elem_size,
+                   s->elem_size);
+        if (row->mask && row->mask_stride) mask[c] = row->mask[column];
+    }
+    if (row->bias && row->bias_stride) row->bias = bias;
+    if (row->mask && row->mask_stride) row->mask = mask;
 }
 
 ont_attention_row ont_flash_row_masks(const ont_call *call, const ont_flash_state *s, const block *blk, int64_t r,
@@ -146,17 +202,31 @@ ont_attention_row ont_flash_row_masks(const ont_call *call, const ont_flash_stat
 {
     const ont_attention *a = &s->a;
     const ont_matrix_layout *bias = &a->layout[ONT_ATTENTION_BIAS], *mask = &a->layout[ONT_ATTENTION_MASK];
-    int64_t i = blk->i0 + r, visible = ont_attention_visible_keys(a, i) - blk->j0;
+    int64_t visible = ont_attention_visible_keys(a, blk->i0 + r) - blk->j0;
+    int64_t i = ont_attention_position(a, blk->i0 + r);
     ont_attention_row row = {.n = blk->n, .n_visible = visible < 0 ? 0 : min_i64(visible, blk->n),
                              .bias_stride = bias->col_stride, .mask_stride = mask->col_stride,
                              .mask_polarity = a->mask_polarity, .mask_value = a->mask_value,
                              .dropout_scale = a->dropout_scale};
     const char *b = ont_flash_row_at(s, ONT_ATTENTION_BIAS, input(call, ONT_ATTENTION_BIAS), blk->bh, i);
     const char *m = ont_flash_row_at(s, ONT_ATTENTION_MASK, input(call, ONT_ATTENTION_MASK), blk->bh, i);
-    row.bias = b ? b + blk->j0 * bias->col_stride * (int64_t)s->elem_size : NULL;
-    row.mask = m ? (const uint8_t *)m + blk->j0 * mask->col_stride : NULL;
+    int64_t j0 = ont_attention_column(a, blk->j0);
+    row.bias = b ? b + j0 * bias->col_stride * (int64_t)s->elem_size : NULL;
+    row.mask = m ? (const uint8_t *)m + j0 * mask->col_stride : NULL;
     row.dropout_mask = a->has_dropout ? dropout_mask + r * blk->n : NULL;
+    if (a->key_rows) gather_columns(s, blk, &row);
     return row;
+}
+
+void ont_flash_store_dbias(const ont_flash_state *s, const block *blk, int64_t r, const void *gradient, void *dbias)
+{
+    size_t size = s->elem_size;
+    char *to = (char *)dbias + element(s, blk, r) * (int64_t)size;
+    if (!gradient && !s->a.key_rows) memset(to, 0, (size_t)blk->n * size);
+    else if (gradient && !s->a.key_rows) memcpy(to, gradient, (size_t)blk->n * size);
+    else if (gradient) /* all was zeroed before */
+        for (int64_t c = 0; c < blk->n; c++)
+            memcpy(to + column_of(s, blk, c) * (int64_t)size, (const char *)gradient + c * (int64_t)size, size);
 }
 
 static void gemm_scores(const ont_call *call, const ont_flash_state *s, const block *blk, char *scores)
@@ -171,7 +241,8 @@ static void gemm_scores(const ont_call *call, const ont_flash_state *s, const bl
 
 bool ont_flash_is_masked_row(const ont_call *call, const ont_flash_state *s, int64_t bh, int64_t i)
 {
-    const char *masked = ont_flash_row_at(s, ONT_ATTENTION_MASKED_ROWS, input(call, ONT_ATTENTION_MASKED_ROWS), bh, i);
+    const char *masked = ont_flash_row_at(s, ONT_ATTENTION_MASKED_ROWS, input(call, ONT_ATTENTION_MASKED_ROWS), bh,
+                                          ont_attention_position(&s->a, i));
     return masked && *masked;
 }
 
@@ -184,7 +255,7 @@ static void store_rows(const ont_call *call, const ont_flash_state *s, const blo
     char *y = ont_flash_row_at(s, ONT_ATTENTION_Y, call->out[0], blk->bh, blk->i0);
     int64_t row_bytes = a->layout[ONT_ATTENTION_Y].row_stride * (int64_t)s->elem_size;
     for (int64_t r = 0; r < blk->m; r++, y += row_bytes) {
-        int64_t at = (blk->bh * a->seqlen_q + blk->i0 + r) * 2;
+        int64_t at = (blk->bh * a->scores_q + blk->i0 + r) * 2;
         if (ont_attention_row_is_masked(a, w->row_sum[r]) || ont_flash_is_masked_row(call, s, blk->bh, blk->i0 + r))
             memset(y, 0, (size_t)a->head_dim_v * s->elem_size);
         else
@@ -237,15 +308,19 @@ static void forward_slots(void *context, int64_t first, int64_t last)
         scratch w = scratch_of(s, call->work, slot);
         for (int64_t index = slot; index < s->a.n_bh * blocks_per_bh; index += s->slots) {
             block blk = {.bh = index / blocks_per_bh, .i0 = index % blocks_per_bh * s->block_q};
-            blk.m = min_i64(s->block_q, s->a.seqlen_q - blk.i0);
-            forward_rows(call, s, blk, &w);
+            ont_flash_state packed;
+            const ont_flash_state *at = ont_flash_at(call, s, blk.bh, slot, &packed);
+            blk.m = min_i64(s->block_q, at->a.seqlen_q - blk.i0);
+            if (blk.m > 0) forward_rows(call, at, blk, &w);
         }
     }
 }
 
 ont_status ont_flash_blas_run(const ont_call *call)
 {
-    ont_parallel(((const ont_flash_state *)call->state)->slots, 1, forward_slots, (void *)call);
+    const ont_flash_state *s = call->state;
+    ont_attention_zero_spare(call, &s->a, ONT_ATTENTION_Y, call->out[0]);
+    ont_parallel(s->slots, 1, forward_slots, (void *)call);
     return ONT_OK;
 }
 
@@ -268,7 +343,7 @@ static void load_row_stats(const ont_call *call, const ont_flash_state *s, const
     const char *dy = ont_flash_row_at(s, ONT_ATTENTION_Y, call->in[ONT_ATTENTION_DY], blk->bh, blk->i0);
     int64_t row_bytes = a->layout[ONT_ATTENTION_Y].row_stride * (int64_t)s->elem_size;
     for (int64_t r = 0; r < blk->m; r++) {
-        int64_t at = (blk->bh * a->seqlen_q + blk->i0 + r) * 2;
+        int64_t at = (blk->bh * a->scores_q + blk->i0 + r) * 2;
         w->delta[r] = s->loops->dot(y + r * row_bytes, dy + r * row_bytes, a->head_dim_v);
         w->row_max[r] = load_double(s, stats, at);
         w->row_sum[r] = load_double(s, stats, at + 1);
@@ -320,10 +395,7 @@ static void block_grad(const ont_call *call, const ont_flash_state *s, const blo
         } else {
             s->loops->grad(scores, gradient, &row, w->row_max[r], w->row_sum[r], w->delta[r]);
         }
-        if (item->dbias)
-            memcpy((char *)item->dbias +
-                       ((blk->bh * a->seqlen_q + blk->i0 + r) * a->seqlen_k + blk->j0) * (int64_t)s->elem_size,
-                   gradient, bytes);
+        if (item->dbias) ont_flash_store_dbias(s, blk, r, gradient, item->dbias);
     }
     add_grads(call, s, blk, w, item);
 }
@@ -343,10 +415,10 @@ static void run_work_item(const ont_call *call, const ont_flash_state *s, const 
         blk.m = min_i64(s->block_q, item->i1 - blk.i0);
         int64_t n_keys = min_i64(ont_attention_visible_keys(a, blk.i0 + blk.m - 1), item->j1);
         load_row_stats(call, s, &blk, &w);
+        blk.j0 = item->j0;
+        blk.n = item->j1 - item->j0;
         for (int64_t r = 0; item->dbias && n_keys < item->j1 && r < blk.m; r++) /* some keys are seen by no query */
-            memset((char *)item->dbias +
-                       ((blk.bh * a->seqlen_q + blk.i0 + r) * a->seqlen_k + item->j0) * (int64_t)s->elem_size,
-                   0, (size_t)(item->j1 - item->j0) * s->elem_size);
+            ont_flash_store_dbias(s, &blk, r, NULL, item->dbias);
         for (blk.j0 = item->j0; blk.j0 < n_keys; blk.j0 += s->block_k) {
             blk.n = min_i64(s->block_k, item->j1 - blk.j0);
             block_grad(call, s, &blk, &w, item);
@@ -407,7 +479,13 @@ static void run_summed_items(const backward *b, int64_t index, int64_t at, int64
             item.i0 = (b->blocks - 1 - at) * s->block_q;
             item.i1 = min_i64(s->a.seqlen_q, item.i0 + s->block_q);
         }
-        b->run(b->call, s, &item, slot);
+        ont_flash_state packed;
+        const ont_flash_state *own = ont_flash_at(b->call, s, item.bh, slot, &packed);
+        item.i1 = min_i64(item.i1, own->a.seqlen_q);
+        item.j1 = min_i64(item.j1, own->a.seqlen_k);
+        item.i0 = min_i64(item.i0, item.i1);
+        item.j0 = min_i64(item.j0, item.j1);
+        b->run(b->call, own, &item, slot);
     }
 }
 

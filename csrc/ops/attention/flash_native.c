@@ -134,7 +134,9 @@ static const char *refuse_bf16(const ont_node *node)
     ont_attention a;
     for (uint32_t i = 0; i < node->n_inputs; i++) {
         const ont_value *v = ont_node_in(node, i);
-        if (v && i != ONT_ATTENTION_STATS && v->dtype != ONT_BFLOAT16 && v->dtype != ONT_BOOL) return "dtypes differ";
+        if (v && i != ONT_ATTENTION_STATS && i < ONT_ATTENTION_Q_ROWS && v->dtype != ONT_BFLOAT16 &&
+            v->dtype != ONT_BOOL)
+            return "dtypes differ";
     }
     if (!ont_simd_attention_gemm_bf16()) return "no AVX512-BF16";
     if (ont_node_in(node, ONT_ATTENTION_BIAS)) return "a bias";
@@ -167,6 +169,7 @@ static ont_status prepare(const ont_node *node, ont_arena *arena, bool backward,
                      s->a.seqlen_k * (round_up(s->a.head_dim) + round_up(s->a.head_dim_v)) <= KV_RESIDENT_FLOATS;
     (void)scratch_of(s, backward, &space);
     s->slot_bytes = space.used;
+    ont_flash_add_gather(s);
     out->state = s;
     out->work_bytes = s->slot_bytes * (size_t)s->slots;
     return ONT_OK;
@@ -200,9 +203,14 @@ static void prefetch_add(prefetch_queue *a, const ont_flash_state *s, int operan
     a->ranges[a->n++].bytes = (size_t)size * s->elem_size;
 }
 
-/* Whether batch index `next_bh` exists, is a single block, and fits in the L2 cache beside the current one. */
-static bool can_prefetch(const ont_flash_state *s, int64_t next_bh)
+/*
+ * Whether batch index `next_bh` exists, has its rows where s says, is a single block, and fits in the L2 cache beside
+ * the current one, `bh`.
+ */
+static bool can_prefetch(const ont_flash_state *s, int64_t bh, int64_t next_bh)
 {
+    bool packed = s->a.packed_q || s->a.packed_k;
+    if (packed && bh * s->a.batch_dims[0] / s->a.n_bh != next_bh * s->a.batch_dims[0] / s->a.n_bh) return false;
     int64_t row = (s->a.head_dim + s->a.head_dim_v) * (int64_t)s->elem_size;
     return next_bh >= 0 && s->a.seqlen_q <= s->block_q && s->a.seqlen_k <= s->block_k &&
            2 * (s->a.seqlen_q + s->a.seqlen_k) * row <= PREFETCH_MAX_BYTES;
@@ -353,7 +361,7 @@ static void store_rows(const ont_call *call, const ont_flash_state *s, const ont
     const ont_attention *a = &s->a;
     float *stats = call->node->n_outputs > 1 ? call->out[1] : NULL;
     for (int64_t r = 0; r < blk->m; r++) {
-        int64_t at = (blk->bh * a->seqlen_q + blk->i0 + r) * 2;
+        int64_t at = (blk->bh * a->scores_q + blk->i0 + r) * 2;
         char *y = ont_flash_row_at(s, ONT_ATTENTION_Y, call->out[0], blk->bh, blk->i0 + r);
         float inverse = (float)(1 / w->row_sum[r]);
         float *row = w->y + r * round_up(a->head_dim_v);
@@ -437,11 +445,13 @@ static void forward_slots(void *context, int64_t first, int64_t last)
             next = atomic_fetch_add(&f->next, 1);
             prefetch_queue prefetch = {.n = 0};
             w.prefetch = &prefetch;
-            if (can_prefetch(s, next < items ? next : -1)) prefetch_forward(f->call, s, &prefetch, next);
             ont_flash_block blk = {.bh = index / blocks_per_bh,
                                    .i0 = (blocks_per_bh - 1 - index % blocks_per_bh) * s->block_q};
-            blk.m = min_i64(s->block_q, s->a.seqlen_q - blk.i0);
-            forward_rows(f->call, s, blk, &w);
+            ont_flash_state packed;
+            const ont_flash_state *at = ont_flash_at(f->call, s, blk.bh, slot, &packed);
+            if (can_prefetch(at, blk.bh, next < items ? next : -1)) prefetch_forward(f->call, at, &prefetch, next);
+            blk.m = min_i64(s->block_q, at->a.seqlen_q - blk.i0);
+            if (blk.m > 0) forward_rows(f->call, at, blk, &w);
         }
     }
 }
@@ -449,7 +459,9 @@ static void forward_slots(void *context, int64_t first, int64_t last)
 ont_status ont_flash_native_run(const ont_call *call)
 {
     forward f = {.call = call};
-    ont_parallel(((const ont_flash_state *)call->state)->slots, 1, forward_slots, &f);
+    const ont_flash_state *s = call->state;
+    ont_attention_zero_spare(call, &s->a, ONT_ATTENTION_Y, call->out[0]);
+    ont_parallel(s->slots, 1, forward_slots, &f);
     return ONT_OK;
 }
 
@@ -460,7 +472,7 @@ static void load_row_stats(const ont_call *call, const ont_flash_state *s, const
                            const scratch *w)
 {
     const ont_attention *a = &s->a;
-    const float *stats = (const float *)call->in[ONT_ATTENTION_STATS] + item->bh * a->seqlen_q * 2;
+    const float *stats = (const float *)call->in[ONT_ATTENTION_STATS] + item->bh * a->scores_q * 2;
     float *y_f32 = w->row_buffer, *dy_f32 = s->gemm_bf16 ? y_f32 + round_up(a->head_dim_v) : NULL;
     for (int64_t i = item->i0; i < item->i1; i++) {
         const void *y = row_at(s, ONT_ATTENTION_Y, call->in[ONT_ATTENTION_Y], item->bh, i);
@@ -476,16 +488,6 @@ static void load_row_stats(const ont_call *call, const ont_flash_state *s, const
     if (s->gemm_bf16 && item->dq)
         memset(w->dq + item->i0 * round_up(a->head_dim), 0,
                (size_t)((item->i1 - item->i0) * round_up(a->head_dim)) * sizeof(float));
-}
-
-/* Stores row r of a block of dbias; zeros where `gradient` is NULL. */
-static void store_dbias(const ont_flash_state *s, const ont_flash_block *blk, const ont_flash_work_item *item,
-                        int64_t r, const float *gradient)
-{
-    if (!item->dbias) return;
-    float *to = (float *)item->dbias + (blk->bh * s->a.seqlen_q + blk->i0 + r) * s->a.seqlen_k + blk->j0;
-    if (gradient) memcpy(to, gradient, (size_t)blk->n * sizeof(float));
-    else memset(to, 0, (size_t)blk->n * sizeof(float));
 }
 
 /* w->scores become probabilities; w->gradient, of the probabilities, becomes that of the scores. */
@@ -506,7 +508,7 @@ static void grad_rows(const ont_call *call, const ont_flash_state *s, const ont_
         } else {
             s->loops->grad(scores, gradient, &row, w->row_max[i], w->row_sum[i], w->delta[i]);
         }
-        store_dbias(s, blk, item, r, gradient);
+        if (item->dbias) ont_flash_store_dbias(s, blk, r, gradient, item->dbias);
     }
 }
 
@@ -626,7 +628,7 @@ static void run_work_item(const ont_call *call, const ont_flash_state *s, const 
     scratch buffers = scratch_of(s, true, &space), *w = &buffers;
     prefetch_queue prefetch = {.n = 0};
     w->prefetch = &prefetch;
-    if (can_prefetch(s, item->next_bh)) prefetch_backward(call, s, item, &prefetch);
+    if (can_prefetch(s, item->bh, item->next_bh)) prefetch_backward(call, s, item, &prefetch);
     if (!s->gemm_bf16 && ont_flash_is_first_writer(s, ONT_ATTENTION_Q, item->bh))
         ont_flash_zero_rows(s, ONT_ATTENTION_Q, item->dq, item->bh, item->i0, item->i1, a->head_dim);
     ont_flash_block blk = {.bh = item->bh};
@@ -641,7 +643,8 @@ static void run_work_item(const ont_call *call, const ont_flash_state *s, const 
             if (ont_attention_visible_keys(a, blk.i0 + blk.m - 1) > blk.j0)
                 block_grad(call, s, &blk, w, item, &dk, &dv);
             else
-                for (int64_t r = 0; r < blk.m; r++) store_dbias(s, &blk, item, r, NULL);
+                for (int64_t r = 0; item->dbias && r < blk.m; r++)
+                    ont_flash_store_dbias(s, &blk, r, NULL, item->dbias);
         }
         store_dk_dv(s, &blk, &dk, ONT_ATTENTION_K, item->dk, a->head_dim);
         store_dk_dv(s, &blk, &dv, ONT_ATTENTION_V, item->dv, a->head_dim_v);

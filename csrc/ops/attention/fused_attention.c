@@ -6,7 +6,9 @@
  * result of one GEMM for all three projections) share one gradient tensor. Attribute targets of FusedAttentionGrad has
  * the output index of the gradient of Q, K, V and bias; -1: not wanted.
  */
+#include <inttypes.h>
 #include <math.h>
+#include <string.h>
 
 #include "ops/attention/flash.h"
 #include "ops/attention/fused_attention.h"
@@ -51,8 +53,12 @@ ont_status ont_attention_read(const ont_node *node, ont_attention *a)
         return ont_fail(ONT_EINVAL, "%zu sizes and %zu batch_dims, expected 4 and at most %d", n_sizes,
                         n_batch_dims, ONT_ATTENTION_BATCH_DIMS);
     for (size_t d = 0; d < n_batch_dims; d++) a->n_bh *= a->batch_dims[d] = batch_dims[d];
-    a->seqlen_q = sizes[0];
-    a->seqlen_k = sizes[1];
+    a->seqlen_q = a->scores_q = sizes[0];
+    a->seqlen_k = a->scores_k = sizes[1];
+    const ont_value *q_rows = ont_node_in(node, ONT_ATTENTION_Q_ROWS),
+                    *k_rows = ont_node_in(node, ONT_ATTENTION_K_ROWS);
+    if (q_rows) a->packed_q = ont_shape_count(&q_rows->shape);
+    if (k_rows) a->packed_k = ont_shape_count(&k_rows->shape);
     a->head_dim = sizes[2];
     a->head_dim_v = sizes[3];
     for (int i = 0; i <= ONT_ATTENTION_Y; i++) ONT_TRY(read_layout(node, i, a));
@@ -66,12 +72,94 @@ ont_status ont_attention_read(const ont_node *node, ont_attention *a)
     return ONT_OK;
 }
 
+/* ---- rows that are left out ---- */
+
+static bool is_packed(const ont_attention *a, int which)
+{
+    return which == ONT_ATTENTION_Q || which == ONT_ATTENTION_Y ? a->packed_q > 0
+         : which == ONT_ATTENTION_K || which == ONT_ATTENTION_V ? a->packed_k > 0 : false;
+}
+
+/* Number of packed rows in front of row number `row`; all but the spare ones for INT64_MAX. */
+static int64_t rows_before(const int64_t *rows, int64_t n, int64_t row)
+{
+    int64_t low = 0, high = n;
+    while (low < high) {
+        int64_t middle = low + (high - low) / 2;
+        bool spare = middle && rows[middle] <= rows[0];
+        if (spare || rows[middle] >= row) high = middle;
+        else low = middle + 1;
+    }
+    return low;
+}
+
+/* Lets row 0 of an operand be the `first` packed one, which is in sequence number `sequence`. */
+static void start_at(ont_attention *at, int which, int64_t sequence, int64_t first)
+{
+    ont_matrix_layout *layout = &at->layout[which];
+    layout->offset += first * layout->row_stride - sequence * layout->batch_stride[0];
+}
+
+void ont_attention_at(const ont_call *call, const ont_attention *a, int64_t bh, ont_attention *at)
+{
+    int64_t sequence = bh / (a->n_bh / a->batch_dims[0]);
+    *at = *a;
+    if (a->packed_q) {
+        const int64_t *rows = call->in[ONT_ATTENTION_Q_ROWS];
+        int64_t first = rows_before(rows, a->packed_q, sequence * a->scores_q);
+        at->seqlen_q = rows_before(rows, a->packed_q, (sequence + 1) * a->scores_q) - first;
+        at->query_rows = rows + first;
+        at->first_row = sequence * a->scores_q;
+        start_at(at, ONT_ATTENTION_Q, sequence, first);
+        start_at(at, ONT_ATTENTION_Y, sequence, first);
+    }
+    if (a->packed_k) {
+        const int64_t *rows = call->in[ONT_ATTENTION_K_ROWS];
+        int64_t first = rows_before(rows, a->packed_k, sequence * a->scores_k);
+        at->seqlen_k = rows_before(rows, a->packed_k, (sequence + 1) * a->scores_k) - first;
+        int64_t span = at->seqlen_k ? rows[first + at->seqlen_k - 1] - rows[first] + 1 : 0;
+        at->key_rows = span > at->seqlen_k ? rows + first : NULL;
+        at->first_key = at->seqlen_k ? rows[first] - sequence * a->scores_k : 0;
+        start_at(at, ONT_ATTENTION_K, sequence, first);
+        start_at(at, ONT_ATTENTION_V, sequence, first);
+        for (int i = ONT_ATTENTION_BIAS; i <= ONT_ATTENTION_MASK; i++)
+            at->layout[i].offset += at->first_key * a->layout[i].col_stride;
+    }
+}
+
+void ont_attention_zero_spare(const ont_call *call, const ont_attention *a, int operand, void *data)
+{
+    if (!data || !is_packed(a, operand)) return;
+    bool queries = operand == ONT_ATTENTION_Q || operand == ONT_ATTENTION_Y;
+    int64_t n = queries ? a->packed_q : a->packed_k;
+    int64_t used = rows_before(call->in[queries ? ONT_ATTENTION_Q_ROWS : ONT_ATTENTION_K_ROWS], n, INT64_MAX);
+    size_t row = (size_t)a->layout[operand].row_stride * ont_dtype_size(ont_node_in(call->node, 0)->dtype);
+    memset((char *)data + (size_t)used * row, 0, (size_t)(n - used) * row);
+}
+
+/* One row of a packed operand stands for all of them. */
+static ont_attention one_row(const ont_attention *a)
+{
+    ont_attention one = *a;
+    one.n_bh /= one.batch_dims[0];
+    one.batch_dims[0] = one.seqlen_q = one.seqlen_k = 1;
+    return one;
+}
+
 /* ---- shapes ---- */
 
 /* Whether matrices of (rows, width) elements in this layout lie inside the tensor. */
 static bool inside(const ont_attention *a, int which, int64_t rows, int64_t width, const ont_shape *shape)
 {
     const ont_matrix_layout *v = &a->layout[which];
+    if (is_packed(a, which)) {
+        bool queries = which == ONT_ATTENTION_Q || which == ONT_ATTENTION_Y;
+        ont_attention one = one_row(a);
+        one.packed_q = one.packed_k = 0;
+        return v->batch_stride[0] == v->row_stride * (queries ? a->scores_q : a->scores_k) &&
+               ont_shape_count(shape) == v->row_stride * (queries ? a->packed_q : a->packed_k) &&
+               inside(&one, which, 1, width, &(ont_shape){1, {v->row_stride}});
+    }
     int64_t last = v->offset + (rows - 1) * v->row_stride + (width - 1) * v->col_stride;
     bool not_negative = v->offset >= 0 && v->row_stride >= 0 && v->col_stride >= 0;
     for (int d = 0; d < a->n_batch_dims; d++) {
@@ -94,6 +182,11 @@ static ont_status check_layouts(const ont_node *node, const ont_attention *a)
                             ont_attention_layout_names[i]);
         if (i >= ONT_ATTENTION_MASK ? v->dtype != ONT_BOOL : !ont_dtype_is_float(v->dtype))
             return ont_fail(ONT_ETYPE, "input %d is %s", i, ont_dtype_name(v->dtype));
+    }
+    for (uint32_t i = ONT_ATTENTION_Q_ROWS; i <= ONT_ATTENTION_K_ROWS; i++) {
+        const ont_value *v = ont_node_in(node, i);
+        if (v && (v->dtype != ONT_INT64 || v->shape.rank != 1 || !a->n_batch_dims))
+            return ont_fail(ONT_EINVAL, "input %" PRIu32 " is not a vector of rows of sequences", i);
     }
     return ONT_OK;
 }
@@ -130,8 +223,9 @@ static ont_status attention_infer(ont_graph *g, ont_node *node)
         return ont_fail(ONT_EINVAL, "a size is 0");
     ONT_TRY(check_layouts(node, &a));
     ONT_TRY(shape_of(node, "shape", &shape));
+    int64_t rows = a.packed_q ? a.n_bh / a.batch_dims[0] * a.packed_q : a.n_bh * a.seqlen_q;
     if (!inside(&a, ONT_ATTENTION_Y, a.seqlen_q, a.head_dim_v, &shape) ||
-        ont_shape_count(&shape) != a.n_bh * a.seqlen_q * a.head_dim_v)
+        ont_shape_count(&shape) != rows * a.head_dim_v)
         return ont_fail(ONT_EINVAL, "layout y does not fit the result");
     ONT_TRY(ont_infer_out(node, 1, stats_dtype(q->dtype), &(ont_shape){.rank = 2, .dims = {a.n_bh * a.seqlen_q, 2}}));
     return ont_infer_out(node, 0, q->dtype, &shape);
@@ -162,6 +256,12 @@ static bool mark(const ont_attention *a, int which, int64_t rows, int64_t width,
 {
     const ont_matrix_layout *v = &a->layout[which];
     bool fresh = true;
+    ont_attention one;
+    if (is_packed(a, which)) {
+        one = one_row(a);
+        a = &one;
+        rows = 1;
+    }
     for (int64_t bh = 0; bh < a->n_bh; bh++) {
         int64_t rest = bh, at = v->offset, repeats = 0;
         for (int d = a->n_batch_dims - 1; d >= 0; d--) {
@@ -240,12 +340,14 @@ static void attention_grad(ont_grad *g)
     int64_t targets[4];
     if (ont_attention_read(g->node, &a) != ONT_OK) return;
     uint32_t n = choose_targets(g, &a, targets);
-    ont_value *inputs[] = {I(0), I(1), I(2), I(3), I(4), I(5), O(0), NULL, GO(0)};
+    ont_value *inputs[] = {I(0), I(1), I(2), I(3), I(4), I(5), O(0), NULL, GO(0), I(ONT_ATTENTION_Q_ROWS),
+                           I(ONT_ATTENTION_K_ROWS)};
+    uint32_t n_inputs = a.packed_q || a.packed_k ? ONT_ATTENTION_ALL_INPUTS : ONT_ATTENTION_DY + 1;
     if (b->status == ONT_OK)
         b->status = ont_node_ensure_output(b->graph, g->node, 1, &inputs[ONT_ATTENTION_STATS]);
     if (b->status == ONT_OK) b->status = attention_infer(b->graph, g->node);
     if (b->status != ONT_OK) return;
-    ont_node *node = ont_build_node(b, ONT_DOMAIN, "FusedAttentionGrad", inputs, sizeof inputs / sizeof *inputs, n);
+    ont_node *node = ont_build_node(b, ONT_DOMAIN, "FusedAttentionGrad", inputs, n_inputs, n);
     if (!node) return;
     b->status = ont_attr_copy_all(b->graph, node, g->node);
     if (b->status == ONT_OK) b->status = ont_attr_set_ints(b->graph, node, "targets", targets, 4);
@@ -262,7 +364,7 @@ const char *ont_attention_accept(const ont_node *node)
 {
     ont_dtype dtype = ont_node_in(node, ONT_ATTENTION_Q)->dtype;
     if (dtype != ONT_FLOAT32 && dtype != ONT_FLOAT64) return "dtype";
-    for (uint32_t i = 0; i < node->n_inputs; i++) {
+    for (uint32_t i = 0; i < node->n_inputs && i < ONT_ATTENTION_Q_ROWS; i++) {
         const ont_value *v = ont_node_in(node, i);
         if (v && v->dtype != dtype && v->dtype != ONT_BOOL) return "dtypes differ";
     }
@@ -287,13 +389,13 @@ static const ont_kernel backward_kernels[] = {
 };
 
 const ont_op ont_op_FusedAttention = {.domain = ONT_DOMAIN, .name = "FusedAttention", .since = 1, .min_inputs = 3,
-                                      .max_inputs = ONT_ATTENTION_INPUTS, .flags = ONT_OP_RANDOM,
-                                      .nondiff_inputs = 0x30, .nondiff_outputs = 2,
+                                      .max_inputs = ONT_ATTENTION_ALL_INPUTS, .flags = ONT_OP_RANDOM,
+                                      .nondiff_inputs = 0x630, .nondiff_outputs = 2,
                                       .attributes = ONT_ATTENTION_ATTRIBUTES,
                                       .infer = attention_infer, .grad = attention_grad, .rows = ONT_ROWS_ATTENTION,
                                       .cost = ONT_COST_ATTENTION, ONT_KERNELS(forward_kernels)};
 const ont_op ont_op_FusedAttentionGrad = {.domain = ONT_DOMAIN, .name = "FusedAttentionGrad", .since = 1,
-                                          .min_inputs = 3, .max_inputs = ONT_ATTENTION_DY + 1, .flags = ONT_OP_RANDOM,
-                                          .attributes = ONT_ATTENTION_ATTRIBUTES " targets:I",
+                                          .min_inputs = 3, .max_inputs = ONT_ATTENTION_ALL_INPUTS,
+                                          .flags = ONT_OP_RANDOM, .attributes = ONT_ATTENTION_ATTRIBUTES " targets:I",
                                           .infer = attention_grad_infer,
                                           .cost = ONT_COST_ATTENTION, ONT_KERNELS(backward_kernels)};

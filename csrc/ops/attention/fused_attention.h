@@ -20,6 +20,11 @@
  *   zero_nan        a row whose probabilities would be NaN (its scores are all -inf, or one is NaN) counts as masked
  *
  * A row of the scores that is masked as a whole (masked_rows, zero_nan) gives a row of zeros and no gradient.
+ *
+ * passes/pack_rows.c leaves out rows of the sequences, which are batch_dims[0]. Input q_rows has the row of each
+ * packed row of Q and Y, numbered sequence * seqlen_q + position, in ascending order; entries behind the last one
+ * repeat the first. k_rows has those of K and V. Layouts are those before packing; bias, mask, masked_rows and the
+ * random words of dropout are read at the rows' positions. Spare rows of results are 0.
  */
 #ifndef ONT_OPS_FUSED_ATTENTION_H
 #define ONT_OPS_FUSED_ATTENTION_H
@@ -30,7 +35,9 @@ enum { ONT_ATTENTION_BATCH_DIMS = 6 }; /* at most */
 enum { ONT_ATTENTION_Q, ONT_ATTENTION_K, ONT_ATTENTION_V, ONT_ATTENTION_BIAS, ONT_ATTENTION_MASK,
        ONT_ATTENTION_MASKED_ROWS, ONT_ATTENTION_INPUTS,
        /* further inputs of FusedAttentionGrad */
-       ONT_ATTENTION_Y = ONT_ATTENTION_INPUTS, ONT_ATTENTION_STATS, ONT_ATTENTION_DY };
+       ONT_ATTENTION_Y = ONT_ATTENTION_INPUTS, ONT_ATTENTION_STATS, ONT_ATTENTION_DY,
+       /* further inputs of both where rows are left out */
+       ONT_ATTENTION_Q_ROWS, ONT_ATTENTION_K_ROWS, ONT_ATTENTION_ALL_INPUTS };
 
 /* A matrix for each index of the batch dims; strides in elements. */
 typedef struct ont_matrix_layout {
@@ -41,6 +48,14 @@ typedef struct ont_attention {
     int n_batch_dims;
     int64_t batch_dims[ONT_ATTENTION_BATCH_DIMS], n_bh; /* n_bh: their product, batch * heads */
     int64_t seqlen_q, seqlen_k, head_dim, head_dim_v;
+    int64_t scores_q, scores_k;   /* as seqlen_q and seqlen_k, also in ont_attention_at() */
+    int64_t packed_q, packed_k;   /* rows of Q and K where rows are left out, else 0 */
+    /*
+     * Of ont_attention_at(). The row of each query, and of position 0; NULL: all are there. The position of key 0, and
+     * the row of each key; NULL: there is no gap between them.
+     */
+    const int64_t *query_rows, *key_rows;
+    int64_t first_row, first_key;
     /*
      * By input, and of the result at ONT_ATTENTION_Y. The matrices: q (seqlen_q, head_dim), k (seqlen_k, head_dim),
      * v (seqlen_k, head_dim_v), bias and mask (seqlen_q, seqlen_k), masked_rows (seqlen_q, 1),
@@ -92,6 +107,26 @@ static inline int64_t ont_attention_visible_keys(const ont_attention *a, int64_t
     int64_t n = row + a->causal_offset + 1;
     return n < 0 ? 0 : n > a->seqlen_k ? a->seqlen_k : n;
 }
+
+/* Position of query i in its sequence. */
+static inline int64_t ont_attention_position(const ont_attention *a, int64_t i)
+{
+    return a->query_rows ? a->query_rows[i] - a->first_row : i;
+}
+
+/* Position of key j behind that of key 0. */
+static inline int64_t ont_attention_column(const ont_attention *a, int64_t j)
+{
+    return a->key_rows ? a->key_rows[j] - a->key_rows[0] : j;
+}
+
+/*
+ * The attention of batch index bh where rows are left out: its own numbers of queries and keys, and offsets with which
+ * row 0 of each operand is the first of its sequence, and column 0 of bias and mask key 0.
+ */
+void ont_attention_at(const ont_call *call, const ont_attention *a, int64_t bh, ont_attention *at);
+/* Zeroes the spare packed rows of an operand's tensor, or of its gradient. */
+void ont_attention_zero_spare(const ont_call *call, const ont_attention *a, int operand, void *data);
 
 /* Kernels over BLAS in flash_blas.c, and the reference, which takes one row at a time, in fused_attention_ref.c. */
 const char *ont_attention_accept(const ont_node *node);

@@ -30,9 +30,11 @@ int64_t ont_attention_covered(const ont_attention *a, const int64_t *targets, in
     int64_t sum = 0;
     for (int i = 0; i < 3; i++) {
         if (targets[i] != target) continue;
-        int64_t n = (i == ONT_ATTENTION_Q ? a->seqlen_q : a->seqlen_k) *
+        int64_t packed = i == ONT_ATTENTION_Q ? a->packed_q : a->packed_k;
+        int64_t n = (packed ? packed : i == ONT_ATTENTION_Q ? a->seqlen_q : a->seqlen_k) *
                     (i == ONT_ATTENTION_V ? a->head_dim_v : a->head_dim);
-        for (int d = 0; d < a->n_batch_dims; d++) n *= a->layout[i].batch_stride[d] ? a->batch_dims[d] : 1;
+        for (int d = packed ? 1 : 0; d < a->n_batch_dims; d++)
+            n *= a->layout[i].batch_stride[d] ? a->batch_dims[d] : 1;
         sum += n;
     }
     return sum;
@@ -46,6 +48,11 @@ void ont_attention_zero_uncovered(const ont_call *call, const ont_attention *a, 
         int64_t n = ont_shape_count(&out->shape);
         if (ont_attention_covered(a, targets, i) < n) memset(call->out[i], 0, (size_t)n * ont_dtype_size(out->dtype));
     }
+    for (int i = 0; i < 3; i++)
+        if (targets[i] >= 0) ont_attention_zero_spare(call, a, i, call->out[targets[i]]);
+    if (targets[3] < 0 || (!a->packed_q && !a->packed_k)) return;
+    const ont_value *bias = call->node->outputs[targets[3]];
+    memset(call->out[targets[3]], 0, (size_t)ont_shape_count(&bias->shape) * ont_dtype_size(bias->dtype));
 }
 
 /* Whether input masked_rows masks query i at batch index bh. */
@@ -53,23 +60,34 @@ static bool is_masked_row(const ont_call *call, const ont_attention *a, int64_t 
 {
     enum { WHICH = ONT_ATTENTION_MASKED_ROWS };
     const uint8_t *masked = call->node->n_inputs > WHICH ? call->in[WHICH] : NULL;
-    return masked && masked[ont_attention_offset(a, WHICH, bh) + i * a->layout[WHICH].row_stride];
+    return masked && masked[ont_attention_offset(a, WHICH, bh) +
+                            ont_attention_position(a, i) * a->layout[WHICH].row_stride];
 }
 
 static const uint8_t *mask_row(const ont_call *call, const ont_attention *a, int64_t bh, int64_t i)
 {
     enum { WHICH = ONT_ATTENTION_MASK };
     const uint8_t *mask = call->node->n_inputs > WHICH ? call->in[WHICH] : NULL;
-    return mask ? mask + ont_attention_offset(a, WHICH, bh) + i * a->layout[WHICH].row_stride : NULL;
+    return mask ? mask + ont_attention_offset(a, WHICH, bh) + ont_attention_position(a, i) * a->layout[WHICH].row_stride
+                : NULL;
 }
 
-static void draw_dropout_mask(const ont_call *call, const ont_attention *a, int64_t row, uint8_t *dropout_mask)
+/* Element of the scores at query i and key 0 of batch index bh. */
+static int64_t element(const ont_attention *a, int64_t bh, int64_t i)
 {
+    return (bh * a->scores_q + ont_attention_position(a, i)) * a->scores_k + a->first_key;
+}
+
+/* dropout_mask has room for scores_k bytes. */
+static void draw_dropout_mask(const ont_call *call, const ont_attention *a, int64_t first, uint8_t *dropout_mask)
+{
+    int64_t n = a->seqlen_k ? ont_attention_column(a, a->seqlen_k - 1) + 1 : 0;
     const ont_dropout_params dropout = {.key = call->seed, .stream = a->rng_stream,
                                         .threshold = a->dropout_threshold, .scale = 1};
-    memset(dropout_mask, 1, (size_t)a->seqlen_k);
+    memset(dropout_mask, 1, (size_t)n);
     if (a->has_dropout)
-        ont_simd_plain()->dropout(&dropout, NULL, NULL, dropout_mask, row * a->seqlen_k, a->seqlen_k);
+        ont_simd_plain()->dropout(&dropout, NULL, NULL, dropout_mask, first, n);
+    for (int64_t j = 0; a->key_rows && j < a->seqlen_k; j++) dropout_mask[j] = dropout_mask[ont_attention_column(a, j)];
 }
 
 /* Row i of the matrix of an operand at batch index bh. */
@@ -83,14 +101,15 @@ static void draw_dropout_mask(const ont_call *call, const ont_attention *a, int6
         const type *q = AT(const type, ONT_ATTENTION_Q, call->in[0], i), *bias = NULL; \
         const uint8_t *mask = mask_row(call, a, bh, i); \
         if (call->node->n_inputs > ONT_ATTENTION_BIAS && call->in[ONT_ATTENTION_BIAS]) \
-            bias = AT(const type, ONT_ATTENTION_BIAS, call->in[ONT_ATTENTION_BIAS], i); \
+            bias = AT(const type, ONT_ATTENTION_BIAS, call->in[ONT_ATTENTION_BIAS], ont_attention_position(a, i)); \
         for (int64_t j = 0; j < a->seqlen_k; j++) { \
             const type *k = AT(const type, ONT_ATTENTION_K, call->in[1], j); \
             type sum = 0; \
             for (int64_t d = 0; d < a->head_dim; d++) sum += q[d] * k[d]; \
             s[j] = sum * (type)a->scale; \
-            if (bias) s[j] += bias[j * a->layout[ONT_ATTENTION_BIAS].col_stride]; \
-            if (mask && (mask[j * a->layout[ONT_ATTENTION_MASK].col_stride] != 0) != a->mask_polarity) \
+            int64_t column = ont_attention_column(a, j); \
+            if (bias) s[j] += bias[column * a->layout[ONT_ATTENTION_BIAS].col_stride]; \
+            if (mask && (mask[column * a->layout[ONT_ATTENTION_MASK].col_stride] != 0) != a->mask_polarity) \
                 s[j] = (type)a->mask_value; \
             if (j >= ont_attention_visible_keys(a, i)) s[j] = -(type)INFINITY; \
         } \
@@ -99,7 +118,7 @@ static void draw_dropout_mask(const ont_call *call, const ont_attention *a, int6
     { \
         type *s = call->work, *y = AT(type, ONT_ATTENTION_Y, call->out[0], i), row_max = -(type)INFINITY, row_sum = 0; \
         uint8_t *dropout_mask = (uint8_t *)(s + a->seqlen_k); \
-        draw_dropout_mask(call, a, bh * a->seqlen_q + i, dropout_mask); \
+        draw_dropout_mask(call, a, element(a, bh, i), dropout_mask); \
         scores_##suffix(call, a, bh, i, s); \
         for (int64_t j = 0; j < a->seqlen_k; j++) row_max = s[j] > row_max ? s[j] : row_max; \
         for (int64_t j = 0; j < a->seqlen_k; j++) \
@@ -113,23 +132,21 @@ static void draw_dropout_mask(const ont_call *call, const ont_attention *a, int6
         if (ont_attention_row_is_masked(a, (double)row_sum) || is_masked_row(call, a, bh, i)) \
             for (int64_t e = 0; e < a->head_dim_v; e++) y[e] = 0; \
         if (call->node->n_outputs < 2 || !call->out[1]) return; \
-        ((type *)call->out[1])[(bh * a->seqlen_q + i) * 2] = row_max; \
-        ((type *)call->out[1])[(bh * a->seqlen_q + i) * 2 + 1] = row_sum; \
+        ((type *)call->out[1])[(bh * a->scores_q + i) * 2] = row_max; \
+        ((type *)call->out[1])[(bh * a->scores_q + i) * 2 + 1] = row_sum; \
     } \
-    static void backward_##suffix(const ont_call *call, const ref_state *state, int64_t bh, int64_t i, \
+    static void backward_##suffix(const ont_call *call, const ont_attention *a, int64_t bh, int64_t i, \
                                   void *const *out) \
     { \
-        const ont_attention *a = &state->a; \
         type *s = call->work, *dp = s + a->seqlen_k, delta = 0; \
         uint8_t *dropout_mask = (uint8_t *)(dp + a->seqlen_k); \
         const uint8_t *mask = mask_row(call, a, bh, i); \
-        const type *stats = (const type *)call->in[ONT_ATTENTION_STATS] + (bh * a->seqlen_q + i) * 2; \
+        const type *stats = (const type *)call->in[ONT_ATTENTION_STATS] + (bh * a->scores_q + i) * 2; \
         const type *dy = AT(const type, ONT_ATTENTION_Y, call->in[ONT_ATTENTION_DY], i); \
         const type *q = AT(const type, ONT_ATTENTION_Q, call->in[0], i); \
-        type *dbias = out[3] ? (type *)out[3] + (bh * a->seqlen_q + i) * a->seqlen_k : NULL; \
-        for (int64_t j = 0; dbias && j < a->seqlen_k; j++) dbias[j] = 0; \
+        type *dbias = out[3] ? (type *)out[3] + element(a, bh, i) : NULL; \
         if (ont_attention_row_is_masked(a, (double)stats[1]) || is_masked_row(call, a, bh, i)) return; \
-        draw_dropout_mask(call, a, bh * a->seqlen_q + i, dropout_mask); \
+        draw_dropout_mask(call, a, element(a, bh, i), dropout_mask); \
         scores_##suffix(call, a, bh, i, s); \
         type base = stats[0] == -(type)INFINITY ? 0 : stats[0]; \
         for (int64_t j = 0; j < a->seqlen_k; j++) { \
@@ -144,12 +161,13 @@ static void draw_dropout_mask(const ont_call *call, const ont_attention *a, int6
             for (int64_t e = 0; dv && e < a->head_dim_v; e++) dv[e] += p * scale * dy[e]; \
         } \
         for (int64_t j = 0; j < a->seqlen_k; j++) { \
-            bool is_masked = mask && (mask[j * a->layout[ONT_ATTENTION_MASK].col_stride] != 0) != a->mask_polarity; \
+            int64_t column = ont_attention_column(a, j) * a->layout[ONT_ATTENTION_MASK].col_stride; \
+            bool is_masked = mask && (mask[column] != 0) != a->mask_polarity; \
             type ds = is_masked ? 0 : s[j] * (dp[j] - delta), scale = (type)a->scale; \
             const type *k = AT(const type, ONT_ATTENTION_K, call->in[1], j); \
             type *dk = out[1] ? AT(type, ONT_ATTENTION_K, out[1], j) : NULL; \
             type *dq = out[0] ? AT(type, ONT_ATTENTION_Q, out[0], i) : NULL; \
-            if (dbias) dbias[j] = ds; \
+            if (dbias) dbias[ont_attention_column(a, j)] = ds; \
             for (int64_t d = 0; dk && d < a->head_dim; d++) dk[d] += scale * ds * q[d]; \
             for (int64_t d = 0; dq && d < a->head_dim; d++) dq[d] += scale * ds * k[d]; \
         } \
@@ -161,8 +179,12 @@ ont_status ont_attention_run_ref(const ont_call *call)
 {
     const ont_attention *a = &((const ref_state *)call->state)->a;
     bool single = ont_node_in(call->node, 0)->dtype == ONT_FLOAT32;
-    for (int64_t bh = 0; bh < a->n_bh; bh++)
-        for (int64_t i = 0; i < a->seqlen_q; i++) (single ? forward_f32 : forward_f64)(call, a, bh, i);
+    ont_attention_zero_spare(call, a, ONT_ATTENTION_Y, call->out[0]);
+    for (int64_t bh = 0; bh < a->n_bh; bh++) {
+        ont_attention at;
+        ont_attention_at(call, a, bh, &at);
+        for (int64_t i = 0; i < at.seqlen_q; i++) (single ? forward_f32 : forward_f64)(call, &at, bh, i);
+    }
     return ONT_OK;
 }
 
@@ -178,7 +200,10 @@ ont_status ont_attention_run_grad_ref(const ont_call *call)
         const ont_value *v = call->node->outputs[s->targets[i]];
         memset(out[i], 0, (size_t)ont_shape_count(&v->shape) * ont_dtype_size(v->dtype));
     }
-    for (int64_t bh = 0; bh < a->n_bh; bh++)
-        for (int64_t i = 0; i < a->seqlen_q; i++) (single ? backward_f32 : backward_f64)(call, s, bh, i, out);
+    for (int64_t bh = 0; bh < a->n_bh; bh++) {
+        ont_attention at;
+        ont_attention_at(call, a, bh, &at);
+        for (int64_t i = 0; i < at.seqlen_q; i++) (single ? backward_f32 : backward_f64)(call, &at, bh, i, out);
+    }
     return ONT_OK;
 }
