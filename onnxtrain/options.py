@@ -62,6 +62,14 @@ def _default_opset() -> int:
     return onnxtrain.ortmodule.ONNX_OPSET_VERSION  # a script may set it
 
 
+def default_cache() -> str:
+    """The user's folder for what programs can make again; "" where there is none."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    if not os.path.isabs(base):
+        base = os.path.expanduser("~/.cache")
+    return os.path.join(base, "onnxtrain") if os.path.isabs(base) else ""
+
+
 def _default_skip_check() -> Any:
     return _skip_check("SKIP_CHECK_DEVICE|SKIP_CHECK_BUILD_GRADIENT|SKIP_CHECK_EXECUTION_AGENT")
 
@@ -162,8 +170,9 @@ _NAMES = [
              older=(("ORTMODULE_DISABLE_CUSTOM_AUTOGRAD_SUPPORT", _inverted),)),
     Variable("ORTMODULE_SKIPPED_AUTOGRAD_FUNCTIONS", (), _names, "full names of classes, joined by commas",
              "these are traced through like plain functions: autograd differentiates their forward"),
-    Variable("ORTMODULE_CACHE_DIR", "", str, "a folder",
-             "keeps exports, GEMM measurements and compiled CUDA kernels on disk for the next process"),
+    Variable("ORTMODULE_CACHE_DIR", default_cache, os.path.expanduser, "a folder; empty: none",
+             "keeps exports and GEMM measurements on disk for the next process, and compiled CUDA kernels where it is "
+             "set; the default is in $XDG_CACHE_HOME if that is set", default_text="~/.cache/onnxtrain"),
     Variable("ORTMODULE_DEEPCOPY_BEFORE_MODEL_EXPORT", True, _boolean, _FLAG, None,
              "an export restores the module exactly, so no copy is needed"),
     Variable("ORTMODULE_SKIPCHECK_POLICY", _default_skip_check, _skip_check, "SKIP_CHECK_* names joined by |", None,

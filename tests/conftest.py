@@ -41,6 +41,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault(DAY, str(int(time.time()) // 86400))  # which the workers inherit
     os.environ.setdefault(PARTS, USUAL_PARTS)
+    os.environ.setdefault("ORTMODULE_CACHE_DIR", "")  # tests must not read what others exported
     drawn_seed()
     paths = list(filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)))
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([*paths, *map(str, config.getini("pythonpath"))]))

@@ -19,14 +19,15 @@ from onnxtrain.ortmodule import DebugOptions, FallbackPolicy, LogLevel, ORTModul
 from onnxtrain.ortmodule.experimental.json_config import load_from_json
 
 ROOT = Path(__file__).resolve().parents[1]
-FREE = {"", "a path", "a folder", "a path of a JSON list of plans, or plans joined by commas", "full names of classes, joined by commas",
+FREE = {"", "a path", "a folder", "a folder; empty: none", "a path of a JSON list of plans, or plans joined by commas", "full names of classes, joined by commas",
         "names of passes joined by commas"}
 
 
 @pytest.fixture(autouse=True)
-def _fresh(monkeypatch):
+def _fresh(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))  # the default of ORTMODULE_CACHE_DIR is in it
     monkeypatch.setattr(options, "_said", set())
-    for name in options.VARIABLES:
+    for name in [*options.VARIABLES, "XDG_CACHE_HOME"]:
         monkeypatch.delenv(name, raising=False)
 
 
@@ -189,6 +190,13 @@ def cache_dir(monkeypatch, tmp_path, **_):
     monkeypatch.setenv("ORTMODULE_CACHE_DIR", str(tmp_path / "cache"))
     assert onnxtrain.stats(ran())["exports"] == 1 and len(list((tmp_path / "cache").glob("*.zip"))) == 1
     assert onnxtrain.stats(ran())["cached_exports"] == 1
+    monkeypatch.delenv("ORTMODULE_CACHE_DIR")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert onnxtrain.stats(ran())["exports"] == 1 and len(list((tmp_path / "onnxtrain").glob("*.zip"))) == 1
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")  # counts as not set
+    assert options.default_cache() == str(tmp_path / "home" / ".cache" / "onnxtrain")
+    monkeypatch.setenv("ORTMODULE_CACHE_DIR", "")
+    assert onnxtrain.stats(ran())["exports"] == 1 and not (tmp_path / "home").exists()
 
 
 def print_memory(monkeypatch, capsys, **_):

@@ -48,9 +48,12 @@ def _structure(module: Graph) -> list[Any]:
 
 
 @functools.cache
-def _versions() -> list[str | None]:
-    """Of what translates, and of NumPy."""
-    found: list[str | None] = []
+def _versions() -> list[Any]:
+    """Of what translates, and of NumPy. Size and time of our own files: a checkout changes without a new version."""
+    package = Path(__file__).parents[1]
+    found: list[Any] = [(path.name, status.st_size, status.st_mtime_ns)
+                        for path in sorted([*package.glob("*.so"), *package.rglob("*.py")])
+                        for status in [path.stat()]]
     for name in ("numpy", "onnx", "onnx-ir", "onnxscript"):
         try:
             found.append(importlib.metadata.version(name))
@@ -111,7 +114,7 @@ def store(folder: str, name: str, exported: Any) -> bool:
     except NotKept as reason:
         _log.info("ORTModule: this export is not kept in %s: %s", folder, reason)
     except (OSError, TypeError, ValueError, NotImplementedError) as error:
-        _log.warning("ORTModule: %s cannot keep an export: %s", folder, error)
+        _log.log(files.level(folder), "ORTModule: %s cannot keep an export: %s", folder, error)
     return False
 
 

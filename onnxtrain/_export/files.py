@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+from onnxtrain import options
+
 _log = logging.getLogger("onnxtrain")
 _TEMPORARY = ".onnxtrain-"
 _ABANDONED = 3600.0  # seconds after which what a process was writing is left over from one that was killed
@@ -30,6 +32,11 @@ def _refusal(found: os.stat_result) -> str | None:
     return None
 
 
+def level(folder: str) -> int:
+    """Of what is said of a folder that does not work: nobody asked for the default one."""
+    return logging.INFO if folder == options.default_cache() else logging.WARNING
+
+
 def usable(folder: str) -> bool:
     """Whether the folder is ours alone to write, or not there yet. Why not is logged, once a process."""
     try:
@@ -38,7 +45,7 @@ def usable(folder: str) -> bool:
         return True  # what uses it says so
     if reason is not None and folder not in _said:
         _said.add(folder)
-        _log.warning("ORTModule: ORTMODULE_CACHE_DIR=%s is not used: %s", folder, reason)
+        _log.log(level(folder), "ORTModule: ORTMODULE_CACHE_DIR=%s is not used: %s", folder, reason)
     return reason is None
 
 

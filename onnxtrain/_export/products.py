@@ -47,7 +47,7 @@ def _read(folder: str) -> str:
     except FileNotFoundError:
         return ""
     except OSError as error:
-        _log.warning("ORTModule: GEMM measurements are not read from %s: %s", folder, error)
+        _log.log(files.level(folder), "ORTModule: GEMM measurements are not read from %s: %s", folder, error)
         return ""
 
 
@@ -78,4 +78,4 @@ def keep(folder: str) -> None:
             file.write(text.encode())
         _written[folder] = text
     except OSError as error:
-        _log.warning("ORTModule: GEMM measurements are not written to %s: %s", folder, error)
+        _log.log(files.level(folder), "ORTModule: GEMM measurements are not written to %s: %s", folder, error)

@@ -304,6 +304,20 @@ def test_a_folder_that_others_may_write_to_is_not_used(tmp_path, monkeypatch, ca
     assert caplog.text.count("is not used: others may write to it (mode 770)") == 1
 
 
+def test_nothing_is_warned_of_the_default_folder(tmp_path, monkeypatch, caplog):
+    """Nobody asked for it: a home that cannot be written, or that others may write to, is no fault of the script."""
+    monkeypatch.delenv("ORTMODULE_CACHE_DIR")
+    (tmp_path / "onnxtrain").mkdir(mode=0o700)
+    (tmp_path / "onnxtrain").chmod(0o770)
+    (tmp_path / "file").touch()
+    with caplog.at_level(logging.INFO, "onnxtrain"):
+        for base in (tmp_path, tmp_path / "file"):
+            monkeypatch.setenv("XDG_CACHE_HOME", str(base))
+            assert counts(Net()) == (1, 0)
+    said = [record for record in caplog.records if str(tmp_path) in record.getMessage()]
+    assert len(said) >= 2 and all(record.levelno == logging.INFO for record in said)
+
+
 def test_a_folder_of_another_user_is_not_used(folder, monkeypatch, caplog):
     assert counts(Net()) == (1, 0)
     monkeypatch.setattr(os, "geteuid", lambda: folder.stat().st_uid + 1)
