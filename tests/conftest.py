@@ -29,6 +29,14 @@ def fresh_dynamo() -> Iterator[None]:
     torch._dynamo.reset()
 
 
+@pytest.fixture(autouse=True)
+def no_progress_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test that counts lines must not depend on how fast the machine exports."""
+    from onnxtrain.ortmodule import _announce
+
+    monkeypatch.setattr(_announce, "PROGRESS", (3600.0,))
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true",
                      help=f"every case of every sweep; without it, a run of whole folders without -k takes 1 of "

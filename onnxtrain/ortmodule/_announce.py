@@ -1,18 +1,51 @@
-"""The start table: ORTModule logs once per mode, at WARNING, on rank 0, which features are on and the start-up time."""
+"""The start table: ORTModule logs once per mode, at WARNING, on rank 0, which features are on and the start-up time; and
+that it is at work, where that takes long.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import logging
 import os
+import threading
+import time
+from collections.abc import Iterator
 from typing import Any
 
 import torch
+
+PROGRESS = (2.0, 10.0, 30.0)  # seconds after which a line is logged; then each minute
 
 
 def _rank() -> int:
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank()
     return int(os.environ.get("RANK", "0") or 0)
+
+
+@contextlib.contextmanager
+def progress(name: str, debug: Any) -> Iterator[None]:
+    """Logs, at WARNING, that a module is still being exported, while that goes on; only on rank 0."""
+    if _rank() != 0:
+        yield
+        return
+    start, is_over = time.monotonic(), threading.Event()
+
+    def report() -> None:
+        for seconds in itertools.chain(PROGRESS, itertools.count(60.0, 60.0)):
+            if is_over.wait(start + seconds - time.monotonic()):
+                return
+            debug.log(logging.WARNING, "ORTModule: %s is being captured and exported, %.0f s so far. Later steps, and "
+                      "later processes from ORTMODULE_CACHE_DIR, do less of it.", name, seconds)
+
+    thread = threading.Thread(target=report, name="onnxtrain-progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
 
 
 def _share(totals: dict[str, Any], kind: str, before: str, behind: str) -> str:

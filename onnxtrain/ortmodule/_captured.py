@@ -39,7 +39,7 @@ from onnxtrain._export import formulas
 from onnxtrain._export.captured import Place, graph_of, places_of
 from onnxtrain._export.state import replaced
 from onnxtrain._export.twins import Twins
-from onnxtrain.ortmodule import _sharded
+from onnxtrain.ortmodule import _announce, _sharded
 from onnxtrain.ortmodule._fallback import FallbackPolicy
 from onnxtrain.ortmodule._key import describe
 from onnxtrain.ortmodule._methods import Methods
@@ -125,6 +125,8 @@ class _Call:
         self.cuts, self.captures = _cuts(), _captures(self.entry)
         wanted = CAPTURE | (CONTENTS if self.parts.keeps_contents else {})
         self.before = contextlib.ExitStack()
+        whole = self.parts._model()
+        self.before.enter_context(_announce.progress(type(whole._module).__name__, whole._debug))
         self.before.enter_context(capturing(self.args, self.kwargs, wanted))
         for child in self.parts.flattened():
             self.before.enter_context(replaced(child, "_is_fsdp_managed_module", False))

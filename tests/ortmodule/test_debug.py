@@ -4,6 +4,7 @@ import json
 import logging
 import subprocess
 import sys
+import threading
 
 import onnx
 import pytest
@@ -12,7 +13,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from onnxtrain import _C, explain
-from onnxtrain.ortmodule import DebugOptions, LogLevel, ORTModule
+from onnxtrain.ortmodule import DebugOptions, LogLevel, ORTModule, _announce
 from onnxtrain.ortmodule._debug import STAGES
 from onnxtrain.ortmodule._verify import VerificationError
 
@@ -138,6 +139,20 @@ def test_verify_raises_above_tolerance(monkeypatch):
     model = ORTModule(nn.Sequential(nn.Linear(3, 3), nn.ReLU()), DebugOptions(verify=True))
     with pytest.raises(VerificationError, match="differs"):
         model(torch.randn(2, 3))
+
+
+@pytest.mark.parametrize(("rank", "lines"), [("0", 1), ("1", 0)])
+def test_a_long_export_is_said_while_it_goes_on(rank, lines, caplog, monkeypatch):
+    monkeypatch.setattr(_announce, "PROGRESS", (0.0, 3600.0))
+    monkeypatch.setenv("RANK", rank)
+    model = ORTModule(nn.Sequential(nn.Linear(3, 3)))
+    with caplog.at_level(logging.WARNING, "onnxtrain"):
+        for _ in range(2):
+            model(torch.randn(2, 3))
+    assert caplog.text.count("Sequential is being captured and exported, 0 s so far") == lines
+    with pytest.raises(ZeroDivisionError), _announce.progress("Net", model._debug):
+        raise ZeroDivisionError
+    assert not [thread for thread in threading.enumerate() if thread.name == "onnxtrain-progress"]
 
 
 def test_start_is_said_once_per_mode_on_rank_0(caplog, monkeypatch):
