@@ -1,5 +1,5 @@
-"""The start table: ORTModule logs once per mode, at WARNING, on rank 0, which features are on and the start-up time; and
-that it is at work, where that takes long.
+"""What ORTModule logs at its start, at WARNING, on rank 0: the start table, once per mode, with the features that are
+on and the start-up time; before that, where an export takes long, that it goes on.
 """
 
 from __future__ import annotations
