@@ -120,7 +120,10 @@ static double cost_of_streamed(const ont_node *node, bool backward)
     return product * (1 + (ont_node_out(node, first) != NULL) + (ont_node_out(node, first + 1) != NULL));
 }
 
-/* A matmul of |A| = m k, |B| = k n and |C| = m n elements takes 2 m n k = 2 sqrt(|A| |B| |C|) operations. */
+/*
+ * A matmul of |A| = m k, |B| = k n and |C| = m n elements takes 2 m n k = 2 sqrt(|A| |B| |C|) operations. MatMulBnb4 has
+ * two elements of B in a byte.
+ */
 double ont_recompute_node_cost(const ont_node *node)
 {
     if (node->op->cost == ONT_COST_STREAMED_LOSS)
@@ -129,7 +132,7 @@ double ont_recompute_node_cost(const ont_node *node)
     if (ont_node_is_view(node)) return 0;
     if (promotes_parameter(node)) return out;
     if (has_cost(node, ONT_COST_MATMUL) || has_cost(node, ONT_COST_CONV))
-        return 2 * sqrt(in0 * elements(ont_node_in(node, 1)) * out);
+        return 2 * sqrt(in0 * elements(ont_node_in(node, 1)) * (ONT_IS(node, MatMulBnb4) ? 2 : 1) * out);
     if (has_cost(node, ONT_COST_ATTENTION)) { /* two matmuls of seqlen_k columns an output element, and the softmax */
         ont_attention a;
         if (ont_attention_read(node, &a) != ONT_OK) return out;

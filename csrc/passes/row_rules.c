@@ -70,6 +70,7 @@ static bool slices_behind(const ont_node *node, const ont_shape *x, const ont_sh
 static bool is_product_of_rows(const ont_node *node, int p)
 {
     const ont_value *a = ont_node_in(node, 0), *b = ont_node_in(node, 1), *c = ont_node_in(node, 2);
+    if (ONT_IS(node, MatMulBnb4)) return p < a->shape.rank;
     if (a->shape.rank < 2 || b->shape.rank != 2 || ont_attr_int(node, "transA", 0) || p >= a->shape.rank) return false;
     return !c || c->shape.rank < 2 || ont_shape_count_range(&c->shape, 0, c->shape.rank - 1) == 1;
 }
