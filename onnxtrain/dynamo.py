@@ -22,7 +22,7 @@ from torch.nn.modules.module import _has_any_global_hook
 from torch.utils import checkpoint
 
 from onnxtrain import _report
-from onnxtrain._export import functions
+from onnxtrain._export import bitsandbytes, functions
 from onnxtrain._export.captured import graph_of
 from onnxtrain.ortmodule import ORTModule, _unread
 from onnxtrain.ortmodule._captured import Bound
@@ -298,6 +298,8 @@ def _undo_operators(graph: torch.fx.GraphModule) -> None:
             node.args = (*node.args[:3], operands[len(carried):])
         elif node.target is torch._C._autograd._get_data_attr:  # type: ignore[attr-defined]  # a constant to a trace
             node.target = torch.detach
+        elif bitsandbytes.is_product(node):  # of a call without a gradient
+            node.target = bitsandbytes.gemm_4bit
         else:
             regions += {torch.amp.autocast_mode._enter_autocast: 1,
                         torch.amp.autocast_mode._exit_autocast: -1}.get(node.target, 0)
@@ -428,6 +430,9 @@ def _function(run: torch.fx.GraphModule, differentiate: torch.fx.GraphModule, tr
 
     if user is not None:
         Captured.__module__, Captured.__qualname__ = user.__module__, user.__qualname__
+        in_graph = bitsandbytes.in_graph(functions.name_of(user), run, differentiate)
+        if in_graph is not None:  # read by function_apply.py during an export
+            Captured.onnxtrain_in_graph = staticmethod(in_graph)  # type: ignore[attr-defined]
 
     def apply(*args: Any) -> Any:  # a target of a graph has a name and a module
         return Captured.apply(*[args[i] for i in taken])

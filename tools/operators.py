@@ -192,6 +192,23 @@ def cuda(op: dict[str, Any], listed: dict[str, int]) -> str:
     return "view" if op["view"] else "parts" if op["expands"] else "" if op["kernels"] else "none left"
 
 
+#: Of onnxruntime's domain: dtypes, and what a reader of its specification must know.
+MICROSOFT = {
+    "MatMulBnb4": ("double, float, float16, bfloat16; codes uint8, scales float or as A",
+                   "The weight and its scales get no gradient. Two attributes are ours: the weight is rounded to "
+                   "`weight_dtype`, by default A's, and for the gradient to `grad_weight_dtype`. `training_mode` "
+                   "has no effect."),
+}
+
+
+def microsoft() -> list[str]:
+    """The table of operators of com.microsoft."""
+    ours = sorted((op for op in _C.operators() if op["domain"] == "com.microsoft"), key=lambda op: op["name"])
+    return [f"Of the domain com.microsoft ({len(ours)}), on the CPU:", "", "| Operator | Version | Gradient | Dtypes | Notes |",
+            "| --- | --- | --- | --- | --- |",
+            *(f"| {op['name']} | {op['since']} | {gradient(op)} | {' | '.join(MICROSOFT[op['name']])} |" for op in ours)]
+
+
 def rows() -> Iterator[str]:
     found, listed = examples(), on_cuda()
     ours = sorted((op for op in _C.operators() if op["domain"] == ""),
@@ -212,7 +229,7 @@ def page() -> str:
     names = {line.split("|")[1] for line in table}
     return HEAD.format(opset=onnx.defs.onnx_opset_version()) + "\n".join(
         [f"{len(names)} operators of the domain ai.onnx.", "", "| Operator | Opset | Gradient | Dtypes | CUDA |",
-         "| --- | --- | --- | --- | --- |", *table, ""])
+         "| --- | --- | --- | --- | --- |", *table, "", *microsoft(), ""])
 
 
 if __name__ == "__main__":

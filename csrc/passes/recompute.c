@@ -121,8 +121,8 @@ static double cost_of_streamed(const ont_node *node, bool backward)
 }
 
 /*
- * A matmul of |A| = m k, |B| = k n and |C| = m n elements takes 2 m n k = 2 sqrt(|A| |B| |C|) operations. MatMulBnb4 has
- * two elements of B in a byte.
+ * A matmul of |A| = m k, |B| = k n and |C| = m n elements takes 2 m n k = 2 sqrt(|A| |B| |C|) operations. MatMulBnb4
+ * has two elements of B in a byte.
  */
 double ont_recompute_node_cost(const ont_node *node)
 {

@@ -2,7 +2,8 @@
 checkers.
 
 stop_gradient is a barrier for gradients; batch_norm hands out its batch statistics; ctc_loss has no reduction;
-grouped_mm, unlike torch's own, can be traced in every dtype; in_range hands its indices on, and raises IndexError
+grouped_mm, unlike torch's own, can be traced in every dtype; matmul_bnb4 is traced alone, and becomes com.microsoft's
+MatMulBnb4; in_range hands its indices on, and raises IndexError
 unless all are from 0 to below a limit (below any, where that is negative). Imported before anything is traced;
 translations.py says what the default exporter writes for them, register_symbolics() what the TorchScript exporter does.
 """
@@ -15,6 +16,7 @@ from torch import Tensor
 
 DOMAIN = "ai.onnxtrain"
 DOMAIN_VERSION = 1
+MICROSOFT = "com.microsoft"  # onnxruntime's operators; of version 1
 
 _library = torch.library.Library("onnxtrain", "DEF")
 _library.define("batch_norm(Tensor x, Tensor? weight, Tensor? bias, float eps) -> (Tensor, Tensor, Tensor)")
@@ -23,6 +25,8 @@ _library.define("ctc_loss(Tensor log_probs, Tensor targets, Tensor input_lengths
                 "bool zero_infinity) -> Tensor")
 _library.define("grouped_mm(Tensor x, Tensor w, Tensor ends) -> Tensor")
 _library.define("in_range(Tensor x, SymInt limit) -> Tensor")
+_library.define("matmul_bnb4(Tensor a, Tensor b, Tensor absmax, int n, int k, int block_size, int quant_type, "
+                "int grad_weight_dtype) -> Tensor")
 
 
 def _batch_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -68,6 +72,8 @@ def _grouped_mm_fake(x: Tensor, w: Tensor, ends: Tensor) -> Tensor:
 
 _library.impl("grouped_mm", lambda x, w, ends: torch._grouped_mm(x, w, ends), "CompositeExplicitAutograd")
 torch.library.register_fake("onnxtrain::grouped_mm", _grouped_mm_fake, lib=_library)
+torch.library.register_fake("onnxtrain::matmul_bnb4", lambda a, b, absmax, n, *_: a.new_empty(*a.shape[:-1], n),
+                            lib=_library)
 _library.impl("ctc_loss", _ctc_loss, "CompositeExplicitAutograd")
 torch.library.register_fake("onnxtrain::stop_gradient", torch.empty_like, lib=_library)
 torch.library.register_fake("onnxtrain::ctc_loss", _ctc_loss_fake, lib=_library)
@@ -199,6 +205,23 @@ def _register_schemas() -> None:
             type_constraints=[("T", types, "any tensor"), *((kind, integers, "integers") for kind in "IJK")],
             attributes=[schema.Attribute(name, schema.AttrType.INT, "as torch's", required=False)
                         for name in ("blank", "zero_infinity")],
+        )
+    )
+    attributes = [schema.Attribute(name, schema.AttrType.INT, doc, required=name in ("K", "N", "block_size",
+                                                                                     "quant_type"))
+                  for name, doc in (("K", "columns of the weight"), ("N", "rows of the weight"),
+                                    ("block_size", "elements that share a scale"), ("quant_type", "0: FP4, 1: NF4"),
+                                    ("training_mode", "as onnxruntime's"), ("transB", "0: the weight as it is"),
+                                    ("weight_dtype", "the weight is rounded to it; by default that of A"),
+                                    ("grad_weight_dtype", "the same for the gradient; by default weight_dtype"))]
+    onnx.defs.register_schema(
+        schema(
+            "MatMulBnb4", MICROSOFT, 1, doc="A times the transposed weight (N, K), of bitsandbytes' 4-bit codes.",
+            inputs=[schema.FormalParameter(name, kind) for name, kind in (("A", "T"), ("B", "C"), ("absmax", "S"))],
+            outputs=[schema.FormalParameter("Y", "T")],
+            type_constraints=[("T", floats, "floats"), ("C", ["tensor(uint8)"], "two codes a byte"),
+                              ("S", floats, "float, or the type of A")],
+            attributes=attributes,
         )
     )
 

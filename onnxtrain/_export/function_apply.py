@@ -96,6 +96,8 @@ def _applier(checkpoints: Checkpoints, custom: CustomFunctions) -> Callable[...,
                 return run(*rest)
         if cls.__module__.split(".")[0] == "torch":
             return original(cls, *args, **kwargs)
+        if custom.nodes and (in_graph := getattr(cls, "onnxtrain_in_graph", None)) is not None:  # dynamo.py
+            return in_graph(*args)
         name = functions.name_of(cls)
         if not custom.enabled or name in custom.skipped:
             custom.inlined.append(name)

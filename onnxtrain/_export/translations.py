@@ -16,7 +16,7 @@ import torch
 
 from onnxtrain._export import functions
 from onnxtrain._export.arguments import arguments
-from onnxtrain._export.domain import DOMAIN, DOMAIN_VERSION
+from onnxtrain._export.domain import DOMAIN, DOMAIN_VERSION, MICROSOFT
 from onnxtrain._export.elementary import elementary
 from onnxtrain._export.errors import Untraceable
 from onnxtrain._export.parts import parts
@@ -94,8 +94,16 @@ def _own(op: Any, own: Any) -> Table:
         return own.CTCLoss(log_probs, targets, input_lengths, target_lengths, blank=blank,
                            zero_infinity=int(zero_infinity))
 
+    def matmul_bnb4(a, b, absmax, n, k, block_size, quant_type, grad_weight_dtype):
+        import onnxscript
+
+        more = {"grad_weight_dtype": grad_weight_dtype} if grad_weight_dtype else {}
+        return onnxscript.values.Opset(MICROSOFT, 1).MatMulBnb4(a, b, absmax, N=n, K=k, block_size=block_size,
+                                                                quant_type=quant_type, **more)
+
     return {
         torch.ops.onnxtrain.ctc_loss.default: ctc_loss,
+        torch.ops.onnxtrain.matmul_bnb4.default: matmul_bnb4,
         aten.detach.default: stop_gradient,
         aten.item.default: item,
         aten._local_scalar_dense.default: item,
