@@ -12,7 +12,7 @@ import torch
 
 bitsandbytes = pytest.importorskip("bitsandbytes")
 
-import onnxtrain  # noqa: E402
+import onnxtrain.dynamo  # noqa: E402
 from onnxtrain.ortmodule import ORTModule  # noqa: E402
 
 BF16 = onnx.TensorProto.BFLOAT16
@@ -141,6 +141,54 @@ def test_a_batch_without_rows():
     for rows in (3, 0):
         results = [each(torch.ones(rows, 16)) for each in (plain, model)]
         torch.testing.assert_close(results[1], results[0])
+
+
+def test_no_gradients_of_gradients():
+    """An error in place of a part of them; the gradients themselves are there."""
+    plain = Net(quant_type="nf4")
+    model = ORTModule(copy.deepcopy(plain))
+    found = []
+    for each in (plain, model):
+        x = torch.ones(5, 16, requires_grad=True)
+        found += torch.autograd.grad(each(x).square().sum(), x, create_graph=True)
+    torch.testing.assert_close(found[1], found[0])
+    with pytest.raises(RuntimeError, match="cannot be differentiated again here: it has products of bitsandbytes"):
+        found[1].square().sum().backward()
+
+
+def test_in_a_checkpoint():
+    class Part(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = Net(quant_type="nf4", compute_dtype=torch.float32)  # else the first call sets it: no checkpoint
+
+        def forward(self, x):
+            return torch.utils.checkpoint.checkpoint(self.net, x, use_reentrant=False)
+
+    plain = Part()
+    model = ORTModule(copy.deepcopy(plain))
+    x = torch.randn(5, 16)
+    for each in (plain, model):
+        each(x).square().sum().backward()
+    torch.testing.assert_close(model.net.before.weight.grad, plain.net.before.weight.grad)
+    assert onnxtrain.stats(model)["fallback_steps"] == 0
+    assert [node.op_type for node in nodes_of(model)].count("MatMulBnb4") == 1
+
+
+def test_pytorch_runs_the_same_graph():
+    """Where the engine does not: bitsandbytes' own operator, forward and backward."""
+    plain = Net(quant_type="nf4")
+    compiled = torch.compile(copy.deepcopy(plain), backend=onnxtrain.dynamo.backend)
+    x = torch.randn(5, 16)
+    handle = torch.nn.modules.module.register_module_forward_hook(lambda *_: None)  # one that no graph may call
+    try:
+        results = [each(x) for each in (plain, compiled)]
+        for result in results:
+            result.square().sum().backward()
+    finally:
+        handle.remove()
+    torch.testing.assert_close(results[1], results[0], rtol=0, atol=0)
+    torch.testing.assert_close(compiled.before.weight.grad, plain.before.weight.grad, rtol=0, atol=0)
 
 
 def test_8_bits_are_bitsandbytes_own():
