@@ -271,7 +271,7 @@ bool ont_node_is_view(const ont_node *node);
 const ont_value *ont_value_root(const ont_value *v);
 
 struct ont_op {
-    const char *domain; /* "" is ai.onnx; ONT_DOMAIN is our own */
+    const char *domain; /* "" is ai.onnx; ONT_DOMAIN is our own; "com.microsoft" is onnxruntime's */
     const char *name;
     int since;                       /* first opset version that the descriptor describes */
     uint32_t min_inputs, max_inputs; /* in ai.onnx the first min_inputs inputs are required */
