@@ -6,6 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/assert.h"
 #include "base/int_math.h"
 #include "base/parallel.h"
 
@@ -221,7 +222,8 @@ static void run_block(thread_tile *p, int64_t i, int64_t rows, int64_t j, int64_
                                      .alpha = (float)g->alpha,
                                      .bias = p->bias ? p->bias + column * kernel->element_size : NULL,
                                      .c_is_bf16 = c_is_bf16, .bias_is_bf16 = kernel->element_size == 2,
-                                     .nontemporal = t->nontemporal, .trans_c = t->trans_c};
+                                     .nontemporal = t->nontemporal && g->beta == 0, .trans_c = t->trans_c,
+                                     .adds_to_c = g->beta != 0};
     for (int64_t k = 0; k < g->k; k += t->kc) {
         int64_t depth = ont_min(t->kc, g->k - k);
         b.k = ont_round_up(depth, kernel->kr);
@@ -284,6 +286,7 @@ void ont_gemm_native_run(const ont_gemm_native *t, const void *a, const void *b,
 {
     const ont_gemm *g = &t->gemm;
     const ont_gemm_kernel *kernel = t->kernel;
+    ONT_ASSERT(g->beta == 0 || (g->beta == 1 && kernel->element_size == 2 && t->out == ONT_FLOAT32));
     job j = {{.t = t, .bias = bias, .c = c,
               .a = {.x = t->trans_c ? b : a, .ld = g->lda, .panel = kernel->mr, .mn_major = g->trans_a,
                     .pack = kernel->pack_a, .sums = t->trans_c ? NULL : sums},

@@ -40,13 +40,13 @@ typedef struct ont_gemm_native {
     bool nontemporal;
 } ont_gemm_native;
 
-/* At most `threads` tiles. Requires beta = 0 and m, n, k > 0. */
+/* At most `threads` tiles. Requires m, n, k > 0, and beta 0; or 1 with bfloat16 operands and float32 C. */
 void ont_gemm_native_init(ont_gemm_native *t, const ont_gemm_kernel *kernel, const ont_gemm *g, ont_dtype out,
                           int threads);
 size_t ont_gemm_native_work_bytes(const ont_gemm_native *t);
 /*
- * C = alpha op(A) op(B) + bias (n), which may be NULL; `work` has ont_gemm_native_work_bytes(). sums (m), where not
- * NULL, is op(A) summed over k while A is packed: only for kernels with `unpacked_a`, and A transposed.
+ * C = alpha op(A) op(B) + bias (n), which may be NULL, + beta C; `work` has ont_gemm_native_work_bytes(). sums (m),
+ * where not NULL, is op(A) summed over k while A is packed: only for kernels with `unpacked_a`, and A transposed.
  */
 void ont_gemm_native_run(const ont_gemm_native *t, const void *a, const void *b, const void *bias, void *c, float *sums,
                          void *work);

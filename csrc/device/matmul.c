@@ -17,7 +17,7 @@
 /* ---- the library's functions ---- */
 
 #define FUNCTION_LIST(X) \
-    X(engine_create) \
+    X(engine_create) X(post_ops_append_sum) \
     X(stream_create) X(stream_destroy) X(stream_wait) X(primitive_attr_create) X(primitive_attr_destroy) \
         X(primitive_attr_set_scratchpad_mode) X(primitive_attr_set_post_ops) X(post_ops_create) X(post_ops_destroy) \
             X(post_ops_append_eltwise) X(memory_desc_create_with_strides) X(memory_desc_destroy) \
@@ -90,8 +90,8 @@ static dnnl_data_type_t type_of(ont_dtype dtype)
     return dtype == ONT_BFLOAT16 ? dnnl_bf16 : dtype == ONT_FLOAT16 ? dnnl_f16 : dnnl_f32;
 }
 
-/* The operand padded with leading ones to `rank` dims, the last two swapped where it is transposed. */
-static ont_status operand_desc(const ont_shape *shape, bool transposed, int rank, ont_dtype dtype,
+/* The operand padded with leading ones to `rank` dims, the last two swapped where it is transposed. ld: as lda. */
+static ont_status operand_desc(const ont_shape *shape, bool transposed, int rank, ont_dtype dtype, int64_t ld,
                                dnnl_memory_desc_t *desc)
 {
     dnnl_dims_t dims, strides;
@@ -100,7 +100,7 @@ static ont_status operand_desc(const ont_shape *shape, bool transposed, int rank
         int at = d - (rank - shape->rank);
         dims[d] = at >= 0 ? shape->dims[at] : 1;
         strides[d] = stride;
-        stride *= dims[d];
+        stride = ld && d == rank - 1 ? ld : stride * dims[d];
     }
     if (transposed) {
         int64_t dim = dims[rank - 1], step = strides[rank - 1];
@@ -110,15 +110,16 @@ static ont_status operand_desc(const ont_shape *shape, bool transposed, int rank
     return check(dnn.memory_desc_create_with_strides(desc, rank, dims, type_of(dtype), strides), "memory descriptor");
 }
 
-static ont_status create_attr(ont_dnnl_matmul *h, double alpha)
+static ont_status create_attr(ont_dnnl_matmul *h, double alpha, bool adds_to_c)
 {
     ONT_TRY(check(dnn.primitive_attr_create(&h->attr), "attributes"));
     /* Scratch comes from the program's slab, so that no call allocates memory. */
     ONT_TRY(check(dnn.primitive_attr_set_scratchpad_mode(h->attr, dnnl_scratchpad_mode_user), "scratchpad"));
-    if (alpha == 1) return ONT_OK;
+    if (alpha == 1 && !adds_to_c) return ONT_OK;
     dnnl_post_ops_t ops;
     ONT_TRY(check(dnn.post_ops_create(&ops), "scale"));
-    dnnl_status_t status = dnn.post_ops_append_eltwise(ops, dnnl_eltwise_linear, (float)alpha, 0);
+    dnnl_status_t status = adds_to_c ? dnn.post_ops_append_sum(ops, 1, 0, dnnl_data_type_undef)
+                                     : dnn.post_ops_append_eltwise(ops, dnnl_eltwise_linear, (float)alpha, 0);
     if (status == dnnl_success) status = dnn.primitive_attr_set_post_ops(h->attr, ops);
     dnn.post_ops_destroy(ops);
     return check(status, "scale");
@@ -127,14 +128,14 @@ static ont_status create_attr(ont_dnnl_matmul *h, double alpha)
 static ont_status create_in(ont_dnnl_matmul *h, const ont_matmul *m)
 {
     int rank = m->c.rank;
-    ONT_TRY(operand_desc(&m->a, m->trans_a, rank, m->dtype, &h->md[TENSOR_A]));
-    ONT_TRY(operand_desc(&m->b, m->trans_b, rank, m->dtype, &h->md[TENSOR_B]));
-    ONT_TRY(operand_desc(&m->c, false, rank, m->out, &h->md[TENSOR_C]));
+    ONT_TRY(operand_desc(&m->a, m->trans_a, rank, m->dtype, m->lda, &h->md[TENSOR_A]));
+    ONT_TRY(operand_desc(&m->b, m->trans_b, rank, m->dtype, m->ldb, &h->md[TENSOR_B]));
+    ONT_TRY(operand_desc(&m->c, false, rank, m->out, m->ldc, &h->md[TENSOR_C]));
     if (m->bias) {
         ont_shape row = ont_shape_of(1, &m->c.dims[rank - 1]);
-        ONT_TRY(operand_desc(&row, false, rank, m->dtype, &h->md[TENSOR_BIAS]));
+        ONT_TRY(operand_desc(&row, false, rank, m->dtype, 0, &h->md[TENSOR_BIAS]));
     }
-    ONT_TRY(create_attr(h, m->alpha));
+    ONT_TRY(create_attr(h, m->alpha, m->adds_to_c));
     ONT_TRY(check(dnn.matmul_primitive_desc_create(&h->desc, dnn.engine, h->md[TENSOR_A], h->md[TENSOR_B],
                                                    h->md[TENSOR_BIAS], h->md[TENSOR_C], h->attr),
                   "product"));

@@ -8,13 +8,18 @@
 #include "base/dtype.h"
 #include "base/shape.h"
 
-/* C (batch, M, N) = alpha * op(A) op(B) + bias (N); the batch dims of A and B broadcast to those of C. */
+/*
+ * C (batch, M, N) = alpha * op(A) op(B) + bias (N), or C += op(A) op(B). The batch dims of A and B broadcast to those
+ * of C.
+ */
 typedef struct ont_matmul {
     ont_dtype dtype, out; /* of A, B and bias; of C: the same, or float32 */
     ont_shape a, b;       /* as stored, row-major; rank >= 2 */
     ont_shape c;          /* (batch ..., M, N) */
     bool trans_a, trans_b, bias;
+    bool adds_to_c; /* alpha is 1 */
     double alpha;
+    int64_t lda, ldb, ldc; /* elements between rows as stored, where there is no batch; 0: as many as a row has */
 } ont_matmul;
 
 typedef struct ont_dnnl_matmul ont_dnnl_matmul;

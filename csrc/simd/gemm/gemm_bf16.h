@@ -81,6 +81,7 @@ INLINE void write_vectors(const ont_gemm_epilogue *e, const vec acc[2], const ui
         __mmask16 part = (__mmask16)(inside >> (v * LANES));
         y[v] = (__m512)(e->alpha * acc[v]);
         if (bias) y[v] += bf16_to_f32(_mm256_maskz_loadu_epi16(part, bias + v * LANES));
+        if (e->adds_to_c) y[v] += _mm512_maskz_loadu_ps(part, c + 64 * v);
     }
     if (e->c_is_bf16) {
         __m512i narrow = (__m512i)_mm512_cvtne2ps_pbh(y[1], y[0]);

@@ -24,7 +24,7 @@ typedef struct ont_gemm_pack_source {
     float *k_sums; /* (count), or NULL: the elements are added to it over k. Only float32 with `mn_major`. */
 } ont_gemm_pack_source;
 
-/* c (m, n) = alpha * accumulators + bias */
+/* c (m, n) = alpha * accumulators + bias, or with `adds_to_c` the old c plus that */
 typedef struct ont_gemm_epilogue {
     void *c; /* (m, n), or (n, m) with `trans_c` */
     int64_t ldc;
@@ -33,6 +33,7 @@ typedef struct ont_gemm_epilogue {
     bool c_is_bf16, bias_is_bf16; /* bfloat16; float32 otherwise */
     bool nontemporal; /* stores bypass the caches */
     bool trans_c;
+    bool adds_to_c; /* only with bfloat16 operands and float32 c, without `nontemporal` */
 } ont_gemm_epilogue;
 
 /*
