@@ -77,7 +77,8 @@ static int64_t work_of(const ont_node *node)
     if (!ONT_IS(node, StreamedCrossEntropy)) return 0;
     const ont_value *w = ont_node_in(node, 1);
     int64_t classes = w->shape.dims[!ont_attr_int(node, "transB", 0)];
-    return ont_attr_int(node, "rows", 0) * classes * (int64_t)ont_dtype_size(w->dtype);
+    ont_dtype scores = (ont_dtype)ont_attr_int(node, "to", w->dtype);
+    return ont_attr_int(node, "rows", 0) * classes * (int64_t)ont_dtype_size(scores);
 }
 
 static ont_status allocate(evictor *e)

@@ -9,8 +9,9 @@
  *
  * Applies only if the loss and its gradient are the only users of the logits, and the gradients of the linear layer are
  * the only users of the logits' gradient. Devices have no such kernel. A 16-bit matmul that promote.c computes in
- * float32 is streamed in float32, without rounding the logits. The logits of one that the processor itself has are left
- * to fuse_loss.c.
+ * float32 is streamed in float32, without rounding the logits. A bfloat16 matmul that the processor itself has is
+ * streamed as it is, and logits are rounded where the program with stored ones does. float16 ones are left to
+ * fuse_loss.c: their gradient is rounded after it is multiplied by that of the loss, lest it underflows.
  */
 #include <string.h>
 
@@ -22,6 +23,7 @@ enum {
     TILE_BYTES = 24 << 20,         /* of scores that exist at a time if forward computes the gradients */
     TILE_BYTES_LEVEL_0 = 50 << 20,
     MIN_ROWS = 128,                /* of such a tile */
+    MIN_ROWS_HALF = 256,           /* the same with bfloat16 matmuls, beside which W's gradient takes longer to read */
     EARLY = 2,                     /* first of StreamedCrossEntropy's outputs that are gradients */
 };
 
@@ -30,8 +32,14 @@ typedef struct head {
     ont_node *loss, *grad, *product;
     ont_value *h, *w, *row;                    /* (..., k), (k, n) or (n, k), and the bias (n) or NULL */
     ont_matmul_desc p;
+    bool rounds;                               /* to bfloat16: the logits of a bfloat16 matmul */
     ont_value *grad_h, *grad_w, *grad_row;     /* NULL: not needed */
 } head;
+
+static bool is_half(const head *x)
+{
+    return ont_dtype_is_half(x->h->dtype);
+}
 
 static int64_t last_dim(const ont_value *v)
 {
@@ -67,14 +75,21 @@ static bool is_view_or_conversion(const ont_node *node)
     return ont_node_is_view(node) || is_conversion(node);
 }
 
-/* A float32 or float64 matmul of matrices without scale; `row`: a bias is allowed. */
+/* Whether a matmul of operands of the one dtype that writes the other has a streamed form. */
+static bool is_streamed_dtype(ont_dtype operand, ont_dtype out)
+{
+    if (operand == ONT_BFLOAT16) return out == ONT_BFLOAT16 || out == ONT_FLOAT32;
+    return operand == out && (out == ONT_FLOAT32 || out == ONT_FLOAT64);
+}
+
+/* A matmul of matrices without scale; `row`: a bias is allowed. */
 static bool is_matmul(const ont_node *node, bool row, ont_matmul_desc *p)
 {
     bool gemm = ONT_IS(node, Gemm);
     if (!gemm && !ONT_IS(node, MatMul) && !ONT_IS(node, FusedMatMul)) return false;
     if (ont_matmul_desc_read(node, p) != ONT_OK || p->alpha != 1 || p->vector_a || p->vector_b) return false;
     ont_dtype dtype = ont_node_in(node, 0)->dtype;
-    if ((dtype != ONT_FLOAT32 && dtype != ONT_FLOAT64) || node->outputs[0]->dtype != dtype) return false;
+    if (!is_streamed_dtype(dtype, node->outputs[0]->dtype)) return false;
     const ont_value *c = ont_node_in(node, 2);
     if (!c) return true;
     return row && c->dtype == dtype && ont_matmul_desc_is_bias(p, &c->shape) &&
@@ -123,6 +138,16 @@ static bool find_loss(ont_node *grad, head *x)
     return ont_shape_count_range(&scores->shape, 2, scores->shape.rank) == 1;
 }
 
+/* Whether nothing but bfloat16 and float32 lies between the product and the loss; *rounds: bfloat16 does. */
+static bool find_rounding(const ont_value *scores, bool *rounds)
+{
+    for (const ont_value *v = scores;; v = ont_node_in(v->def, 0)) {
+        if (v->dtype != ONT_FLOAT32 && v->dtype != ONT_BFLOAT16) return false;
+        *rounds |= v->dtype == ONT_BFLOAT16;
+        if (!is_view_or_conversion(v->def)) return true;
+    }
+}
+
 static bool find_product(const ont_graph *g, head *x)
 {
     bool converted = false;
@@ -134,7 +159,8 @@ static bool find_product(const ont_graph *g, head *x)
     x->w = ont_node_in(node, 1);
     x->row = ont_node_in(node, 2);
     ont_dtype dtype = x->loss->outputs[0]->dtype;
-    if (dtype != x->h->dtype) return false;
+    if (dtype != (is_half(x) ? ONT_FLOAT32 : x->h->dtype)) return false;
+    if (is_half(x) && !find_rounding(scores, &x->rounds)) return false;
     /* A model that rounds the logits of a float32 matmul gets what it asks for. */
     if ((converted || scores->dtype != dtype) &&
         !(ont_dtype_is_half(source(x->h)->dtype) && ont_dtype_is_half(source(x->w)->dtype))) return false;
@@ -162,7 +188,7 @@ static bool match_user(head *x, ont_node *node, uint32_t at)
 {
     ont_matmul_desc p;
     if (ONT_IS(node, SumTo)) return x->row && set_once(&x->grad_row, node, x->row);
-    if (!is_matmul(node, false, &p)) return false;
+    if (!is_matmul(node, false, &p) || ont_node_in(node, at)->dtype != x->h->dtype) return false;
     ont_value *d = ont_node_in(node, at), *other = ont_node_in(node, !at);
     if (!at && !p.trans_a) /* gradient of h: d W' */
         return source(other) == source(x->w) && ont_shape_equal(&other->shape, &x->w->shape) &&
@@ -194,6 +220,7 @@ static ont_status copy_attributes(ont_graph *g, ont_node *node, const head *x)
     const char *reduction = ont_attr_string(x->loss, "reduction", "mean");
     if (ignored) ONT_TRY(ont_attr_set_int(g, node, "ignore_index", ignored->i));
     ONT_TRY(ont_attr_set_int(g, node, "transB", x->p.trans_b));
+    if (is_half(x)) ONT_TRY(ont_attr_set_int(g, node, "to", x->rounds ? ONT_BFLOAT16 : ONT_FLOAT32));
     return ont_attr_set_string(g, node, "reduction", reduction, strlen(reduction));
 }
 
@@ -269,6 +296,16 @@ static bool is_within_budget(const ont_graph *g, const head *x)
 }
 
 /*
+ * Whether the gradient of W waits for backward in float32, to be rounded to 16 bits there, and is larger than the
+ * scores.
+ */
+static bool keeps_more(const head *x, size_t score_bytes)
+{
+    return x->grad_w && ont_dtype_is_half(x->grad_w->dtype) &&
+           (size_t)ont_shape_count(&x->w->shape) * sizeof(float) >= score_bytes;
+}
+
+/*
  * Rows of scores that exist at a time if forward computes the gradients too, at most 1/`least_tiles` of all; 0: it
  * cannot. W and its gradient are read once for each such tile, so that few rows take long.
  */
@@ -281,8 +318,9 @@ static int64_t early_rows(const ont_graph *g, const head *x, int64_t least_tiles
     if (ont_recompute_is_everywhere()) return low ? 0 : 3; /* for tests */
     int64_t tile = low ? TILE_BYTES : TILE_BYTES_LEVEL_0;
     int64_t rows = tile / ((int64_t)ont_dtype_size(x->h->dtype) * classes) / 16 * 16;
+    int64_t least = is_half(x) ? MIN_ROWS_HALF : MIN_ROWS;
     if (rows > count / least_tiles) rows = count / least_tiles / 16 * 16;
-    if (rows < MIN_ROWS) rows = MIN_ROWS;
+    if (rows < least) rows = least;
     return rows * least_tiles <= count ? rows : 0;
 }
 
@@ -298,8 +336,9 @@ static ont_status stream(ont_graph *g, const head *x)
 {
     ont_node *forward = NULL;
     bool low = g->recompute.level >= ONT_RECOMPUTE_LAYERS, everywhere = ont_recompute_is_everywhere();
-    size_t bytes = (size_t)ont_shape_count(&x->product->outputs[0]->shape) * ont_dtype_size(x->h->dtype);
-    if (!everywhere && bytes < MIN_SCORES_BYTES) return ONT_OK;
+    const ont_value *scores = x->product->outputs[0];
+    size_t bytes = (size_t)ont_shape_count(&scores->shape) * ont_dtype_size(scores->dtype);
+    if (!everywhere && (bytes < MIN_SCORES_BYTES || keeps_more(x, bytes))) return ONT_OK;
     int64_t rows = early_rows(g, x, low ? 4 : 2);
     bool again = low && !rows && (everywhere || is_within_budget(g, x));
     if (!rows && !again) rows = early_rows(g, x, 2);

@@ -125,16 +125,12 @@ static void *log_probabilities(const ont_call *call)
     return call->node->n_outputs > 1 ? call->out[1] : NULL;
 }
 
-static void widen_scores(const loss_state *s, const void *scores, int64_t at, float *to, int64_t n)
-{
-    const uint16_t *from = (const uint16_t *)scores + at;
-    (s->half == ONT_BFLOAT16 ? ont_simd()->bfloat_to_float : ont_simd()->half_to_float)(from, to, n);
-}
-
 static float half_score(const ont_call *call, int64_t at)
 {
+    const loss_state *s = call->state;
+    const uint16_t *x = (const uint16_t *)call->in[0] + at;
     float score;
-    widen_scores(call->state, call->in[0], at, &score, 1);
+    (s->half == ONT_BFLOAT16 ? ont_simd()->bfloat_to_float : ont_simd()->half_to_float)(x, &score, 1);
     return score;
 }
 
@@ -403,25 +399,52 @@ static const char *accept_rows(const ont_node *node)
 enum { PIECE = 1024 }; /* Elements of a 16-bit row that are converted to float32 at a time, so that they stay in the
                         * L1 cache. */
 
+/* Scores [at, at + n) of the row in float32; 16 bits are converted to `piece`. */
+static const float *scores_at(const ont_score_row *row, int64_t at, int64_t n, float *piece)
+{
+    if (row->dtype == ONT_FLOAT32) return (const float *)row->x + at;
+    const uint16_t *x = (const uint16_t *)row->x + at;
+    (row->dtype == ONT_BFLOAT16 ? ont_simd()->bfloat_to_float : ont_simd()->half_to_float)(x, piece, n);
+    return piece;
+}
+
+void ont_scores_add(const ont_score_row *row, double *row_max, double *sum)
+{
+    float piece[PIECE], largest, log_sum;
+    for (int64_t at = 0; at < row->n; at += PIECE) {
+        int64_t n = row->n - at < PIECE ? row->n - at : PIECE;
+        ont_simd()->log_sum_exp(scores_at(row, at, n, piece), n, &largest, &log_sum);
+        if ((double)largest > *row_max || isnan(largest)) {
+            *sum = *sum > 0 ? *sum * exp(*row_max - (double)largest) : *sum;
+            *row_max = (double)largest;
+        }
+        *sum += largest == -INFINITY ? 0 : exp((double)log_sum + ((double)largest - *row_max));
+    }
+}
+
+void ont_scores_grad(const ont_score_row *row, const float *stats, float scale, int64_t label, ont_dtype to,
+                     uint16_t *dx)
+{
+    const ont_simd_table *simd = ont_simd();
+    float piece[PIECE];
+    for (int64_t at = 0; at < row->n; at += PIECE) {
+        int64_t n = row->n - at < PIECE ? row->n - at : PIECE;
+        simd->scaled_softmax(scores_at(row, at, n, piece), stats[0], stats[1], scale, piece, n);
+        if (label >= at && label < at + n) piece[label - at] -= scale;
+        (to == ONT_BFLOAT16 ? simd->float_to_bfloat : simd->float_to_half)(piece, dx + at, n);
+    }
+}
+
 static void half_rows(void *context, int64_t first, int64_t last)
 {
     const ont_call *call = context;
     const loss_state *s = call->state;
-    float *stats = stats_of(call), piece[PIECE];
+    float *stats = stats_of(call);
     for (int64_t i = first; i < last && s->classes; i++) {
-        float row_max = -INFINITY, largest, log_sum;
-        double sum = 0; /* sum of exp(x - max) */
-        for (int64_t at = 0; at < s->classes; at += PIECE) {
-            int64_t n = s->classes - at < PIECE ? s->classes - at : PIECE;
-            widen_scores(s, call->in[0], i * s->classes + at, piece, n);
-            ont_simd()->log_sum_exp(piece, n, &largest, &log_sum);
-            if (largest > row_max || isnan(largest)) {
-                sum = sum > 0 ? sum * exp((double)row_max - (double)largest) : sum;
-                row_max = largest;
-            }
-            sum += largest == -INFINITY ? 0 : exp((double)log_sum + ((double)largest - (double)row_max));
-        }
-        stats[2 * i] = row_max;
+        ont_score_row row = {(const uint16_t *)call->in[0] + i * s->classes, s->half, s->classes};
+        double row_max = -INFINITY, sum = 0;
+        ont_scores_add(&row, &row_max, &sum);
+        stats[2 * i] = (float)row_max;
         stats[2 * i + 1] = (float)log(sum);
     }
 }
@@ -490,32 +513,23 @@ static void grad_fast_rows(void *context, int64_t first, int64_t last)
     }
 }
 
-/* The same in 16 bits, rounded once, in pieces that stay in the L1 cache. */
+/* The same in 16 bits. */
 static void grad_half_rows(void *context, int64_t first, int64_t last)
 {
     const grad_job_f32 *job = context;
     const ont_call *call = job->call;
     const loss_state *s = call->state;
     const float *stats = call->in[4];
-    const ont_simd_table *simd = ont_simd();
-    bool brain = call->node->outputs[0]->dtype == ONT_BFLOAT16;
-    float piece[PIECE];
+    ont_dtype dtype = ont_node_in(call->node, 0)->dtype, to = call->node->outputs[0]->dtype;
     for (int64_t i = first; i < last; i++) {
-        int64_t label = ont_label_at(&s->labels, call->in[1], i);
-        uint16_t *dx = (uint16_t *)call->out[0] + i * s->classes;
+        int64_t label = ont_label_at(&s->labels, call->in[1], i), at = i * s->classes;
+        uint16_t *dx = (uint16_t *)call->out[0] + at;
         if (!ont_label_counts(&s->labels, label)) {
             memset(dx, 0, (size_t)s->classes * sizeof *dx);
             continue;
         }
-        float scale = grad_scale_f32(job, i, label);
-        const float *x = (const float *)call->in[0] + (s->half ? 0 : i * s->classes);
-        for (int64_t at = 0; at < s->classes; at += PIECE) {
-            int64_t n = s->classes - at < PIECE ? s->classes - at : PIECE;
-            if (s->half) widen_scores(s, call->in[0], i * s->classes + at, piece, n);
-            simd->scaled_softmax(s->half ? piece : x + at, stats[2 * i], stats[2 * i + 1], scale, piece, n);
-            if (label >= at && label < at + n) piece[label - at] -= scale;
-            (brain ? simd->float_to_bfloat : simd->float_to_half)(piece, dx + at, n);
-        }
+        ont_score_row row = {(const char *)call->in[0] + at * (int64_t)ont_dtype_size(dtype), dtype, s->classes};
+        ont_scores_grad(&row, stats + 2 * i, grad_scale_f32(job, i, label), label, to, dx);
     }
 }
 

@@ -13,7 +13,8 @@
  * once: three matmuls instead of four. ScaleGradient multiplies them by the gradient of the loss in backward, in place,
  * and leaves them alone where that is 1.
  *
- * Operands are float32 or float64.
+ * Operands are float32, float64 or bfloat16. With bfloat16 operands, loss, statistics and gradients are float32, and
+ * scores are bfloat16 or float32, by attribute "to" (streamed_half.c).
  *
  * Source of the sum over tiles: Milakov and Gimelshein, Online normalizer calculation for softmax, 2018.
  */
@@ -22,9 +23,7 @@
 #include <string.h>
 
 #include "base/assert.h"
-#include "base/parallel.h"
-#include "device/gemm.h"
-#include "ops/loss/loss.h"
+#include "ops/loss/streamed_loss.h"
 #include "simd/simd.h"
 
 enum {
@@ -39,35 +38,6 @@ enum {
     EARLY = 2, /* StreamedCrossEntropy's first output of these */
 };
 
-enum { TO_SCORES, TO_H, TO_W, N_PRODUCTS };
-
-typedef struct stream_state {
-    int64_t width, chunk, block; /* width: columns of h; chunk and block: rows and classes of a tile */
-    bool trans_w;                /* W is (classes, width) */
-    ont_dtype dtype;             /* of all but the labels */
-    size_t size;                 /* bytes of its elements */
-    ont_labels labels;
-    const ont_gemm_backend *backends[N_PRODUCTS];
-} stream_state;
-
-/* Loops over chunks of rows, and over the tiles of a chunk. */
-typedef struct stream_job {
-    const ont_call *call;
-    const stream_state *s;
-    int64_t first, last;  /* rows of the chunk: [first, last) */
-    int64_t n, *at;       /* number of its rows without an ignored label, and their indices (n) */
-    const void *rows;     /* (n, width): h of these rows */
-    const void *w, *row;  /* row NULL: none is added */
-    int64_t from, size;   /* classes of the tile: [from, from + size) */
-    void *tile;           /* (n, size): scores, or their gradient */
-    void *gathered;       /* (chunk, width): rows of h, where some labels are ignored */
-    double *row_max, *score; /* (n): the largest score, and the score of the label */
-    double *row_sum;      /* (n): sum of exp(score - row_max) */
-    double norm;          /* number of labels that are not ignored */
-    bool accumulates;     /* a chunk was written to dW and drow: later ones are added */
-    void *dh, *dw, *drow; /* NULL: not needed */
-} stream_job;
-
 /* ---- shapes ---- */
 
 static bool is_transposed(const ont_node *node)
@@ -75,12 +45,14 @@ static bool is_transposed(const ont_node *node)
     return ont_attr_int(node, "transB", 0) != 0;
 }
 
-static ont_status read_state(const ont_node *node, stream_state *s)
+static ont_status read_state(const ont_node *node, ont_stream_state *s)
 {
-    *s = (stream_state){0};
+    *s = (ont_stream_state){0};
     const ont_value *w = ont_node_in(node, IN_W);
     s->trans_w = is_transposed(node);
-    s->dtype = w->dtype;
+    s->operand = w->dtype;
+    s->dtype = ont_dtype_is_half(w->dtype) ? ONT_FLOAT32 : w->dtype;
+    s->scores = ont_dtype_is_half(w->dtype) ? (ont_dtype)ont_attr_int(node, "to", w->dtype) : w->dtype;
     s->size = ont_dtype_size(s->dtype);
     s->width = w->shape.dims[s->trans_w];
     return ont_labels_read(node, ont_node_in(node, IN_LABELS), w->shape.dims[!s->trans_w], &s->labels);
@@ -90,9 +62,9 @@ static ont_status check_operands(const ont_node *node, const ont_value *h, const
 {
     char th[ONT_SHAPE_TEXT], tw[ONT_SHAPE_TEXT];
     const ont_value *row = ont_node_in(node, IN_ROW);
-    bool has_kernel = h->dtype == ONT_FLOAT32 || h->dtype == ONT_FLOAT64;
+    bool has_kernel = h->dtype == ONT_FLOAT32 || h->dtype == ONT_FLOAT64 || h->dtype == ONT_BFLOAT16;
     if (!has_kernel || w->dtype != h->dtype || (row && row->dtype != h->dtype))
-        return ont_fail(ONT_EUNSUPPORTED, "operands must be all float or all double, got %s and %s",
+        return ont_fail(ONT_EUNSUPPORTED, "operands must be all float, all double or all bfloat16, got %s and %s",
                         ont_dtype_name(h->dtype), ont_dtype_name(w->dtype));
     int last = h->shape.rank - 1;
     if (last < 0 || w->shape.rank != 2 || h->shape.dims[last] != w->shape.dims[is_transposed(node)])
@@ -119,7 +91,9 @@ static ont_status infer_gradients(ont_node *node, uint32_t first)
     for (uint32_t i = 0; i <= OUT_ROW; i++) {
         static const int like[] = {IN_H, IN_W, IN_ROW};
         const ont_value *x = ont_node_in(node, (uint32_t)like[i]);
-        if (x) ONT_TRY(ont_infer_out(node, first + i, x->dtype, &x->shape));
+        if (!x) continue;
+        ont_dtype dtype = ont_dtype_is_half(x->dtype) ? ONT_FLOAT32 : x->dtype;
+        ONT_TRY(ont_infer_out(node, first + i, dtype, &x->shape));
     }
     return ONT_OK;
 }
@@ -132,8 +106,10 @@ static ont_status stream_infer(ont_graph *g, ont_node *node)
     ONT_TRY(ont_need_input(node, IN_W, &w));
     ONT_TRY(ont_need_input(node, IN_LABELS, &labels));
     ONT_TRY(check_operands(node, h, w, labels));
-    stream_state s;
+    ont_stream_state s;
     ONT_TRY(read_state(node, &s));
+    if (s.scores != s.operand && s.scores != ONT_FLOAT32)
+        return ont_fail(ONT_EUNSUPPORTED, "scores of %s as type %d", ont_dtype_name(s.operand), (int)s.scores);
     ont_shape stats = labels->shape;
     stats.dims[stats.rank++] = 2;
     ONT_TRY(ont_infer_out(node, 1, s.dtype, &stats));
@@ -165,11 +141,13 @@ static void *reserve(char **base, size_t *used, size_t bytes)
     return at;
 }
 
-static size_t layout_scratch(const stream_state *s, char *work, stream_job *j)
+static size_t layout_scratch(const ont_stream_state *s, char *work, ont_stream_job *j)
 {
-    size_t used = 0, rows = (size_t)s->chunk;
-    j->tile = reserve(&work, &used, rows * (size_t)s->block * s->size);
-    j->gathered = reserve(&work, &used, s->labels.ignores ? rows * (size_t)s->width * s->size : 0);
+    size_t used = 0, rows = (size_t)s->chunk, h = rows * (size_t)s->width;
+    j->tile = reserve(&work, &used, rows * (size_t)s->block * ont_dtype_size(s->scores));
+    j->gathered = reserve(&work, &used, s->labels.ignores || s->half ? h * ont_dtype_size(s->operand) : 0);
+    j->part = reserve(&work, &used, s->half ? h * s->size : 0);
+    j->work = reserve(&work, &used, s->half ? ont_stream_half_work_bytes(s) : 0);
     j->at = reserve(&work, &used, rows * sizeof(int64_t));
     j->row_sum = reserve(&work, &used, rows * sizeof(double));
     j->row_max = reserve(&work, &used, rows * sizeof(double));
@@ -190,7 +168,7 @@ static int64_t max_i64(int64_t a, int64_t b)
 }
 
 /* Elements of a tile. */
-static int64_t tile_of(const stream_state *s)
+static int64_t tile_of(const ont_stream_state *s)
 {
     int64_t columns = s->labels.classes / SHARE, rows = max_i64(1, s->labels.count);
     return columns >= TILE / rows ? TILE : max_i64(LEAST, columns * rows);
@@ -205,7 +183,7 @@ static const ont_gemm_backend *provider(bool plain, ont_dtype dtype, int64_t m, 
 }
 
 /* Sizes of chunks and tiles. */
-static void divide(stream_state *s, bool plain, int64_t rows)
+static void divide(ont_stream_state *s, bool plain, int64_t rows)
 {
     int64_t classes = s->labels.classes, chunk = max_i64(128, WIDE / max_i64(1, s->width));
     s->chunk = even_parts(s->labels.count, plain ? 2 : chunk < ROWS ? chunk : ROWS);
@@ -219,14 +197,14 @@ static void divide(stream_state *s, bool plain, int64_t rows)
 
 static ont_status prepare_with(bool plain, const ont_node *node, ont_arena *arena, ont_prepared *out)
 {
-    stream_job j;
-    stream_state *s = ont_arena_alloc(arena, sizeof *s);
+    ont_stream_job j;
+    ont_stream_state *s = ont_arena_alloc(arena, sizeof *s);
     if (!s) return ONT_ENOMEM;
     ONT_TRY(read_state(node, s));
     divide(s, plain, ont_attr_int(node, "rows", 0));
-    s->backends[TO_SCORES] = provider(plain, s->dtype, s->chunk, s->block, s->width, false, s->trans_w);
-    s->backends[TO_H] = provider(plain, s->dtype, s->chunk, s->width, s->block, false, !s->trans_w);
-    s->backends[TO_W] = s->trans_w ? provider(plain, s->dtype, s->block, s->width, s->chunk, true, false)
+    s->backends[ONT_STREAM_TO_SCORES] = provider(plain, s->dtype, s->chunk, s->block, s->width, false, s->trans_w);
+    s->backends[ONT_STREAM_TO_H] = provider(plain, s->dtype, s->chunk, s->width, s->block, false, !s->trans_w);
+    s->backends[ONT_STREAM_TO_W] = s->trans_w ? provider(plain, s->dtype, s->block, s->width, s->chunk, true, false)
                                    : provider(plain, s->dtype, s->width, s->block, s->chunk, true, false);
     out->work_bytes = layout_scratch(s, NULL, &j);
     out->state = s;
@@ -244,15 +222,45 @@ static ont_status prepare_ref(const ont_node *node, ont_arena *arena, ont_prepar
     return prepare_with(true, node, arena, out);
 }
 
+static ont_status prepare_half(const ont_node *node, ont_arena *arena, ont_prepared *out)
+{
+    ont_stream_job j;
+    ont_stream_state *s = ont_arena_alloc(arena, sizeof *s);
+    if (!s) return ONT_ENOMEM;
+    ONT_TRY(read_state(node, s));
+    divide(s, false, even_parts(s->labels.count, ont_attr_int(node, "rows", 0)));
+    ONT_TRY(ont_stream_half_prepare(s, ont_node_in(node, IN_ROW) != NULL, arena));
+    out->work_bytes = layout_scratch(s, NULL, &j);
+    out->state = s;
+    return ONT_OK;
+}
+
+static void release_half(void *state)
+{
+    ont_stream_half_release(state);
+}
+
+static const char *accept_half(const ont_node *node)
+{
+    ont_stream_state s;
+    if (ont_node_in(node, IN_W)->dtype != ONT_BFLOAT16) return "dtype";
+    return read_state(node, &s) == ONT_OK ? ont_stream_half_refuses(&s) : "operands";
+}
+
+static const char *accept_wide(const ont_node *node)
+{
+    return ont_dtype_is_half(ont_node_in(node, IN_W)->dtype) ? "dtype" : NULL;
+}
+
 /* ---- operands ---- */
 
 /* Element i of an array of the state's dtype. */
-static void *element(const stream_state *s, const void *array, int64_t i)
+static void *element(const ont_stream_state *s, const void *array, int64_t i)
 {
     return (char *)(uintptr_t)array + i * (int64_t)s->size;
 }
 
-static void set_number(const stream_state *s, void *array, int64_t i, double value)
+static void set_number(const ont_stream_state *s, void *array, int64_t i, double value)
 {
     if (s->dtype == ONT_FLOAT64)
         ((double *)array)[i] = value;
@@ -260,24 +268,29 @@ static void set_number(const stream_state *s, void *array, int64_t i, double val
         ((float *)array)[i] = (float)value;
 }
 
-static stream_job begin(const ont_call *call)
+static ont_stream_job begin(const ont_call *call)
 {
-    const stream_state *s = call->state;
-    stream_job j = {.call = call, .s = s, .w = call->in[IN_W]};
+    const ont_stream_state *s = call->state;
+    ont_stream_job j = {.call = call, .s = s, .w = call->in[IN_W]};
     if (ont_node_in(call->node, IN_ROW)) j.row = call->in[IN_ROW];
+    if (call->node->n_inputs > IN_STATS) j.dloss = call->in[IN_DLOSS], j.stats = call->in[IN_STATS];
     layout_scratch(s, call->work, &j);
     return j;
 }
 
 /* Sets the next chunk and gathers h of its rows that are not ignored. Returns false after the last chunk. */
-static bool next_chunk(stream_job *j)
+static bool next_chunk(ont_stream_job *j)
 {
-    const stream_state *s = j->s;
+    const ont_stream_state *s = j->s;
     const ont_labels *l = &s->labels;
     j->first = j->last;
     const void *labels = j->call->in[IN_LABELS];
     for (j->n = 0; j->last < l->count && j->n < s->chunk; j->last++)
         if (l->classes && ont_label_counts(l, ont_label_at(l, labels, j->last))) j->at[j->n++] = j->last;
+    if (s->half) {
+        ont_stream_half_gather(j);
+        return j->first < j->last;
+    }
     const void *h = j->call->in[IN_H];
     bool whole = j->n == j->last - j->first;
     j->rows = whole ? element(s, h, j->first * s->width) : j->gathered;
@@ -286,44 +299,32 @@ static bool next_chunk(stream_job *j)
     return j->first < j->last;
 }
 
-static int64_t ld_of_w(const stream_state *s)
-{
-    return s->trans_w ? s->width : s->labels.classes;
-}
-
-/* Offset of the tile's first class in W and dW. */
-static int64_t in_w(const stream_job *j)
-{
-    return j->s->trans_w ? j->from * j->s->width : j->from;
-}
-
 /* Computes the scores of the chunk's next tile, without the row. Returns false after the last tile. */
-static bool next_tile(stream_job *j)
+static bool next_tile(ont_stream_job *j)
 {
-    const stream_state *s = j->s;
+    const ont_stream_state *s = j->s;
     j->from += j->size;
     j->size = s->labels.classes - j->from < s->block ? s->labels.classes - j->from : s->block;
     if (!j->n || j->size <= 0) return false;
     ONT_ASSERT(j->n <= s->chunk && j->size <= s->block); /* what the scratch has room for */
+    if (s->half) {
+        ont_stream_half_scores(j);
+        return j->status == ONT_OK;
+    }
     ont_gemm gemm = {.dtype = s->dtype, .trans_b = s->trans_w, .m = j->n, .n = j->size, .k = s->width,
-                     .lda = s->width, .ldb = ld_of_w(s), .ldc = j->size, .alpha = 1};
-    s->backends[TO_SCORES]->run(&gemm, j->rows, element(s, j->w, in_w(j)), j->tile);
+                     .lda = s->width, .ldb = ont_stream_ld_of_w(s), .ldc = j->size, .alpha = 1};
+    s->backends[ONT_STREAM_TO_SCORES]->run(&gemm, j->rows, element(s, j->w, ont_stream_in_w(j)), j->tile);
     return true;
 }
 
 /* The row that is added to scores, from the tile's first class on; NULL: none. */
-static const void *added_row(const stream_job *j)
+static const void *added_row(const ont_stream_job *j)
 {
     return j->row ? element(j->s, j->row, j->from) : NULL;
 }
 
-static int64_t label_of(const stream_job *j, int64_t i)
-{
-    return ont_label_at(&j->s->labels, j->call->in[IN_LABELS], j->at[i]);
-}
-
 /* Number of rows that is worth a thread. */
-static int64_t grain(const stream_job *j)
+static int64_t grain(const ont_stream_job *j)
 {
     return 4096 / (j->size + 1) + 1;
 }
@@ -371,7 +372,7 @@ static void scaled_softmax_f64(double *x, double row_max, double log_sum, double
  */
 #define TILE_LOOPS(suffix, type) \
     /* Scores of row i of the tile, after the row is added. */ \
-    static type *finish_row_##suffix(const stream_job *j, int64_t i) \
+    static type *finish_row_##suffix(const ont_stream_job *j, int64_t i) \
     { \
         type *x = (type *)j->tile + i * j->size; \
         const type *row = added_row(j); \
@@ -380,7 +381,7 @@ static void scaled_softmax_f64(double *x, double row_max, double log_sum, double
     } \
     static void sum_rows_##suffix(void *context, int64_t first, int64_t last) \
     { \
-        const stream_job *j = context; \
+        const ont_stream_job *j = context; \
         for (int64_t i = first; i < last; i++) { \
             const type *x = finish_row_##suffix(j, i); \
             type largest, log_sum; \
@@ -393,30 +394,30 @@ static void scaled_softmax_f64(double *x, double row_max, double log_sum, double
             sum += largest == (type)-INFINITY ? 0 : exp((double)log_sum + ((double)largest - row_max)); \
             j->row_sum[i] = sum; \
             j->row_max[i] = row_max; \
-            int64_t label = label_of(j, i) - j->from; \
+            int64_t label = ont_stream_label(j, i) - j->from; \
             if (label >= 0 && label < j->size) j->score[i] = (double)x[label]; \
         } \
     } \
     static void grad_rows_##suffix(void *context, int64_t first, int64_t last) \
     { \
-        const stream_job *j = context; \
-        const type *stats = j->call->in[IN_STATS], *dloss = j->call->in[IN_DLOSS]; \
+        const ont_stream_job *j = context; \
+        const type *stats = j->stats, *dloss = j->dloss; \
         ont_reduction reduction = j->s->labels.reduction; \
         for (int64_t i = first; i < last; i++) { \
             type *x = finish_row_##suffix(j, i), scale = dloss[reduction == ONT_REDUCE_NONE ? j->at[i] : 0]; \
             if (reduction == ONT_REDUCE_MEAN) scale = (type)((double)scale / j->norm); \
             scaled_softmax_##suffix(x, stats[2 * j->at[i]], stats[2 * j->at[i] + 1], scale, j->size); \
-            int64_t label = label_of(j, i) - j->from; \
+            int64_t label = ont_stream_label(j, i) - j->from; \
             if (label >= 0 && label < j->size) x[label] -= scale; \
         } \
     } \
     static void early_rows_##suffix(void *context, int64_t first, int64_t last) \
     { \
-        const stream_job *j = context; \
+        const ont_stream_job *j = context; \
         type scale = j->s->labels.reduction == ONT_REDUCE_MEAN ? (type)(1 / j->norm) : 1; \
         for (int64_t i = first; i < last; i++) { \
             type *x = finish_row_##suffix(j, i), largest, log_sum; \
-            int64_t label = label_of(j, i); \
+            int64_t label = ont_stream_label(j, i); \
             log_sum_exp_##suffix(x, j->size, &largest, &log_sum); \
             j->score[i] = -(double)((x[label] - largest) - log_sum); \
             scaled_softmax_##suffix(x, largest, log_sum, scale, j->size); \
@@ -425,7 +426,7 @@ static void scaled_softmax_f64(double *x, double row_max, double log_sum, double
     } \
     static void sum_columns_##suffix(void *context, int64_t first, int64_t last) \
     { \
-        const stream_job *j = context; \
+        const ont_stream_job *j = context; \
         type *row = (type *)j->drow + j->from; \
         for (int64_t at = first; at < last; at += COLUMNS) { \
             int64_t n = last - at < COLUMNS ? last - at : COLUMNS; \
@@ -439,28 +440,25 @@ static void scaled_softmax_f64(double *x, double row_max, double log_sum, double
 TILE_LOOPS(f32, float)
 TILE_LOOPS(f64, double)
 
-typedef struct tile_loops {
-    ont_range_fn sum_rows, grad_rows, early_rows, sum_columns;
-} tile_loops;
-
-static const tile_loops *loops_of(const stream_state *s)
+static const ont_stream_loops *loops_of(const ont_stream_state *s)
 {
-    static const tile_loops f32 = {sum_rows_f32, grad_rows_f32, early_rows_f32, sum_columns_f32},
+    static const ont_stream_loops f32 = {sum_rows_f32, grad_rows_f32, early_rows_f32, sum_columns_f32},
                             f64 = {sum_rows_f64, grad_rows_f64, early_rows_f64, sum_columns_f64};
+    if (s->half) return &ont_stream_half_loops;
     return s->dtype == ONT_FLOAT64 ? &f64 : &f32;
 }
 
 /* ---- forward ---- */
 
-static void clear_rows(const stream_state *s, void *x, int64_t first, int64_t last, int64_t width)
+static void clear_rows(const ont_stream_state *s, void *x, int64_t first, int64_t last, int64_t width)
 {
     memset(element(s, x, first * width), 0, (size_t)((last - first) * width) * s->size);
 }
 
 /* Losses and statistics of the rows of a chunk; adds to *total. */
-static void finish_losses(const stream_job *j, double *total)
+static void finish_losses(const ont_stream_job *j, double *total)
 {
-    const stream_state *s = j->s;
+    const ont_stream_state *s = j->s;
     bool each = s->labels.reduction == ONT_REDUCE_NONE;
     void *losses = j->call->out[0], *stats = j->call->node->n_outputs > 1 ? j->call->out[1] : NULL;
     if (each) clear_rows(s, losses, j->first, j->last, 1);
@@ -476,30 +474,30 @@ static void finish_losses(const stream_job *j, double *total)
 /* ---- backward ---- */
 
 /* Adds the tile's part of dh. The i-th row that is not ignored is summed at row i of the chunk for now. */
-static void add_to_h(stream_job *j)
+static void add_to_h(ont_stream_job *j)
 {
-    const stream_state *s = j->s;
+    const ont_stream_state *s = j->s;
     ont_gemm gemm = {.dtype = s->dtype, .trans_b = !s->trans_w, .m = j->n, .n = s->width, .k = j->size,
-                     .lda = j->size, .ldb = ld_of_w(s), .ldc = s->width, .alpha = 1, .beta = j->from > 0};
+                     .lda = j->size, .ldb = ont_stream_ld_of_w(s), .ldc = s->width, .alpha = 1, .beta = j->from > 0};
     void *dh = element(s, j->dh, j->first * s->width);
-    s->backends[TO_H]->run(&gemm, j->tile, element(s, j->w, in_w(j)), dh);
+    s->backends[ONT_STREAM_TO_H]->run(&gemm, j->tile, element(s, j->w, ont_stream_in_w(j)), dh);
 }
 
-static void add_to_w(stream_job *j)
+static void add_to_w(ont_stream_job *j)
 {
-    const stream_state *s = j->s;
-    ont_gemm gemm = {.dtype = s->dtype, .trans_a = true, .k = j->n, .ldc = ld_of_w(s), .alpha = 1,
+    const ont_stream_state *s = j->s;
+    ont_gemm gemm = {.dtype = s->dtype, .trans_a = true, .k = j->n, .ldc = ont_stream_ld_of_w(s), .alpha = 1,
                      .beta = j->accumulates};
     gemm.m = gemm.lda = s->trans_w ? j->size : s->width;
     gemm.n = gemm.ldb = s->trans_w ? s->width : j->size;
     const void *a = s->trans_w ? j->tile : j->rows, *b = s->trans_w ? j->rows : j->tile;
-    s->backends[TO_W]->run(&gemm, a, b, element(s, j->dw, in_w(j)));
+    s->backends[ONT_STREAM_TO_W]->run(&gemm, a, b, element(s, j->dw, ont_stream_in_w(j)));
 }
 
 /* Moves the rows of dh to their own places, from the last one on, and zeroes the ignored rows. */
-static void spread_rows(const stream_job *j)
+static void spread_rows(const ont_stream_job *j)
 {
-    const stream_state *s = j->s;
+    const ont_stream_state *s = j->s;
     int64_t width = s->width, i = j->n;
     for (int64_t row = j->last - 1; row >= j->first; row--) {
         if (!i || j->at[i - 1] != row)
@@ -515,15 +513,16 @@ static void *output(const ont_call *call, uint32_t i)
 }
 
 /* Adds the tile, which holds the gradient of its scores, to the gradients that are needed. */
-static void add_tile(stream_job *j)
+static void add_tile(ont_stream_job *j)
 {
-    if (j->dh) add_to_h(j);
-    if (j->dw) add_to_w(j);
+    bool half = j->s->half != NULL;
+    if (j->dh) (half ? ont_stream_half_add_to_h : add_to_h)(j);
+    if (j->dw) (half ? ont_stream_half_add_to_w : add_to_w)(j);
     if (j->drow) ont_parallel(j->size, COLUMNS, loops_of(j->s)->sum_columns, j);
 }
 
 /* Finds the gradients, which are outputs `first` and later, and counts the labels. */
-static void begin_gradients(stream_job *j, uint32_t first)
+static void begin_gradients(ont_stream_job *j, uint32_t first)
 {
     const ont_labels *l = &j->s->labels;
     j->dh = output(j->call, first + OUT_H), j->dw = output(j->call, first + OUT_W);
@@ -531,14 +530,14 @@ static void begin_gradients(stream_job *j, uint32_t first)
     for (int64_t i = 0; i < l->count; i++) j->norm += ont_label_counts(l, ont_label_at(l, j->call->in[IN_LABELS], i));
 }
 
-static void end_chunk(stream_job *j)
+static void end_chunk(ont_stream_job *j)
 {
-    if (j->dh) spread_rows(j);
+    if (j->dh) (j->s->half ? ont_stream_half_spread : spread_rows)(j);
     j->accumulates |= j->n > 0;
 }
 
 /* Without any label that counts, nothing was written. */
-static void end_gradients(const stream_job *j)
+static void end_gradients(const ont_stream_job *j)
 {
     if (!j->accumulates && j->dw) clear_rows(j->s, j->dw, 0, j->s->labels.classes, j->s->width);
     if (!j->accumulates && j->drow) clear_rows(j->s, j->drow, 0, 1, j->s->labels.classes);
@@ -546,7 +545,7 @@ static void end_gradients(const stream_job *j)
 
 static ont_status grad_run(const ont_call *call)
 {
-    stream_job j = begin(call);
+    ont_stream_job j = begin(call);
     begin_gradients(&j, 0);
     while (next_chunk(&j)) {
         for (j.from = j.size = 0; next_tile(&j);) {
@@ -556,12 +555,12 @@ static ont_status grad_run(const ont_call *call)
         end_chunk(&j);
     }
     end_gradients(&j);
-    return ONT_OK;
+    return j.status;
 }
 
 /* ---- forward with gradients ---- */
 
-static ont_status early_run(stream_job *j)
+static ont_status early_run(ont_stream_job *j)
 {
     double total = 0;
     begin_gradients(j, EARLY);
@@ -576,12 +575,12 @@ static ont_status early_run(stream_job *j)
     end_gradients(j);
     bool mean = j->s->labels.reduction == ONT_REDUCE_MEAN;
     set_number(j->s, j->call->out[0], 0, mean ? total / j->norm : total);
-    return ONT_OK;
+    return j->status;
 }
 
 static ont_status stream_run(const ont_call *call)
 {
-    stream_job j = begin(call);
+    ont_stream_job j = begin(call);
     const ont_labels *l = &j.s->labels;
     double total = 0, norm = 0;
     ONT_TRY(ont_labels_check(l, ont_node_in(call->node, IN_LABELS), call->in[IN_LABELS]));
@@ -594,7 +593,7 @@ static ont_status stream_run(const ont_call *call)
     }
     if (l->reduction == ONT_REDUCE_SUM) set_number(j.s, call->out[0], 0, total);
     if (l->reduction == ONT_REDUCE_MEAN) set_number(j.s, call->out[0], 0, total / norm);
-    return ONT_OK;
+    return j.status;
 }
 
 static void stream_grad(ont_grad *g)
@@ -613,7 +612,7 @@ static void stream_grad(ont_grad *g)
     b->status = ont_attr_copy_all(b->graph, node, g->node);
     ont_build_done(b, node);
     for (uint32_t i = 0; i <= OUT_ROW; i++)
-        if (node->outputs[i]) GI(of[i], node->outputs[i]);
+        if (node->outputs[i]) GI(of[i], ont_build_cast(b, node->outputs[i], I(of[i])->dtype));
 }
 
 /* ---- the gradient of the loss ---- */
@@ -649,22 +648,26 @@ static const ont_kernel scale_kernels[] = {
     {.name = "scale_gradient", .accept = ont_accept_any, .run = scale_run, .inplace = 1},
 };
 static const ont_kernel stream_kernels[] = {
-    {.name = "streamed_cross_entropy", .accept = ont_accept_any, .prepare = prepare, .run = stream_run},
-    {.name = "streamed_cross_entropy_ref", .accept = ont_accept_any, .prepare = prepare_ref, .run = stream_run},
+    {.name = "streamed_cross_entropy_half", .accept = accept_half, .prepare = prepare_half, .run = stream_run,
+     .release = release_half},
+    {.name = "streamed_cross_entropy", .accept = accept_wide, .prepare = prepare, .run = stream_run},
+    {.name = "streamed_cross_entropy_ref", .accept = accept_wide, .prepare = prepare_ref, .run = stream_run},
 };
 static const ont_kernel grad_kernels[] = {
-    {.name = "streamed_cross_entropy_grad", .accept = ont_accept_any, .prepare = prepare, .run = grad_run},
-    {.name = "streamed_cross_entropy_grad_ref", .accept = ont_accept_any, .prepare = prepare_ref, .run = grad_run},
+    {.name = "streamed_cross_entropy_grad_half", .accept = accept_half, .prepare = prepare_half, .run = grad_run,
+     .release = release_half},
+    {.name = "streamed_cross_entropy_grad", .accept = accept_wide, .prepare = prepare, .run = grad_run},
+    {.name = "streamed_cross_entropy_grad_ref", .accept = accept_wide, .prepare = prepare_ref, .run = grad_run},
 };
 
 const ont_op ont_op_StreamedCrossEntropy = {
     .domain = ONT_DOMAIN, .name = "StreamedCrossEntropy", .since = 1, .min_inputs = 3, .max_inputs = 4,
     .flags = ONT_OP_PUBLIC, .nondiff_inputs = 1 << IN_LABELS, .nondiff_outputs = 30,
-    .attributes = "ignore_index:i reduction:s transB:i rows:i", .infer = stream_infer, .grad = stream_grad,
+    .attributes = "ignore_index:i reduction:s transB:i rows:i to:i", .infer = stream_infer, .grad = stream_grad,
     .cost = ONT_COST_STREAMED_LOSS, .early_gradients = ~UINT64_C(3), ONT_KERNELS(stream_kernels)};
 const ont_op ont_op_StreamedCrossEntropyGrad = {
     .domain = ONT_DOMAIN, .name = "StreamedCrossEntropyGrad", .since = 1, .min_inputs = 6, .max_inputs = 6,
-    .attributes = "ignore_index:i reduction:s transB:i", .infer = grad_infer, .cost = ONT_COST_STREAMED_LOSS,
+    .attributes = "ignore_index:i reduction:s transB:i to:i", .infer = grad_infer, .cost = ONT_COST_STREAMED_LOSS,
     ONT_KERNELS(grad_kernels)};
 const ont_op ont_op_ScaleGradient = {
     .domain = ONT_DOMAIN, .name = "ScaleGradient", .since = 1, .min_inputs = 2, .max_inputs = 2, .attributes = "",
