@@ -21,6 +21,7 @@ class Counters:
     reasons: list[str] = dataclasses.field(default_factory=list)
     graph_breaks: list[str] = dataclasses.field(default_factory=list)
     unread_results: int = 0
+    outside_losses: int = 0
     whole: Counters | None = None  # of the ORTModule of which this counts one graph: the steps are the whole's
     engine_graphs: int = 0  # that ran for this one's steps, in the engine and in PyTorch
     torch_graphs: int = 0
@@ -84,6 +85,7 @@ def stats(model: Any = None) -> dict[str, Any]:
         reasons: one text for each cause of fallbacks.
         graph_breaks: one text for each place where Dynamo cut a graph and Python runs.
         unread_results: results that are computed only when they are read, since no code reads them.
+        outside_losses: graphs that run with the loss outside the module behind them, and without storing scores.
     """
     if model is None:
         counters, programs = _process, list(_programs)
@@ -150,6 +152,9 @@ def explain(model: Any) -> str:
                      f"ms, the latest in {counts['last_specialise_seconds'] * 1e3:.1f} ms")
     if counts["unread_results"]:
         lines.append(f"  results that are not computed until code reads them: {counts['unread_results']}")
+    if counts["outside_losses"]:
+        lines.append("  losses outside the module that are computed with it, and scores when code reads them: "
+                     f"{counts['outside_losses']}")
     lines += [f"  cut by Dynamo at: {reason}" for reason in counts["graph_breaks"]]
     lines += [f"  in PyTorch because: {reason}" for reason in counts["reasons"]]
     text = "\n".join(lines)

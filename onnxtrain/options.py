@@ -261,7 +261,7 @@ _NAMES = [
     Variable("ONNXTRAIN_DISABLE", "", str, "names of passes joined by commas",
              "turns off optional passes; `schedule` turns off the reordering of steps, `winograd` Winograd's "
              "convolution, `outside_loss` the engine's cross_entropy of scores outside the module, `unread` results "
-             "that are computed only when they are read, `whole_step` the trainers' step in one call"),
+             "and scores that are computed only when they are read, `whole_step` the trainers' step in one call"),
 ]
 VARIABLES = {variable.name: variable for variable in _NAMES}
 

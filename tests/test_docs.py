@@ -13,7 +13,7 @@ import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 # How many examples each has.
-PAGES = {"ortmodule": 8, "fallback": 5, "debugging": 4, "ecosystem": 5, "compatibility": 6, "trainer": 3, "sparsity": 1, "memory": 1}
+PAGES = {"ortmodule": 8, "fallback": 5, "debugging": 4, "ecosystem": 5, "compatibility": 6, "trainer": 3, "sparsity": 2, "memory": 1}
 PATHS = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [os.getcwd(), *sys.path]))}
 
 

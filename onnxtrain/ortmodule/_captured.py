@@ -29,6 +29,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.autograd.function import FunctionCtx
 from torch.nn.modules.module import _has_any_global_hook
 from torch.nn.parallel import DistributedDataParallel
@@ -39,10 +40,11 @@ from onnxtrain._export import formulas
 from onnxtrain._export.captured import Place, graph_of, places_of
 from onnxtrain._export.state import replaced
 from onnxtrain._export.twins import Twins
-from onnxtrain.ortmodule import _announce, _sharded
+from onnxtrain.ortmodule import _announce, _random, _sharded
 from onnxtrain.ortmodule._fallback import FallbackPolicy
 from onnxtrain.ortmodule._key import describe
 from onnxtrain.ortmodule._methods import Methods
+from onnxtrain.ortmodule._program import NODES
 
 TRY_AGAIN = 16  # calls in PyTorch, before Dynamo sees such a call again; then as many times that
 MAX_WRONG = 64  # kinds of arguments, of these sizes, that forward refuses
@@ -512,9 +514,42 @@ class Parts:
                 and not whole._counters.graph_breaks and not self.seeds and not debug.verify and not debug.save_onnx
                 and all(graph.__dict__.get("_in_backward") is None for graph in (whole, model)))
 
+    def may_defer(self, model: Any) -> bool:
+        """Whether a graph of this module can run at a later time, and autograd's hooks see none of its results."""
+        whole = self._model()
+        return (self.may_run_again(model) and self._module.training
+                and not (whole._backward_hooks or whole._backward_pre_hooks or dist.is_available()
+                         and dist.is_initialized())
+                and len({program.random for _, known in model._all_programs() for program in known}) == 1)
+
+    def is_random(self, model: Any) -> bool:
+        """Whether a run of a graph draws a number from torch's generator; may_defer() must hold."""
+        return any(program.random for _, known in model._all_programs() for program in known)
+
+    def put_off(self, model: Any) -> Any:
+        """Counts a step of a graph that runs later, and draws its seed."""
+        _report.engine_step(model._counters)
+        return _random.draw() if self.is_random(model) else 0
+
+    @property
+    def torch_graphs(self) -> int:
+        """How many graphs PyTorch has run."""
+        return int(self._model()._counters.torch_graphs)
+
+    def is_node(self, node: Any) -> bool:
+        """Whether this is autograd's node of a run of the engine."""
+        return node is not None and type(node) in NODES
+
+    def note_joined(self, model: Any, more: int) -> None:
+        """Counts losses outside the module that are computed with a graph, or, below 0, no longer."""
+        self._note_left_out(model, more, outside_losses=more)
+
     def note_unread(self, model: Any, more: int) -> None:
         """Counts results of a graph that are not computed until they are read, or, below 0, no longer."""
-        _report.count(self._model()._counters, unread_results=more)
+        self._note_left_out(model, more, unread_results=more)
+
+    def _note_left_out(self, model: Any, more: int, **amounts: int) -> None:
+        _report.count(self._model()._counters, **amounts)
         if more > 0:  # the whole graph hardly runs from now on
             for _, programs in model._all_programs():
                 for program in programs:

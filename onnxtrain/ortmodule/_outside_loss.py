@@ -28,6 +28,7 @@ from onnxtrain import _C, options
 OPERATOR = "aten::cross_entropy_loss"
 LEAST_ELEMENTS = 1 << 18  # a smaller loss is cheap, and looking at it is not free
 _REDUCTIONS = ("none", "mean", "sum")
+WATCHED = "onnxtrain_scores"  # in the metadata of the engine's node: a step of _deferred.py, told of losses
 _MAX_NODES = 8  # between the scores and the engine's node: views, slices, copies
 _log = logging.getLogger("onnxtrain")
 _library: torch.library.Library | None = None
@@ -50,7 +51,8 @@ def _references(scores: Tensor) -> tuple[int, ...]:
             memory.is_shared())
 
 
-def _saved_by_hooks() -> bool:
+def saved_by_hooks() -> bool:
+    """Whether code of the user's packs what autograd saves in this thread."""
     return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 
@@ -126,7 +128,7 @@ def _references_alone(view: bool) -> tuple[int, ...] | None:
 
     def probe() -> None:
         try:
-            alone = None if _saved_by_hooks() else _probe(view, lambda source, scores: None)
+            alone = None if saved_by_hooks() else _probe(view, lambda source, scores: None)
             unseen = [name for name, hold in _HOLDERS.items() if _probe(view, hold) == alone]
         except Exception as error:  # counters of torch's own, which another version may not have
             unseen = [str(error)]
@@ -197,29 +199,33 @@ def _session(dtype: torch.dtype, reduction: str, ignore_index: int) -> _C.Sessio
     return _C.Session(model.SerializeToString())
 
 
-def _is_ours(scores: Tensor, kinds: tuple[type, ...]) -> bool:
-    """Whether the engine made them, perhaps with views and copies in between."""
+def _maker(scores: Tensor, kinds: tuple[type, ...]) -> Any:
+    """The engine's node that made them, perhaps with views and copies in between; None where none did."""
     node = scores.grad_fn
     for _ in range(_MAX_NODES):
         if node is None or type(node) in kinds:
-            return node is not None
+            return node
         following = node.next_functions
         node = following[0][0] if following else None
-    return False
+    return None
 
 
-def _in_engine(kinds: tuple[type, ...], dtypes: tuple[torch.dtype, ...], scores: Tensor, target: Tensor,
+def _in_engine(kinds: tuple[type, ...], dtypes: tuple[torch.dtype, ...], is_last: bool, scores: Tensor, target: Tensor,
                weight: Tensor | None, reduction: int, ignore_index: Any, label_smoothing: float) -> Tensor | None:
-    """The loss, where the engine is to compute it."""
+    """The loss, where the engine is to compute it. is_last: torch's own kernel does not come here again."""
     if (type(scores) is not Tensor or weight is not None or label_smoothing or scores.numel() < LEAST_ELEMENTS
-            or scores.dtype not in dtypes or scores.dim() != 2 or target.dim() != 1 or target.dtype is not torch.int64
-            or type(target) is not Tensor or type(ignore_index) is not int or not torch.is_grad_enabled()
-            or not _is_ours(scores, kinds)):
+            or target.dtype is not torch.int64 or type(target) is not Tensor or type(ignore_index) is not int
+            or not torch.is_grad_enabled() or (maker := _maker(scores, kinds)) is None):
+        return None
+    is_ours = scores.dtype in dtypes and scores.dim() == 2 and target.dim() == 1
+    if (is_ours or is_last) and (step := maker.metadata.get(WATCHED)) is not None:
+        step.note(scores)
+    if not is_ours:
         return None
     name = _REDUCTIONS[reduction]
     # Of memory that the engine made only tensors know; what hooks pack and unpack is theirs.
     alone = _references_alone(scores._base is not None) if type(_source(scores).grad_fn) in kinds else None
-    if alone is not None and _saved_by_hooks():
+    if alone is not None and saved_by_hooks():
         alone = None
     try:
         return _Loss.apply(_session(scores.dtype, name, ignore_index), scores, target, name, ignore_index, alone)
@@ -235,7 +241,7 @@ def _replacement(key: str, kinds: tuple[type, ...], dtypes: tuple[torch.dtype, .
     def cross_entropy_loss(keys: Any, scores: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = 1,
                            ignore_index: Any = -100, label_smoothing: float = 0.0) -> Tensor:
         given = scores, target, weight, reduction, ignore_index, label_smoothing
-        loss = _in_engine(kinds, dtypes, *given)
+        loss = _in_engine(kinds, dtypes, key == "AutogradCPU", *given)
         return there.call_boxed(keys, *given) if loss is None else loss
 
     return cross_entropy_loss

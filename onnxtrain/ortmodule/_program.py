@@ -107,7 +107,7 @@ def _forward_again(ctx: Any) -> None:
     ctx.run.again()
 
 
-_NODES = (_ORTModuleFunction._backward_cls, _SteppingFunction._backward_cls, _held.HeldFunction._backward_cls)
+NODES = (_ORTModuleFunction._backward_cls, _SteppingFunction._backward_cls, _held.HeldFunction._backward_cls)
 
 
 def is_node(node: Any, stepping: Any = None) -> bool:
@@ -384,7 +384,7 @@ class Program:
             _random.restore(self.device, random)
             raise CheckError("a check in forward does not hold")
         if wanted and not self._watched and not self.steps % LOOK_EVERY:
-            self._watched = _outside_loss.watch(_NODES, tuple(outputs))
+            self._watched = _outside_loss.watch(NODES, tuple(outputs))
         for index, leaf in self._written:
             leaves[leaf].copy_(outputs[index])  # under autograd, as forward's own change was
         if self._buffers:

@@ -37,11 +37,11 @@ class UnreadResult(Tensor):
     """Stands for a result that is computed when it is read. Every function of torch reads it, but for its dtype and
     device, and float(), which accelerate calls on all results of a model in 16 bits."""
 
-    _pending: _Pending
+    _pending: Pending
     _place: int
 
     @staticmethod
-    def of(pending: _Pending, place: int, dtype: torch.dtype, device: torch.device) -> UnreadResult:
+    def of(pending: Pending, place: int, dtype: torch.dtype, device: torch.device) -> UnreadResult:
         """The result at this place of a graph's results."""
         made = Tensor._make_wrapper_subclass(UnreadResult, (0,), dtype=dtype, device=device)
         made._pending, made._place = pending, place
@@ -76,11 +76,17 @@ _KNOWN = frozenset(getattr(Tensor, name).__get__ for name in ("dtype", "device",
                    ) | {Tensor.is_floating_point, Tensor.is_complex}
 
 
-class _Pending:
-    """The results of one step that are not computed yet."""
+class Pending:
+    """The results of one step that are not computed yet.
 
-    def __init__(self, graph: Results, given: Sequence[Any], random: Any, device: str) -> None:
-        self._graph, self._given, self.random, self._device = graph, given, random, device
+    Attributes:
+        graph: that computes them.
+        given: its arguments; empty when they are not needed any more.
+        random: state of the generators when the step ran.
+    """
+
+    def __init__(self, graph: Any, given: Sequence[Any], random: Any, device: str) -> None:
+        self.graph, self.given, self.random, self._device = graph, given, random, device
         self._versions, self._modes = _versions(given), torch_modes()
         self._results: Sequence[Any] | None = None
 
@@ -92,21 +98,30 @@ class _Pending:
         if self._results is None:
             kind = torch.device(self._device).type
             enabled, dtype = self._modes[:2] if kind == "cpu" else self._modes[2:4]
-            with torch.autocast(kind, dtype, enabled), torch.enable_grad():
-                if self._versions != _versions(self._given) or self._modes != torch_modes():
-                    raise RuntimeError(
-                        f"a result of an ORTModule was not computed, since no code had read it in {STEPS} steps, and "
-                        "weights, arguments or torch's modes have changed since. Read it before the optimizer's step, "
-                        "or set ONNXTRAIN_DISABLE=unread.")
-                self._graph.was_read()
+            with torch.inference_mode(False), torch.autocast(kind, dtype, enabled), torch.enable_grad():
+                self.refuse_changes()
+                self.graph.was_read()
                 later = _random.state(self._device)
                 _random.restore(self._device, self.random)
                 try:
-                    self._results = self._graph.run(*self._given)
+                    self._results = self.run()
                 finally:
                     _random.restore(self._device, later)
-            self._given = ()
+            self.given = ()
         return self._results
+
+    def run(self) -> Sequence[Any]:
+        """All results of the graph."""
+        results: Sequence[Any] = self.graph.run(*self.given)
+        return results
+
+    def refuse_changes(self) -> None:
+        """Raises RuntimeError where weights, arguments or torch's modes have changed since."""
+        if self._versions != _versions(self.given) or self._modes != torch_modes():
+            raise RuntimeError(
+                f"a result of an ORTModule was not computed, since no code had read it in {STEPS} steps, and "
+                "weights, arguments or torch's modes have changed since. Read it before the optimizer's step, "
+                "or set ONNXTRAIN_DISABLE=unread.")
 
 
 def _versions(given: Sequence[Any]) -> list[int]:
@@ -124,7 +139,26 @@ def applies(results: Sequence[Any]) -> bool:
     return any(map(is_loss, results)) and any(isinstance(value, Tensor) and not is_loss(value) for value in results)
 
 
-class Results:
+class Reads:
+    """Counts the steps in which code reads results that were not computed for it."""
+
+    def __init__(self) -> None:
+        self._reads = 0
+        self._quiet = 0  # steps since the latest of them
+
+    def was_read(self) -> None:
+        """A step's results were computed after all."""
+        self._reads = 1 if self._quiet > QUIET else self._reads + 1
+        self._quiet = 0
+        if self._reads == READS:
+            self._give_up("results are read that were not read before: all are computed at each step again")
+
+    def _give_up(self, reason: str) -> None:
+        """Has all results computed at each step from now on."""
+        raise NotImplementedError
+
+
+class Results(Reads):
     """One graph, and which of its results no code reads.
 
     Args:
@@ -138,14 +172,13 @@ class Results:
     def __init__(self, run: Callable[..., Sequence[Any]],
                  without: Callable[[frozenset[int]], Callable[..., Sequence[Any]]],
                  allowed: Callable[[], bool], note: Callable[[int], None]) -> None:
+        super().__init__()
         self.run, self._allowed, self._note = run, allowed, note
         disabled = "unread" in options.read("ONNXTRAIN_DISABLE").split(",")
         self._without = None if disabled else without  # None: all results are computed for good
         self._unread: dict[int, tuple[torch.dtype, torch.device]] | None = None  # of those that have been watched
         self._short: Callable[..., Sequence[Any]] | None = None  # leaves them out; from then on they stay the same
         self._steps = 0  # that have been watched
-        self._reads = 0
-        self._quiet = 0  # steps since the latest of them
 
     def __call__(self, *given: Any) -> Sequence[Any]:
         """The graph's results."""
@@ -158,13 +191,6 @@ class Results:
         results = self.run(*given)
         self._watch(results)
         return results
-
-    def was_read(self) -> None:
-        """A step's results were computed after all."""
-        self._reads = 1 if self._quiet > QUIET else self._reads + 1
-        self._quiet = 0
-        if self._reads == READS:
-            self._give_up("results are read that were not read before: all are computed at each step again")
 
     def _give_up(self, reason: str) -> None:
         if self._short is not None and self._unread:
@@ -216,7 +242,7 @@ class Results:
         finally:
             _random.restore(device, after)
         same = torch.equal(drawn[0], after[0]) and drawn[1] == after[1] and all(
-            _is_close(a, b) for a, b in zip(results, others, strict=True) if is_loss(a))
+            is_close(a, b) for a, b in zip(results, others, strict=True) if is_loss(a))
         if not same or not self._allowed():
             self._give_up("results that no code reads are computed, since the rest is not the same without them")
         else:
@@ -229,7 +255,7 @@ class Results:
         assert self._unread
         unread, device = self._unread, _device_of(self._unread)
         self._quiet += 1
-        pending = _Pending(self, given, _random.state(device), device)
+        pending = Pending(self, given, _random.state(device), device)
         results = list(short(*given))
         node = _node_of(results)
         if node is None:
@@ -259,6 +285,7 @@ def _device_of(unread: dict[int, tuple[torch.dtype, torch.device]]) -> str:
     return str(next(iter(unread.values()))[1])
 
 
-def _is_close(a: Tensor, b: Tensor) -> bool:
+def is_close(a: Tensor, b: Tensor) -> bool:
+    """Whether two losses are the same but for rounding."""
     tolerance = _TOLERANCE.get(a.dtype, 2e-2)
     return torch.allclose(a.detach(), b.detach(), rtol=tolerance, atol=tolerance, equal_nan=True)
