@@ -30,7 +30,7 @@ from onnxtrain import options
 from onnxtrain.ortmodule import _random
 from onnxtrain.ortmodule._key import function_mode, torch_modes
 from onnxtrain.ortmodule._outside_loss import LEAST_ELEMENTS, WATCHED, saved_by_hooks
-from onnxtrain.ortmodule._unread import STEPS, Pending, Reads, UnreadResult, is_close, is_loss
+from onnxtrain.ortmodule._unread import STEPS, Pending, Reads, UnreadResult, is_close, is_loss, refuse_gradient
 
 MISSES = 4  # watched steps that read scores otherwise, before the watching ends
 MAX_JOINED = 4  # graphs with a loss, of other settings each
@@ -54,12 +54,6 @@ _OF_AUTOGRAD = frozenset(getattr(Tensor, name).__get__ for name in (
         Tensor.register_hook, Tensor.retain_grad, Tensor.backward, torch.autograd.grad, torch.autograd.backward}
 _PLAIN = (int, str, slice, type(None), type(...), torch.dtype, torch.device)
 _log = logging.getLogger("onnxtrain")
-
-
-def _refuse_gradient(gradient: Tensor) -> None:
-    raise RuntimeError("a gradient reaches scores of an ORTModule that are computed when they are read, from code that "
-                       "does not see Python's tensors. Call clone() on the scores first, or set "
-                       "ONNXTRAIN_DISABLE=outside_loss.")
 
 
 class DeferredScores(UnreadResult):
@@ -88,7 +82,7 @@ class DeferredScores(UnreadResult):
             made: DeferredScores = Tensor._make_wrapper_subclass(
                 DeferredScores, shape.shape, strides=shape.stride(), dtype=shape.dtype,
                 device=torch.device("cpu"), requires_grad=True)
-            made.register_hook(_refuse_gradient)
+            made.register_hook(refuse_gradient)
         made._pending, made._made_by, made._value = pending, made_by, None
         made._rows, made._axis = rows, axis % shape.dim()
         made._widened = made_by is not None and (made_by[0]._widened or made_by[0].dtype is not shape.dtype)

@@ -33,6 +33,12 @@ _TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-9}  # of a loss without the
 _log = logging.getLogger("onnxtrain")
 
 
+def refuse_gradient(gradient: Tensor) -> None:
+    """Raises: the gradient of a result that stands for another tensor would be lost."""
+    raise RuntimeError("a gradient reaches a result of an ORTModule that is computed when it is read, from code that does "
+                       "not see Python's tensors. Call clone() on the result first, or set ONNXTRAIN_DISABLE=unread.")
+
+
 class UnreadResult(Tensor):
     """Stands for a result that is computed when it is read. Every function of torch reads it, but for its dtype and
     device, and float(), which accelerate calls on all results of a model in 16 bits."""
@@ -43,7 +49,12 @@ class UnreadResult(Tensor):
     @staticmethod
     def of(pending: Pending, place: int, dtype: torch.dtype, device: torch.device) -> UnreadResult:
         """The result at this place of a graph's results."""
-        made = Tensor._make_wrapper_subclass(UnreadResult, (0,), dtype=dtype, device=device)
+        may_have_gradient = dtype.is_floating_point or dtype.is_complex
+        with torch._C.DisableTorchFunctionSubclass():
+            made = Tensor._make_wrapper_subclass(UnreadResult, (0,), dtype=dtype, device=device,
+                                                 requires_grad=may_have_gradient)
+            if may_have_gradient:  # autograd.Function.apply() does not ask __torch_function__
+                made.register_hook(refuse_gradient)
         made._pending, made._place = pending, place
         return made
 

@@ -334,3 +334,30 @@ def test_code_that_sees_no_python_gets_an_error():
     scores = model(*batch(9))["scores"]
     with torch._C.DisableTorchFunction(), pytest.raises(RuntimeError, match="is computed when it is read"):
         torch.relu(scores)
+
+
+class Doubled(torch.autograd.Function):
+    """torch does not ask a tensor's class about it."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone() * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 2
+
+
+def test_a_gradient_of_a_result_that_code_does_not_see_is_an_error():
+    """It would be lost: the result that it belongs to stands for another tensor."""
+    _, ours = pair()
+    settled(ours)
+    result = ours(*batch(3))
+    with pytest.raises(RuntimeError, match=r"a gradient reaches a result|invalid gradient .* expected shape"):
+        (result["loss"] + Doubled.apply(result["scores"]).float().sum()).backward()
+    eager, ours = pair()
+    settled(ours)
+    for model in (eager, ours):
+        result = model(*batch(3))
+        (result["loss"] + Doubled.apply(result["scores"].clone()).sum()).backward()
+    same_gradients(ours, eager)
