@@ -77,7 +77,7 @@ def _lacking(program: Any) -> str | None:
     if program.double is None:
         return "functions of PyTorch cut its graph into pieces, of which PyTorch knows no module"
     if b"MatMulBnb4" in program.exported.model:
-        return "it has products of bitsandbytes, whose backward PyTorch has as Dynamo's graph, which is not differentiable"
+        return "it has products of bitsandbytes, whose backward is a graph of Dynamo's, which is not differentiable"
     if program.conditional is not None:
         return "it has a torch.cond, whose gradients PyTorch does not differentiate"
     if program.random and (program.device != "cpu" or _masks.model_with(program.exported.model) is None):

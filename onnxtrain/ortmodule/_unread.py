@@ -35,8 +35,9 @@ _log = logging.getLogger("onnxtrain")
 
 def refuse_gradient(gradient: Tensor) -> None:
     """Raises: the gradient of a result that stands for another tensor would be lost."""
-    raise RuntimeError("a gradient reaches a result of an ORTModule that is computed when it is read, from code that does "
-                       "not see Python's tensors. Call clone() on the result first, or set ONNXTRAIN_DISABLE=unread.")
+    raise RuntimeError("a gradient reaches a result of an ORTModule that is computed when it is read, from code that "
+                       "does not see Python's tensors. Call clone() on the result first, or set "
+                       "ONNXTRAIN_DISABLE=unread.")
 
 
 class UnreadResult(Tensor):
