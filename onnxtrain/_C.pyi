@@ -305,7 +305,8 @@ def disable_passes(names: Sequence[str]) -> None:
     """Skips optional passes by name in programs that are built later, like ONNXTRAIN_DISABLE=name,... at the start.
 
     "+name" runs a pass that is for devices (fuse_gelu) on the CPU too. "+schedule" takes another order of steps even
-    if it saves no memory.
+    if it saves no memory, "+pack_rows" leaves rows out of a graph however small, and "+recompute" plans levels 1 and 2
+    of a step however small.
     """
 
 def set_flush_denormals(on: bool) -> None:

@@ -24,6 +24,7 @@
 #include <string.h>
 
 #include "base/alloc.h"
+#include "passes/pipeline.h"
 
 enum { NONE = UINT32_MAX, MIN_PEAK_BYTES = 8 << 20, MAX_ROUNDS = 12, MAX_EVENTS_PER_NODE = 8, MOST_SHARE = 2 };
 
@@ -441,7 +442,7 @@ ont_status ont_recompute_evict(ont_graph *g)
         double most = MOST_SHARE * g->recompute.step;
         found = (simulate(&e, limit, most) && e.peak <= limit) || find_limit(&e, peak, most);
         if (e.limit > limit) g->recompute.limit = (size_t)e.limit;
-    } else if (peak >= MIN_PEAK_BYTES) {
+    } else if (peak >= MIN_PEAK_BYTES || ont_pass_is_forced("recompute")) {
         found = find_limit(&e, peak, budget);
     }
     if (found && e.n_events) {
