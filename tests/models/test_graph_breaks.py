@@ -1,0 +1,50 @@
+"""Dynamo captures every model of the zoos as one graph, but for those of BREAKS, each with its reasons: a model that
+begins to break is noticed, and so is one that no longer does."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+import against_eager as against
+from test_models import MODELS, RANDOM, step
+from transformers_zoo import CASES
+
+import onnxtrain
+from onnxtrain.ortmodule import ORTModule
+
+PACKED = ["Attempted to call function marked as skipped", "Python decides by a number that a tensor held"]
+#: model -> what stats() says
+BREAKS: dict[str, list[str]] = {
+    "lstm-packed": PACKED,  # packed sequences have sizes that Python reads from lengths
+    "gru-packed": PACKED,
+    "wav2vec2": ["Data-dependent branching",  # whether a label is too large
+                 "setattr() on Tensor.requires_grad",  # of the input, for checkpoints of its layers
+                 "torch.* op returned non-Tensor", "Dynamo failed on a function, which Python runs"],
+}
+
+
+def holds(name: str, model: ORTModule) -> None:
+    counts = onnxtrain.stats(model)
+    assert sorted(counts["graph_breaks"]) == sorted(BREAKS.get(name, [])), onnxtrain.explain(model)
+    assert not counts["reasons"] and counts["engine_steps"] == 1, onnxtrain.explain(model)
+
+
+@pytest.mark.usefixtures("fresh_dynamo")
+@pytest.mark.parametrize("name", sorted({*MODELS, *RANDOM}))
+def test_zoo(name: str) -> None:
+    torch.manual_seed(0)
+    case = RANDOM.get(name) or MODELS[name]
+    model = ORTModule(case.make().train())
+    step(model, case.data(), case.loss)
+    holds(name, model)
+
+
+@pytest.mark.usefixtures("fresh_dynamo")
+@pytest.mark.parametrize(("name", "attention"), CASES)
+def test_transformers(name: str, attention: str) -> None:
+    module, kwargs = against.made(name, attention, "inside", 0, dropout=0.1)
+    model = ORTModule(module)
+    against.step(model, kwargs, "inside")
+    holds(name, model)
