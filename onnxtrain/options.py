@@ -171,8 +171,8 @@ _NAMES = [
     Variable("ORTMODULE_SKIPPED_AUTOGRAD_FUNCTIONS", (), _names, "full names of classes, joined by commas",
              "these are traced through like plain functions: autograd differentiates their forward"),
     Variable("ORTMODULE_CACHE_DIR", default_cache, os.path.expanduser, "a folder; empty: none",
-             "keeps exports and GEMM measurements on disk for the next process, and compiled CUDA kernels where it is "
-             "set; the default is in $XDG_CACHE_HOME if that is set", default_text="~/.cache/onnxtrain"),
+             "keeps exports on disk for the next process, and where it is set, GEMM measurements and compiled CUDA "
+             "kernels, too; the default is in $XDG_CACHE_HOME if that is set", default_text="~/.cache/onnxtrain"),
     Variable("ORTMODULE_DEEPCOPY_BEFORE_MODEL_EXPORT", True, _boolean, _FLAG, None,
              "an export restores the module exactly, so no copy is needed"),
     Variable("ORTMODULE_SKIPCHECK_POLICY", _default_skip_check, _skip_check, "SKIP_CHECK_* names joined by |", None,

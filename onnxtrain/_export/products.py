@@ -1,5 +1,8 @@
 """Which way products go, kept on disk beside exports: what one process measured the next on the same machine knows.
 
+Only in a folder that the user names: what was measured while other programs used the processor stays wrong for every
+process that reads it, which is not to happen unasked.
+
 The name of the file says what a measurement depends on but its sizes and threads, which are in each line: processor,
 versions, instructions. Whatever is in it, products are right; a foreign file costs time.
 """
@@ -16,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from onnxtrain import _C
+from onnxtrain import _C, options
 from onnxtrain._export import files
 
 _log = logging.getLogger("onnxtrain")
@@ -32,6 +35,10 @@ def _processor() -> str:
     except OSError:
         lines = []
     return next((line for line in lines if line.startswith("model name")), platform.processor() or platform.machine())
+
+
+def _is_default(folder: str) -> bool:
+    return folder == options.default_cache()
 
 
 def path(folder: str) -> Path:
@@ -54,7 +61,7 @@ def _read(folder: str) -> str:
 def recall(folder: str) -> None:
     """Reads the folder's file, once a process, and writes once more when the process ends: new sizes are measured
     without a word to Python, and very large products in their first runs."""
-    if folder in _written or not files.usable(folder):
+    if folder in _written or _is_default(folder) or not files.usable(folder):
         return
     _written[folder] = _read(folder)
     learnt = _C.remember_products(_written[folder])
@@ -69,7 +76,7 @@ def _at_exit(folder: str) -> None:
 
 def keep(folder: str) -> None:
     """Writes the folder's file where something was measured since; failures of the disk are logged, never raised."""
-    if _C.measured_products() == _written.get(folder) or not files.usable(folder):
+    if _C.measured_products() == _written.get(folder) or _is_default(folder) or not files.usable(folder):
         return
     _C.remember_products(_read(folder))  # of processes that ran beside this one
     text = _C.measured_products()

@@ -1,12 +1,13 @@
 """Padded, unlabelled and unread rows: eager PyTorch, onnxtrain with every row, and onnxtrain as it is, in turns.
 
     python tests/bench/sparsity.py [--task mlm,classes] [--layers 12] [--width 768] [--batch 8] [--length 128]
-                                   [--density 0.6,1.0] [--labelled 0.15] [--rounds 7] [--no-eager]
+                                   [--density 0.6,1.0] [--labelled 0.15] [--rounds 7] [--no-eager] [--outside]
 
 A BERT of transformers as it is, whose result has scores beside the loss, with AdamW, dropout on; lengths are spread evenly, so that their mean over the batch is the
 density, and differ between batches. Each round trains every peer on the same batches, in an order that rotates; a
 round's time is its mean step. Prints medians, ratios, and the slab and the rows of the latest program. `every row` is
-the module wrapped under ORTMODULE_ENABLE_COMPUTE_OPTIMIZER=0 and ONNXTRAIN_DISABLE=unread.
+the module wrapped under ORTMODULE_ENABLE_COMPUTE_OPTIMIZER=0 and ONNXTRAIN_DISABLE=unread. With --outside, the loop
+computes the loss of the scores of task mlm.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import time
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 import transformers
 
 from onnxtrain.optim import FusedAdam
@@ -28,8 +30,10 @@ from onnxtrain.ortmodule._unread import STEPS
 EVERY_ROW = {"ORTMODULE_ENABLE_COMPUTE_OPTIMIZER": "0", "ONNXTRAIN_DISABLE": "unread"}
 
 
-def loss_of(model: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> torch.Tensor:
+def loss_of(model: torch.nn.Module, inputs: tuple[torch.Tensor, ...], outside: bool) -> torch.Tensor:
     ids, mask, labels = inputs
+    if outside:
+        return F.cross_entropy(model(input_ids=ids, attention_mask=mask).logits.transpose(1, 2), labels)
     return model(input_ids=ids, attention_mask=mask, labels=labels).loss
 
 
@@ -73,17 +77,17 @@ def peers(args: argparse.Namespace, task: str) -> dict[str, tuple[torch.nn.Modul
                 os.environ.pop(variable, None)
         ours = ORTModule(copy.deepcopy(model))
         for inputs in batches(args, task, 1.0, STEPS + 1):  # the variables are read at the first call, and at this one
-            loss_of(ours, inputs).backward()
+            loss_of(ours, inputs, args.outside).backward()
         ours.zero_grad(set_to_none=True)
         found[name] = ours, FusedAdam(ours.parameters(), lr=1e-5)
     return found
 
 
-def train(model: torch.nn.Module, optimizer: Any, data: list[tuple[torch.Tensor, ...]]) -> float:
+def train(model: torch.nn.Module, optimizer: Any, data: list[tuple[torch.Tensor, ...]], outside: bool) -> float:
     """Seconds a step."""
     start = time.perf_counter()
     for inputs in data:
-        loss_of(model, inputs).backward()
+        loss_of(model, inputs, outside).backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
     return (time.perf_counter() - start) / len(data)
@@ -100,7 +104,7 @@ def measure(args: argparse.Namespace, task: str, density: float) -> None:
     for turn in range(args.rounds + 1):
         data = batches(args, task, density, args.steps)
         for name in names[turn % len(names):] + names[:turn % len(names)]:
-            seconds = train(*found[name], data)
+            seconds = train(*found[name], data, args.outside)
             if turn:  # the first one measures products and builds programs
                 times[name].append(seconds)
     medians = {name: statistics.median(values) for name, values in times.items()}
@@ -122,6 +126,7 @@ def main() -> None:
     parser.add_argument("--density", default="0.6,1.0")
     parser.add_argument("--labelled", type=float, default=0.15)
     parser.add_argument("--no-eager", action="store_true")
+    parser.add_argument("--outside", action="store_true")
     for name, default in (("layers", 12), ("width", 768), ("words", 30522), ("batch", 8), ("length", 128),
                           ("rounds", 7), ("steps", 4)):
         parser.add_argument(f"--{name}", type=int, default=default)

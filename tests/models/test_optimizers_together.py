@@ -32,7 +32,7 @@ from test_models import MODELS, RANDOM
 
 import onnxtrain
 from onnxtrain import _C
-from onnxtrain.ortmodule import ORTModule, _outside_loss, _unread
+from onnxtrain.ortmodule import ORTModule, _deferred, _outside_loss, _unread
 
 PIPELINE = Path(__file__).resolve().parents[2] / "csrc" / "passes" / "pipeline.c"
 OPTIONAL = sorted({*re.findall(r'{"(\w+)", \w+, false', PIPELINE.read_text()), "pack_rows", "schedule", "winograd"})
@@ -68,7 +68,7 @@ def switch(way: str, patch: pytest.MonkeyPatch) -> None:
     for name, value in variables.items():
         patch.setenv(name, value)
     patch.setenv("ONNXTRAIN_DISABLE", "unread,outside_loss" if off else "")
-    for module in (_unread, _outside_loss):
+    for module in (_unread, _outside_loss, _deferred):
         patch.setattr(module, "LEAST_ELEMENTS", 1 << 62 if off else 1)
     _C.disable_passes(OPTIONAL if off else FORCED)
     _C.recompute_everywhere(everywhere)
