@@ -166,6 +166,33 @@ def test_first_tokens_alone(kernels):
     assert "double[4,1,12]" in text.replace(" ", "")
 
 
+def test_bfloat16():
+    """Attention of the processor's own bfloat16 products, where it has some, in a float32 model. Rounding differs."""
+    torch.manual_seed(SEED)
+    batch, heads, length, width = 3, 2, 300, 32
+    m = Model(torch.float32)
+    seen = seen_keys("gaps", batch, length)
+    x, where = m.random(batch, length, heads * width), m.input(seen[:, None, None])
+    q, k, v = (m.heads(m("Cast", m("MatMul", x, weight(m, heads * width, heads * width)), to=16), batch, length, heads,
+                       width) for _ in range(3))
+    s = m("Mul", m("MatMul", q, m("Transpose", k, perm=[0, 1, 3, 2])), m("Cast", m.constant(width ** -0.5), to=16))
+    s = m("Where", where, s, m("Cast", m.constant(-math.inf), to=16))
+    p = m("Dropout", m("Softmax", s, axis=-1), m.constant(0.3, torch.float32), m.constant(True, torch.bool))
+    y = m("Transpose", m("Cast", m("MatMul", p, v), to=1), perm=[0, 2, 1, 3])
+    y = m("Add", x, m("Reshape", y, m.ints(batch, length, heads * width)))
+    rows = m("Reshape", m("MatMul", y, weight(m, heads * width, CLASSES)), m.ints(-1, CLASSES))
+    labels = torch.where(seen & (torch.rand(seen.shape) < 0.6), 1, -100)
+    loss = m("SoftmaxCrossEntropyLoss", rows, m("Reshape", m.input(labels), m.ints(-1)), reduction="mean",
+             ignore_index=-100)
+    data = m.bytes(loss)
+    packed, plain = _C.Session(data, rows=7), _C.Session(data)
+    for got, wanted in zip(step(packed, m), step(plain, m), strict=True):
+        if wanted is not None:
+            torch.testing.assert_close(got, wanted, rtol=0.02, atol=0.02 * float(wanted.abs().max()))
+    text = packed.text("program")
+    assert attentions(text) in ([], [11])  # none where the processor has no such products
+
+
 def test_a_sequence_without_keys():
     """Where a masked row counts as zeros: a whole sequence of padding has no row at all."""
     torch.manual_seed(SEED)

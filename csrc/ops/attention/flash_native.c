@@ -449,7 +449,8 @@ static void forward_slots(void *context, int64_t first, int64_t last)
                                    .i0 = (blocks_per_bh - 1 - index % blocks_per_bh) * s->block_q};
             ont_flash_state packed;
             const ont_flash_state *at = ont_flash_at(f->call, s, blk.bh, slot, &packed);
-            if (can_prefetch(at, blk.bh, next < items ? next : -1)) prefetch_forward(f->call, at, &prefetch, next);
+            int64_t next_bh = next < items && blocks_per_bh == 1 ? next : -1;
+            if (can_prefetch(at, blk.bh, next_bh)) prefetch_forward(f->call, at, &prefetch, next_bh);
             blk.m = min_i64(s->block_q, at->a.seqlen_q - blk.i0);
             if (blk.m > 0) forward_rows(f->call, at, blk, &w);
         }
