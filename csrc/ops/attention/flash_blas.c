@@ -103,7 +103,7 @@ const ont_flash_state *ont_flash_at(const ont_call *call, const ont_flash_state 
     if (!s->a.packed_q && !s->a.packed_k) return s;
     *at = *s;
     at->gather = (char *)call->work + (size_t)(slot + 1) * s->slot_bytes - s->gather_bytes;
-    ont_attention_at(call, &s->a, bh, &at->a);
+    ont_attention_of_sequence(call, &s->a, bh, &at->a);
     return at;
 }
 

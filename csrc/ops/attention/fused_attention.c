@@ -100,7 +100,7 @@ static void start_at(ont_attention *at, int which, int64_t sequence, int64_t fir
     layout->offset += first * layout->row_stride - sequence * layout->batch_stride[0];
 }
 
-void ont_attention_at(const ont_call *call, const ont_attention *a, int64_t bh, ont_attention *at)
+void ont_attention_of_sequence(const ont_call *call, const ont_attention *a, int64_t bh, ont_attention *at)
 {
     int64_t sequence = bh / (a->n_bh / a->batch_dims[0]);
     *at = *a;

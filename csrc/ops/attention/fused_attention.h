@@ -48,11 +48,11 @@ typedef struct ont_attention {
     int n_batch_dims;
     int64_t batch_dims[ONT_ATTENTION_BATCH_DIMS], n_bh; /* n_bh: their product, batch * heads */
     int64_t seqlen_q, seqlen_k, head_dim, head_dim_v;
-    int64_t scores_q, scores_k;   /* as seqlen_q and seqlen_k, also in ont_attention_at() */
+    int64_t scores_q, scores_k;   /* as seqlen_q and seqlen_k, also in ont_attention_of_sequence() */
     int64_t packed_q, packed_k;   /* rows of Q and K where rows are left out, else 0 */
     /*
-     * Of ont_attention_at(). The row of each query, and of position 0; NULL: all are there. The position of key 0, and
-     * the row of each key; NULL: there is no gap between them.
+     * Of ont_attention_of_sequence(). The row of each query, and of position 0; NULL: all are there. The position of
+     * key 0, and the row of each key; NULL: there is no gap between them.
      */
     const int64_t *query_rows, *key_rows;
     int64_t first_row, first_key;
@@ -124,7 +124,7 @@ static inline int64_t ont_attention_column(const ont_attention *a, int64_t j)
  * The attention of batch index bh where rows are left out: its own numbers of queries and keys, and offsets with which
  * row 0 of each operand is the first of its sequence, and column 0 of bias and mask key 0.
  */
-void ont_attention_at(const ont_call *call, const ont_attention *a, int64_t bh, ont_attention *at);
+void ont_attention_of_sequence(const ont_call *call, const ont_attention *a, int64_t bh, ont_attention *at);
 /* Zeroes the spare packed rows of an operand's tensor, or of its gradient. */
 void ont_attention_zero_spare(const ont_call *call, const ont_attention *a, int operand, void *data);
 

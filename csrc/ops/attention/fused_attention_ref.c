@@ -182,7 +182,7 @@ ont_status ont_attention_run_ref(const ont_call *call)
     ont_attention_zero_spare(call, a, ONT_ATTENTION_Y, call->out[0]);
     for (int64_t bh = 0; bh < a->n_bh; bh++) {
         ont_attention at;
-        ont_attention_at(call, a, bh, &at);
+        ont_attention_of_sequence(call, a, bh, &at);
         for (int64_t i = 0; i < at.seqlen_q; i++) (single ? forward_f32 : forward_f64)(call, &at, bh, i);
     }
     return ONT_OK;
@@ -202,7 +202,7 @@ ont_status ont_attention_run_grad_ref(const ont_call *call)
     }
     for (int64_t bh = 0; bh < a->n_bh; bh++) {
         ont_attention at;
-        ont_attention_at(call, a, bh, &at);
+        ont_attention_of_sequence(call, a, bh, &at);
         for (int64_t i = 0; i < at.seqlen_q; i++) (single ? backward_f32 : backward_f64)(call, &at, bh, i, out);
     }
     return ONT_OK;
