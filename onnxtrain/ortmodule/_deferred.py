@@ -30,7 +30,7 @@ from onnxtrain import options
 from onnxtrain.ortmodule import _random
 from onnxtrain.ortmodule._key import function_mode, torch_modes
 from onnxtrain.ortmodule._outside_loss import LEAST_ELEMENTS, WATCHED, saved_by_hooks
-from onnxtrain.ortmodule._unread import STEPS, Pending, Reads, UnreadResult, is_close, is_loss, refuse_gradient
+from onnxtrain.ortmodule._unread import STEPS, Pending, Reads, UnreadResult, is_close, is_loss, refuse_gradient, watch
 
 MISSES = 4  # watched steps that read scores otherwise, before the watching ends
 MAX_JOINED = 4  # graphs with a loss, of other settings each
@@ -382,8 +382,7 @@ class Scores(Reads):
             self._wanted.add(wanted)
 
         node.metadata[WATCHED] = step
-        node.metadata["onnxtrain_watched"] = True
-        node.register_prehook(look)
+        watch(node, look)
         return results
 
     def _draws_as(self, before: Tensor) -> bool:
@@ -430,15 +429,7 @@ class Scores(Reads):
         if self._parts().torch_graphs > by_torch or not self._parts().is_node(node):
             self._give_up("PyTorch runs the graph with it")
             return plain()
-        held = weakref.ref(pending)
-
-        def compute_if_held(gradients: Sequence[Tensor | None]) -> None:
-            """Before weights can change."""
-            if (pending := held()) is not None:
-                pending.results()
-
-        node.metadata["onnxtrain_watched"] = True
-        node.register_prehook(compute_if_held)
+        pending.compute_before(node)
         pending.joined = True
         return loss
 

@@ -122,6 +122,17 @@ class Pending:
             self.given = ()
         return self._results
 
+    def compute_before(self, node: Any) -> None:
+        """Computes the results when backward of the loss's node begins, if code still holds one: weights can change
+        after it."""
+        held = weakref.ref(self)
+
+        def compute_if_held(gradients: Sequence[Tensor | None]) -> None:
+            if (pending := held()) is not None:
+                pending.results()
+
+        watch(node, compute_if_held)
+
     def run(self) -> Sequence[Any]:
         """All results of the graph."""
         results: Sequence[Any] = self.graph.run(*self.given)
@@ -232,8 +243,7 @@ class Results(Reads):
             if not self._unread or not large:
                 self._without = None
 
-        node.metadata["onnxtrain_watched"] = True
-        node.register_prehook(look)
+        watch(node, look)
 
     def _leave_out(self, without: Callable[[frozenset[int]], Callable[..., Sequence[Any]]],
                    given: Sequence[Any]) -> Sequence[Any]:
@@ -276,20 +286,18 @@ class Results(Reads):
             return self.run(*given)
         for i, kind in unread.items():
             results[i] = UnreadResult.of(pending, i, *kind)
-        held = weakref.ref(pending)
-
-        def compute_if_held(gradients: Sequence[Tensor | None]) -> None:
-            """Before weights can change."""
-            if (pending := held()) is not None:
-                pending.results()
-
-        node.metadata["onnxtrain_watched"] = True
-        node.register_prehook(compute_if_held)
+        pending.compute_before(node)
         return tuple(results)
 
 
+def watch(node: Any, look: Callable[[Sequence[Tensor | None]], None]) -> None:
+    """Calls look() with the gradients that reach an autograd node, before its backward. Its metadata says so."""
+    node.metadata["onnxtrain_watched"] = True
+    node.register_prehook(look)
+
+
 def _node_of(results: Sequence[Any]) -> Any:
-    """The autograd node of the loss, or None. Its metadata has "onnxtrain_watched" where it must meet its backward."""
+    """The autograd node of the loss, or None."""
     return next((value.grad_fn for value in results if is_loss(value) and value.grad_fn is not None), None)
 
 

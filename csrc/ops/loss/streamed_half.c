@@ -11,6 +11,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "base/assert.h"
 #include "device/gemm_native.h"
 #include "device/matmul.h"
 #include "ops/loss/streamed_loss.h"
@@ -99,6 +100,7 @@ ont_status ont_stream_half_prepare(ont_stream_state *s, bool bias, ont_arena *ar
     int64_t rest = s->labels.classes % s->block;
     s->half = ont_arena_alloc(arena, sizeof *s->half);
     if (!s->half) return ONT_ENOMEM;
+    s->parts = &ont_stream_half_parts;
     *s->half = (ont_stream_half){0};
     ont_status status = prepare_products(s, s->half->whole, s->block, bias);
     if (status == ONT_OK && rest) status = prepare_products(s, s->half->rest, rest, bias);
@@ -142,7 +144,9 @@ size_t ont_stream_half_work_bytes(const ont_stream_state *s)
 static void multiply(ont_stream_job *j, int product, const void *a, const void *b, const void *row, void *c, bool adds)
 {
     const ont_stream_half *half = j->s->half;
-    const half_product *p = &(j->size == j->s->block ? half->whole : half->rest)[product];
+    bool whole = j->size == j->s->block;
+    const half_product *p = &(whole ? half->whole : half->rest)[product];
+    ONT_ASSERT(whole || j->size == j->s->labels.classes % j->s->block); /* the sizes that have products */
     if (j->status != ONT_OK) return;
     if (!p->native.kernel) {
         j->status = ont_dnnl_matmul_run(p->primitives[adds], a, b, row, c, j->work);
@@ -160,7 +164,8 @@ static const uint16_t *half_at(const void *array, int64_t i)
     return (const uint16_t *)array + i;
 }
 
-void ont_stream_half_gather(ont_stream_job *j)
+/* Products have one number of rows: zeros fill up the chunk. */
+static void gather(ont_stream_job *j)
 {
     const ont_stream_state *s = j->s;
     const void *h = j->call->in[0];
@@ -173,7 +178,8 @@ void ont_stream_half_gather(ont_stream_job *j)
     memset(to + j->n * s->width, 0, (size_t)(s->chunk - j->n) * width);
 }
 
-void ont_stream_half_scores(ont_stream_job *j)
+/* With the row. */
+static void scores(ont_stream_job *j)
 {
     const void *row = j->row ? half_at(j->row, j->from) : NULL;
     size_t bytes = (size_t)j->size * ont_dtype_size(j->s->scores);
@@ -181,19 +187,19 @@ void ont_stream_half_scores(ont_stream_job *j)
     memset((char *)j->tile + (size_t)j->n * bytes, 0, (size_t)(j->s->chunk - j->n) * bytes);
 }
 
-void ont_stream_half_add_to_h(ont_stream_job *j)
+static void add_to_h(ont_stream_job *j)
 {
     multiply(j, ONT_STREAM_TO_H, j->tile, half_at(j->w, ont_stream_in_w(j)), NULL, j->part, j->from > 0);
 }
 
-void ont_stream_half_add_to_w(ont_stream_job *j)
+static void add_to_w(ont_stream_job *j)
 {
     bool trans = j->s->trans_w;
     float *dw = (float *)j->dw + ont_stream_in_w(j);
     multiply(j, ONT_STREAM_TO_W, trans ? j->tile : j->rows, trans ? j->rows : j->tile, NULL, dw, j->accumulates);
 }
 
-void ont_stream_half_spread(const ont_stream_job *j)
+static void spread(const ont_stream_job *j)
 {
     int64_t width = j->s->width, i = 0;
     const float *part = j->part;
@@ -283,4 +289,5 @@ static void sum_columns(void *context, int64_t first, int64_t last)
     }
 }
 
-const ont_stream_loops ont_stream_half_loops = {sum_rows, grad_rows, early_rows, sum_columns};
+const ont_stream_parts ont_stream_half_parts = {gather, scores, add_to_h, add_to_w, spread,
+                                                sum_rows, grad_rows, early_rows, sum_columns};

@@ -195,63 +195,6 @@ static void divide(ont_stream_state *s, bool plain, int64_t rows)
     }
 }
 
-static ont_status prepare_with(bool plain, const ont_node *node, ont_arena *arena, ont_prepared *out)
-{
-    ont_stream_job j;
-    ont_stream_state *s = ont_arena_alloc(arena, sizeof *s);
-    if (!s) return ONT_ENOMEM;
-    ONT_TRY(read_state(node, s));
-    divide(s, plain, ont_attr_int(node, "rows", 0));
-    s->backends[ONT_STREAM_TO_SCORES] = provider(plain, s->dtype, s->chunk, s->block, s->width, false, s->trans_w);
-    s->backends[ONT_STREAM_TO_H] = provider(plain, s->dtype, s->chunk, s->width, s->block, false, !s->trans_w);
-    s->backends[ONT_STREAM_TO_W] = s->trans_w ? provider(plain, s->dtype, s->block, s->width, s->chunk, true, false)
-                                   : provider(plain, s->dtype, s->width, s->block, s->chunk, true, false);
-    out->work_bytes = layout_scratch(s, NULL, &j);
-    out->state = s;
-    return ONT_OK;
-}
-
-static ont_status prepare(const ont_node *node, ont_arena *arena, ont_prepared *out)
-{
-    return prepare_with(false, node, arena, out);
-}
-
-/* The reference: small tiles and the scalar loops. */
-static ont_status prepare_ref(const ont_node *node, ont_arena *arena, ont_prepared *out)
-{
-    return prepare_with(true, node, arena, out);
-}
-
-static ont_status prepare_half(const ont_node *node, ont_arena *arena, ont_prepared *out)
-{
-    ont_stream_job j;
-    ont_stream_state *s = ont_arena_alloc(arena, sizeof *s);
-    if (!s) return ONT_ENOMEM;
-    ONT_TRY(read_state(node, s));
-    divide(s, false, even_parts(s->labels.count, ont_attr_int(node, "rows", 0)));
-    ONT_TRY(ont_stream_half_prepare(s, ont_node_in(node, IN_ROW) != NULL, arena));
-    out->work_bytes = layout_scratch(s, NULL, &j);
-    out->state = s;
-    return ONT_OK;
-}
-
-static void release_half(void *state)
-{
-    ont_stream_half_release(state);
-}
-
-static const char *accept_half(const ont_node *node)
-{
-    ont_stream_state s;
-    if (ont_node_in(node, IN_W)->dtype != ONT_BFLOAT16) return "dtype";
-    return read_state(node, &s) == ONT_OK ? ont_stream_half_refuses(&s) : "operands";
-}
-
-static const char *accept_wide(const ont_node *node)
-{
-    return ont_dtype_is_half(ont_node_in(node, IN_W)->dtype) ? "dtype" : NULL;
-}
-
 /* ---- operands ---- */
 
 /* Element i of an array of the state's dtype. */
@@ -266,6 +209,11 @@ static void set_number(const ont_stream_state *s, void *array, int64_t i, double
         ((double *)array)[i] = value;
     else
         ((float *)array)[i] = (float)value;
+}
+
+static void clear_rows(const ont_stream_state *s, void *x, int64_t first, int64_t last, int64_t width)
+{
+    memset(element(s, x, first * width), 0, (size_t)((last - first) * width) * s->size);
 }
 
 static ont_stream_job begin(const ont_call *call)
@@ -287,19 +235,11 @@ static bool next_chunk(ont_stream_job *j)
     const void *labels = j->call->in[IN_LABELS];
     for (j->n = 0; j->last < l->count && j->n < s->chunk; j->last++)
         if (l->classes && ont_label_counts(l, ont_label_at(l, labels, j->last))) j->at[j->n++] = j->last;
-    if (s->half) {
-        ont_stream_half_gather(j);
-        return j->first < j->last;
-    }
-    const void *h = j->call->in[IN_H];
-    bool whole = j->n == j->last - j->first;
-    j->rows = whole ? element(s, h, j->first * s->width) : j->gathered;
-    for (int64_t i = 0; !whole && i < j->n; i++)
-        memcpy(element(s, j->gathered, i * s->width), element(s, h, j->at[i] * s->width), (size_t)s->width * s->size);
+    s->parts->gather(j);
     return j->first < j->last;
 }
 
-/* Computes the scores of the chunk's next tile, without the row. Returns false after the last tile. */
+/* Computes the scores of the chunk's next tile. Returns false after the last tile, or a failure. */
 static bool next_tile(ont_stream_job *j)
 {
     const ont_stream_state *s = j->s;
@@ -307,14 +247,8 @@ static bool next_tile(ont_stream_job *j)
     j->size = s->labels.classes - j->from < s->block ? s->labels.classes - j->from : s->block;
     if (!j->n || j->size <= 0) return false;
     ONT_ASSERT(j->n <= s->chunk && j->size <= s->block); /* what the scratch has room for */
-    if (s->half) {
-        ont_stream_half_scores(j);
-        return j->status == ONT_OK;
-    }
-    ont_gemm gemm = {.dtype = s->dtype, .trans_b = s->trans_w, .m = j->n, .n = j->size, .k = s->width,
-                     .lda = s->width, .ldb = ont_stream_ld_of_w(s), .ldc = j->size, .alpha = 1};
-    s->backends[ONT_STREAM_TO_SCORES]->run(&gemm, j->rows, element(s, j->w, ont_stream_in_w(j)), j->tile);
-    return true;
+    s->parts->scores(j);
+    return j->status == ONT_OK;
 }
 
 /* The row that is added to scores, from the tile's first class on; NULL: none. */
@@ -329,7 +263,61 @@ static int64_t grain(const ont_stream_job *j)
     return 4096 / (j->size + 1) + 1;
 }
 
-/* ---- rows and columns of a tile, for both types ---- */
+/* ---- chunks and tiles of float32 and float64 ---- */
+
+static void gather(ont_stream_job *j)
+{
+    const ont_stream_state *s = j->s;
+    const void *h = j->call->in[IN_H];
+    bool whole = j->n == j->last - j->first;
+    j->rows = whole ? element(s, h, j->first * s->width) : j->gathered;
+    for (int64_t i = 0; !whole && i < j->n; i++)
+        memcpy(element(s, j->gathered, i * s->width), element(s, h, j->at[i] * s->width), (size_t)s->width * s->size);
+}
+
+/* Without the row, which the loops add. */
+static void scores(ont_stream_job *j)
+{
+    const ont_stream_state *s = j->s;
+    ont_gemm gemm = {.dtype = s->dtype, .trans_b = s->trans_w, .m = j->n, .n = j->size, .k = s->width,
+                     .lda = s->width, .ldb = ont_stream_ld_of_w(s), .ldc = j->size, .alpha = 1};
+    s->backends[ONT_STREAM_TO_SCORES]->run(&gemm, j->rows, element(s, j->w, ont_stream_in_w(j)), j->tile);
+}
+
+static void add_to_h(ont_stream_job *j)
+{
+    const ont_stream_state *s = j->s;
+    ont_gemm gemm = {.dtype = s->dtype, .trans_b = !s->trans_w, .m = j->n, .n = s->width, .k = j->size,
+                     .lda = j->size, .ldb = ont_stream_ld_of_w(s), .ldc = s->width, .alpha = 1, .beta = j->from > 0};
+    void *dh = element(s, j->dh, j->first * s->width);
+    s->backends[ONT_STREAM_TO_H]->run(&gemm, j->tile, element(s, j->w, ont_stream_in_w(j)), dh);
+}
+
+static void add_to_w(ont_stream_job *j)
+{
+    const ont_stream_state *s = j->s;
+    ont_gemm gemm = {.dtype = s->dtype, .trans_a = true, .k = j->n, .ldc = ont_stream_ld_of_w(s), .alpha = 1,
+                     .beta = j->accumulates};
+    gemm.m = gemm.lda = s->trans_w ? j->size : s->width;
+    gemm.n = gemm.ldb = s->trans_w ? s->width : j->size;
+    const void *a = s->trans_w ? j->tile : j->rows, *b = s->trans_w ? j->rows : j->tile;
+    s->backends[ONT_STREAM_TO_W]->run(&gemm, a, b, element(s, j->dw, ont_stream_in_w(j)));
+}
+
+/* From the last row on, since rows move to later places. */
+static void spread(const ont_stream_job *j)
+{
+    const ont_stream_state *s = j->s;
+    int64_t width = s->width, i = j->n;
+    for (int64_t row = j->last - 1; row >= j->first; row--) {
+        if (!i || j->at[i - 1] != row)
+            clear_rows(s, j->dh, row, row + 1, width);
+        else if (j->first + --i < row)
+            memcpy(element(s, j->dh, row * width), element(s, j->dh, (j->first + i) * width), (size_t)width * s->size);
+    }
+}
+
+/* ---- their rows and columns ---- */
 
 static void add_to_f32(float *x, const float *row, int64_t n)
 {
@@ -365,11 +353,6 @@ static void scaled_softmax_f64(double *x, double row_max, double log_sum, double
     for (int64_t i = 0; i < n; i++) x[i] = scale * exp((x[i] - row_max) - log_sum);
 }
 
-/*
- * sum_rows: forward, of a tile. grad_rows: the gradient of the scores, over the scores of the tile. early_rows: scores
- * of whole rows become their losses, and their gradient where the loss's own is 1 over them. sum_columns: adds columns
- * [first, last) of the tile to drow.
- */
 #define TILE_LOOPS(suffix, type) \
     /* Scores of row i of the tile, after the row is added. */ \
     static type *finish_row_##suffix(const ont_stream_job *j, int64_t i) \
@@ -440,20 +423,72 @@ static void scaled_softmax_f64(double *x, double row_max, double log_sum, double
 TILE_LOOPS(f32, float)
 TILE_LOOPS(f64, double)
 
-static const ont_stream_loops *loops_of(const ont_stream_state *s)
+static const ont_stream_parts f32_parts = {gather, scores, add_to_h, add_to_w, spread,
+                                           sum_rows_f32, grad_rows_f32, early_rows_f32, sum_columns_f32};
+static const ont_stream_parts f64_parts = {gather, scores, add_to_h, add_to_w, spread,
+                                           sum_rows_f64, grad_rows_f64, early_rows_f64, sum_columns_f64};
+
+/* ---- prepare ---- */
+
+static ont_status prepare_with(bool plain, const ont_node *node, ont_arena *arena, ont_prepared *out)
 {
-    static const ont_stream_loops f32 = {sum_rows_f32, grad_rows_f32, early_rows_f32, sum_columns_f32},
-                            f64 = {sum_rows_f64, grad_rows_f64, early_rows_f64, sum_columns_f64};
-    if (s->half) return &ont_stream_half_loops;
-    return s->dtype == ONT_FLOAT64 ? &f64 : &f32;
+    ont_stream_job j;
+    ont_stream_state *s = ont_arena_alloc(arena, sizeof *s);
+    if (!s) return ONT_ENOMEM;
+    ONT_TRY(read_state(node, s));
+    divide(s, plain, ont_attr_int(node, "rows", 0));
+    s->parts = s->dtype == ONT_FLOAT64 ? &f64_parts : &f32_parts;
+    s->backends[ONT_STREAM_TO_SCORES] = provider(plain, s->dtype, s->chunk, s->block, s->width, false, s->trans_w);
+    s->backends[ONT_STREAM_TO_H] = provider(plain, s->dtype, s->chunk, s->width, s->block, false, !s->trans_w);
+    s->backends[ONT_STREAM_TO_W] = s->trans_w ? provider(plain, s->dtype, s->block, s->width, s->chunk, true, false)
+                                   : provider(plain, s->dtype, s->width, s->block, s->chunk, true, false);
+    out->work_bytes = layout_scratch(s, NULL, &j);
+    out->state = s;
+    return ONT_OK;
+}
+
+static ont_status prepare(const ont_node *node, ont_arena *arena, ont_prepared *out)
+{
+    return prepare_with(false, node, arena, out);
+}
+
+/* The reference: small tiles and the scalar loops. */
+static ont_status prepare_ref(const ont_node *node, ont_arena *arena, ont_prepared *out)
+{
+    return prepare_with(true, node, arena, out);
+}
+
+static ont_status prepare_half(const ont_node *node, ont_arena *arena, ont_prepared *out)
+{
+    ont_stream_job j;
+    ont_stream_state *s = ont_arena_alloc(arena, sizeof *s);
+    if (!s) return ONT_ENOMEM;
+    ONT_TRY(read_state(node, s));
+    divide(s, false, even_parts(s->labels.count, ont_attr_int(node, "rows", 0)));
+    ONT_TRY(ont_stream_half_prepare(s, ont_node_in(node, IN_ROW) != NULL, arena));
+    out->work_bytes = layout_scratch(s, NULL, &j);
+    out->state = s;
+    return ONT_OK;
+}
+
+static void release_half(void *state)
+{
+    ont_stream_half_release(state);
+}
+
+static const char *accept_half(const ont_node *node)
+{
+    ont_stream_state s;
+    if (ont_node_in(node, IN_W)->dtype != ONT_BFLOAT16) return "dtype";
+    return read_state(node, &s) == ONT_OK ? ont_stream_half_refuses(&s) : "operands";
+}
+
+static const char *accept_wide(const ont_node *node)
+{
+    return ont_dtype_is_half(ont_node_in(node, IN_W)->dtype) ? "dtype" : NULL;
 }
 
 /* ---- forward ---- */
-
-static void clear_rows(const ont_stream_state *s, void *x, int64_t first, int64_t last, int64_t width)
-{
-    memset(element(s, x, first * width), 0, (size_t)((last - first) * width) * s->size);
-}
 
 /* Losses and statistics of the rows of a chunk; adds to *total. */
 static void finish_losses(const ont_stream_job *j, double *total)
@@ -473,40 +508,6 @@ static void finish_losses(const ont_stream_job *j, double *total)
 
 /* ---- backward ---- */
 
-/* Adds the tile's part of dh. The i-th row that is not ignored is summed at row i of the chunk for now. */
-static void add_to_h(ont_stream_job *j)
-{
-    const ont_stream_state *s = j->s;
-    ont_gemm gemm = {.dtype = s->dtype, .trans_b = !s->trans_w, .m = j->n, .n = s->width, .k = j->size,
-                     .lda = j->size, .ldb = ont_stream_ld_of_w(s), .ldc = s->width, .alpha = 1, .beta = j->from > 0};
-    void *dh = element(s, j->dh, j->first * s->width);
-    s->backends[ONT_STREAM_TO_H]->run(&gemm, j->tile, element(s, j->w, ont_stream_in_w(j)), dh);
-}
-
-static void add_to_w(ont_stream_job *j)
-{
-    const ont_stream_state *s = j->s;
-    ont_gemm gemm = {.dtype = s->dtype, .trans_a = true, .k = j->n, .ldc = ont_stream_ld_of_w(s), .alpha = 1,
-                     .beta = j->accumulates};
-    gemm.m = gemm.lda = s->trans_w ? j->size : s->width;
-    gemm.n = gemm.ldb = s->trans_w ? s->width : j->size;
-    const void *a = s->trans_w ? j->tile : j->rows, *b = s->trans_w ? j->rows : j->tile;
-    s->backends[ONT_STREAM_TO_W]->run(&gemm, a, b, element(s, j->dw, ont_stream_in_w(j)));
-}
-
-/* Moves the rows of dh to their own places, from the last one on, and zeroes the ignored rows. */
-static void spread_rows(const ont_stream_job *j)
-{
-    const ont_stream_state *s = j->s;
-    int64_t width = s->width, i = j->n;
-    for (int64_t row = j->last - 1; row >= j->first; row--) {
-        if (!i || j->at[i - 1] != row)
-            clear_rows(s, j->dh, row, row + 1, width);
-        else if (j->first + --i < row)
-            memcpy(element(s, j->dh, row * width), element(s, j->dh, (j->first + i) * width), (size_t)width * s->size);
-    }
-}
-
 static void *output(const ont_call *call, uint32_t i)
 {
     return i < call->node->n_outputs ? call->out[i] : NULL;
@@ -515,10 +516,10 @@ static void *output(const ont_call *call, uint32_t i)
 /* Adds the tile, which holds the gradient of its scores, to the gradients that are needed. */
 static void add_tile(ont_stream_job *j)
 {
-    bool half = j->s->half != NULL;
-    if (j->dh) (half ? ont_stream_half_add_to_h : add_to_h)(j);
-    if (j->dw) (half ? ont_stream_half_add_to_w : add_to_w)(j);
-    if (j->drow) ont_parallel(j->size, COLUMNS, loops_of(j->s)->sum_columns, j);
+    const ont_stream_parts *parts = j->s->parts;
+    if (j->dh) parts->add_to_h(j);
+    if (j->dw) parts->add_to_w(j);
+    if (j->drow) ont_parallel(j->size, COLUMNS, parts->sum_columns, j);
 }
 
 /* Finds the gradients, which are outputs `first` and later, and counts the labels. */
@@ -532,7 +533,7 @@ static void begin_gradients(ont_stream_job *j, uint32_t first)
 
 static void end_chunk(ont_stream_job *j)
 {
-    if (j->dh) (j->s->half ? ont_stream_half_spread : spread_rows)(j);
+    if (j->dh) j->s->parts->spread(j);
     j->accumulates |= j->n > 0;
 }
 
@@ -549,7 +550,7 @@ static ont_status grad_run(const ont_call *call)
     begin_gradients(&j, 0);
     while (next_chunk(&j)) {
         for (j.from = j.size = 0; next_tile(&j);) {
-            ont_parallel(j.n, grain(&j), loops_of(j.s)->grad_rows, &j);
+            ont_parallel(j.n, grain(&j), j.s->parts->grad_rows, &j);
             add_tile(&j);
         }
         end_chunk(&j);
@@ -566,7 +567,7 @@ static ont_status early_run(ont_stream_job *j)
     begin_gradients(j, EARLY);
     while (next_chunk(j)) {
         for (j->from = j->size = 0; next_tile(j);) {
-            ont_parallel(j->n, grain(j), loops_of(j->s)->early_rows, j);
+            ont_parallel(j->n, grain(j), j->s->parts->early_rows, j);
             for (int64_t i = 0; i < j->n; i++) total += j->score[i];
             add_tile(j);
         }
@@ -587,7 +588,7 @@ static ont_status stream_run(const ont_call *call)
     if (ont_attr_int(call->node, "rows", 0)) return early_run(&j);
     while (next_chunk(&j)) {
         for (int64_t i = 0; i < j.n; i++) j.row_max[i] = -INFINITY, j.row_sum[i] = 0, j.score[i] = 0;
-        for (j.from = j.size = 0; next_tile(&j);) ont_parallel(j.n, grain(&j), loops_of(j.s)->sum_rows, &j);
+        for (j.from = j.size = 0; next_tile(&j);) ont_parallel(j.n, grain(&j), j.s->parts->sum_rows, &j);
         finish_losses(&j, &total);
         norm += (double)j.n;
     }

@@ -19,8 +19,9 @@ typedef struct ont_stream_state {
     ont_dtype scores;            /* of a tile */
     size_t size;                 /* bytes of an element of `dtype` */
     ont_labels labels;
-    const ont_gemm_backend *backends[ONT_STREAM_PRODUCTS];
-    struct ont_stream_half *half; /* products of 16-bit operands; NULL: backends */
+    const struct ont_stream_parts *parts;
+    const ont_gemm_backend *backends[ONT_STREAM_PRODUCTS]; /* of float32 and float64 operands */
+    struct ont_stream_half *half;                          /* products of 16-bit operands */
 } ont_stream_state;
 
 /* Loops over chunks of rows, and over the tiles of a chunk. */
@@ -44,10 +45,20 @@ typedef struct ont_stream_job {
     void *dh, *dw, *drow; /* NULL: not needed */
 } ont_stream_job;
 
-/* Loops over rows or columns of a tile; the context is an ont_stream_job. See streamed_loss.c. */
-typedef struct ont_stream_loops {
+/* What depends on the type of operands. A failure goes to the job's status. */
+typedef struct ont_stream_parts {
+    void (*gather)(ont_stream_job *j);       /* finds h of the chunk's rows without an ignored label */
+    void (*scores)(ont_stream_job *j);       /* h W of the tile */
+    void (*add_to_h)(ont_stream_job *j);     /* adds the tile's part of dh; row i of `at` is summed as row i for now */
+    void (*add_to_w)(ont_stream_job *j);     /* adds the tile's part of dW */
+    void (*spread)(const ont_stream_job *j); /* moves the chunk's rows of dh to their places; ignored ones are zeros */
+    /*
+     * Over rows or columns of a tile; the context is an ont_stream_job. sum_rows: adds to the statistics of rows.
+     * grad_rows: the gradient of the scores, over the scores. early_rows: losses of whole rows, and the gradient of
+     * their scores where the loss's own is 1, over the scores. sum_columns: adds to drow.
+     */
     ont_range_fn sum_rows, grad_rows, early_rows, sum_columns;
-} ont_stream_loops;
+} ont_stream_parts;
 
 static inline int64_t ont_stream_label(const ont_stream_job *j, int64_t i)
 {
@@ -74,15 +85,6 @@ const char *ont_stream_half_refuses(const ont_stream_state *s);
 ont_status ont_stream_half_prepare(ont_stream_state *s, bool bias, ont_arena *arena) ONT_MUST_USE;
 void ont_stream_half_release(ont_stream_state *s);
 size_t ont_stream_half_work_bytes(const ont_stream_state *s);
-extern const ont_stream_loops ont_stream_half_loops;
-
-/* Fills up the chunk's rows of h with zeros, as products have one number of rows. */
-void ont_stream_half_gather(ont_stream_job *j);
-/* Scores of the tile, the row included; then its part of dh, and of dW. A failure goes to j->status. */
-void ont_stream_half_scores(ont_stream_job *j);
-void ont_stream_half_add_to_h(ont_stream_job *j);
-void ont_stream_half_add_to_w(ont_stream_job *j);
-/* Moves the chunk's rows of dh to their places; ignored ones are zeros. */
-void ont_stream_half_spread(const ont_stream_job *j);
+extern const ont_stream_parts ont_stream_half_parts;
 
 #endif
