@@ -268,8 +268,7 @@ static bool matrix_view(const match *m, const ont_node *product, uint32_t index,
     int rank = shape.rank, counts[3];
     if (rank < 2 || full.rank < 2 || ont_node_in(product, !index)->shape.rank < 2) return false;
     int64_t rows = shape.dims[rank - 2], columns = shape.dims[rank - 1];
-    ont_strided_view_limits limits = {.parts = parts, .scales = v->dtype == ONT_FLOAT32 || v->dtype == ONT_FLOAT64};
-    if (product == m->values) limits.scales = false;
+    ont_strided_view_limits limits = {.parts = parts, .scales = product != m->values};
     ont_strided_view_of(v, &limits, view);
     full.dims[full.rank - 2] = rows;
     full.dims[full.rank - 1] = columns;
@@ -445,10 +444,10 @@ static void find_causal(match *m)
 /*
  * Without a 16-bit kernel the fused node computes in float32, while separate matmuls are faster in 16 bits: then fusion
  * pays if memory traffic of the scores dominates, and earlier with a causal mask, which skips half of them. With a
- * 16-bit kernel it pays as soon as tiling gains more than rounding between the tiles costs. Measured by
- * tests/bench/attention.py --bf16.
+ * 16-bit kernel it pays as soon as tiling gains more than rounding between the tiles costs: with many keys, or with
+ * heads whose products take longer than their softmax. Measured by tests/bench/attention.py --bf16.
  */
-enum { MIN_KEYS_16_BIT = 256, MIN_KEYS_PROMOTED = 2048, MIN_KEYS_PROMOTED_CAUSAL = 512 };
+enum { MIN_KEYS_16_BIT = 256, MIN_HEAD_16_BIT = 64, MIN_KEYS_PROMOTED = 2048, MIN_KEYS_PROMOTED_CAUSAL = 512 };
 
 static bool is_narrow(ont_dtype dtype) { return dtype != ONT_FLOAT32 && dtype != ONT_FLOAT64; }
 
@@ -456,8 +455,9 @@ static bool is_narrow(ont_dtype dtype) { return dtype != ONT_FLOAT32 && dtype !=
 static bool is_profitable(const match *m, const ont_node *node)
 {
     if (m->g->device) return ont_op_has_kernel(node, m->g->device); /* devices have no promotion to float32 */
-    return !is_narrow(ont_node_in(node, 0)->dtype) ||
-           m->seqlen_k >= (m->causal ? MIN_KEYS_PROMOTED_CAUSAL : MIN_KEYS_PROMOTED) || ont_op_has_kernel(node, NULL);
+    if (!is_narrow(ont_node_in(node, 0)->dtype)) return true;
+    if (m->seqlen_k >= (m->causal ? MIN_KEYS_PROMOTED_CAUSAL : MIN_KEYS_PROMOTED)) return true;
+    return (m->seqlen_k >= MIN_KEYS_16_BIT || m->head_dim >= MIN_HEAD_16_BIT) && ont_op_has_kernel(node, NULL);
 }
 
 static bool find(match *m)
@@ -477,7 +477,6 @@ static bool find(match *m)
     if (!ont_dtype_is_float(q->dtype) || !ont_shape_count(&q->shape) || !ont_shape_count(&v->shape)) return false;
     if (m->y->shape.rank < 2 || ont_shape_count_range(&m->y->shape, 0, m->y->shape.rank - 1) != m->n_rows) return false;
     if (m->second_bias && m->second_bias->dtype != m->bias->dtype) return false;
-    if (!m->g->device && is_narrow(q->dtype) && m->seqlen_k < MIN_KEYS_16_BIT) return false;
     find_causal(m);
     return true;
 }

@@ -181,14 +181,12 @@ static bool masks_by_batch(const ont_node *node, const ont_attention *a, int64_t
 /* Keys are numbered as rows of K: a token each, of every sequence of the batch. */
 static int demand_of_keys(ont_pack_state *s, const ont_node *node, const ont_attention *a, int operand, int64_t width)
 {
-    const ont_value *v = ont_node_in(node, (uint32_t)operand), *k = ont_node_in(node, ONT_ATTENTION_K),
-                    *bias = ont_node_in(node, ONT_ATTENTION_BIAS);
+    const ont_value *v = ont_node_in(node, (uint32_t)operand), *k = ont_node_in(node, ONT_ATTENTION_K);
     int64_t inner, inner_k, n = a->n_batch_dims ? a->batch_dims[0] * a->seqlen_k : 0;
     if (!(s->g->packed.wanted & ONT_PACK_KEYS) || !operand_rows(a, operand, v, width, n, &inner) ||
         !operand_rows(a, ONT_ATTENTION_K, k, a->head_dim, n, &inner_k) ||
         !rows_match(a, ONT_ATTENTION_K, inner_k, operand, inner) || !masks_by_batch(node, a, inner_k))
         return ONT_ALL_ROWS;
-    if (bias && bias->dtype != ONT_FLOAT32 && bias->dtype != ONT_FLOAT64) return ONT_ALL_ROWS;
     for (uint32_t i = ONT_ATTENTION_BIAS; i <= ONT_ATTENTION_MASKED_ROWS; i++)
         if (!follows_cheaply(s, ont_node_in(node, i))) return ONT_ALL_ROWS;
     return source_set(s, &(ont_row_source){.rule = ONT_ROWS_ATTENTION, .node = node, .n = n, .within = ONT_NO_ROWS,

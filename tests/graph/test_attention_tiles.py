@@ -142,22 +142,29 @@ def narrow_model(S: int, T: int, D: int, E: int, how: str) -> tuple[Model, str]:
     """Products in bfloat16 and a softmax in float32, as autocast has them."""
     m = Model(torch.bfloat16)
     q, k, v = m.random(2, 3, S, D), m.random(2, 3, T, D), m.random(2, 3, T, E)
-    s = m("Cast", m("MatMul", q, m("Transpose", k, perm=[0, 1, 3, 2])), to=onnx.TensorProto.FLOAT)
-    s = m("Mul", s, m.constant(D ** -0.5, torch.float32))
+    scale = m.constant(D ** -0.5, torch.float32)
+    seen = torch.arange(T).expand(2, 1, 1, T) < T - T // 3
+    s = m("MatMul", q, m("Transpose", k, perm=[0, 1, 3, 2]))
+    if how.endswith("bias"):
+        s = m("Mul", s, m("Cast", scale, to=onnx.TensorProto.BFLOAT16))
+        s = m("Add", s, m.random(1, 3, S, T) if how == "bias" else
+              m.input(torch.where(seen, 0, torch.finfo(torch.bfloat16).min)))
+    s = m("Cast", s, to=onnx.TensorProto.FLOAT)
+    if not how.endswith("bias"):
+        s = m("Mul", s, scale)
     if how == "causal":
         s = m("Add", s, m.constant(torch.full((S, T), -math.inf).triu(1), torch.float32))
     if how == "padding":
-        seen = m.input(torch.arange(T).expand(2, 1, 1, T) < T - T // 3)
-        s = m("Where", seen, s, m.constant(-math.inf, torch.float32))
+        s = m("Where", m.input(seen), s, m.constant(-math.inf, torch.float32))
     p = m("Softmax", s, axis=-1)
     if how == "dropout":
         p = m("Dropout", p, m.constant(0.3, torch.float32), m.constant(True, torch.bool))
     return m, m("MatMul", m("Cast", p, to=onnx.TensorProto.BFLOAT16), v)
 
 
-@pytest.mark.parametrize("how", ["plain", "causal", "padding", "dropout"])
+@pytest.mark.parametrize("how", ["plain", "causal", "padding", "bias", "padding bias", "dropout"])
 @pytest.mark.parametrize("sizes", [(1, 600, 2, 2), (1, 600, 16, 16), (70, 1025, 64, 32), (513, 513, 64, 64),
-                                   (130, 515, 34, 100)], ids=str)
+                                   (130, 515, 34, 100), (33, 47, 64, 64), (128, 129, 66, 18)], ids=str)
 def test_bfloat16_is_no_worse_than_its_parts(sizes, how):
     """Against the same computed in float64 where nothing is dropped, against the parts where something is."""
     torch.manual_seed(SEED)
@@ -168,10 +175,10 @@ def test_bfloat16_is_no_worse_than_its_parts(sizes, how):
     _C.disable_passes(["fuse_attention"])
     apart = step(data, m.tensors, wants)
     _C.disable_passes([])
-    leaves = [t.double().requires_grad_() for t in m.tensors[:3]]
+    leaves = [t.double().requires_grad_() for t in m.tensors if t.is_floating_point()]
     mask = torch.full((S, T), -math.inf, dtype=torch.float64).triu(1) if how == "causal" else None
-    mask = m.tensors[3] if how == "padding" else mask
-    exact = torch.nn.functional.scaled_dot_product_attention(*leaves, attn_mask=mask)
+    mask = m.tensors[3] if how == "padding" else leaves[3] if how.endswith("bias") else mask
+    exact = torch.nn.functional.scaled_dot_product_attention(*leaves[:3], attn_mask=mask)
     torch.manual_seed(5)
     exact.backward(torch.randn(exact.shape, dtype=torch.float64).bfloat16().double())
     for i, truth in enumerate([exact.detach(), *(leaf.grad for leaf in leaves)]):

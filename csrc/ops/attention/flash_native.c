@@ -62,7 +62,7 @@ typedef struct scratch {
     float *scores;            /* (M, N): scores, then probabilities */
     float *gradient;          /* (M, N): gradient of the probabilities, then of the scores */
     float *p_bf16, *p_vnni;   /* bfloat16: a block (M, N) rounded, in words of one row and of two rows */
-    float *row_buffer;        /* bfloat16: rows to be transposed; y and dy of one row in float32 */
+    float *row_buffer;        /* bfloat16: rows to be transposed; y and dy, or the bias, of one row in float32 */
     /* Sums: (M, DV), (M, D) or in bfloat16 (seqlen_q, D), (N, D), (N, DV). NULL where the output holds the sums. */
     float *y, *dq, *dk, *dv;
     double *row_max, *row_sum, *delta; /* forward: (M); gradient: (seqlen_q) */
@@ -139,7 +139,6 @@ static const char *refuse_bf16(const ont_node *node)
             return "dtypes differ";
     }
     if (!ont_simd_attention_gemm_bf16()) return "no AVX512-BF16";
-    if (ont_node_in(node, ONT_ATTENTION_BIAS)) return "a bias";
     if (ont_attention_read(node, &a) != ONT_OK || a.head_dim % 2 || a.head_dim_v % 2) return "odd head size";
     if (a.head_dim_v < MIN_HEAD_DIM_V) return "small head size of V";
     for (int d = 0; d < a.n_batch_dims; d++)
@@ -337,6 +336,17 @@ static void pack_b_trans(const ont_flash_state *s, const scratch *w, operand_row
                            s->gemm_bf16 ? round_up(size) / 2 : stride, x.n, word_count(s, size), y, ld);
 }
 
+/* Bias and masks of row r of a block, valid until the next call with this w. */
+static ont_attention_row row_masks(const ont_call *call, const ont_flash_state *s, const ont_flash_block *blk,
+                                   int64_t r, const scratch *w)
+{
+    ont_attention_row row = ont_flash_row_masks(call, s, blk, r, w->dropout_mask);
+    if (!s->gemm_bf16 || !row.bias) return row;
+    s->simd->bfloat_to_float(row.bias, w->row_buffer, row.bias_stride ? blk->n : 1);
+    row.bias = w->row_buffer;
+    return row;
+}
+
 /* ---- forward ---- */
 
 /* Packs the block's K^T and V unless they are packed already. */
@@ -387,7 +397,7 @@ static void softmax_rows(const ont_call *call, const ont_flash_state *s, const o
     for (int64_t r = 0; r < blk->m; r++) {
         prefetch_some(w->prefetch);
         double rescale;
-        ont_attention_row row = ont_flash_row_masks(call, s, blk, r, w->dropout_mask);
+        ont_attention_row row = row_masks(call, s, blk, r, w);
         s->loops->softmax(w->scores + r * ld, &row, &w->row_max[r], &w->row_sum[r], &rescale);
         if (!blk->j0 || rescale == 1) continue;
         float factor = (float)rescale, *y = w->y + r * width;
@@ -502,14 +512,16 @@ static void grad_rows(const ont_call *call, const ont_flash_state *s, const ont_
         prefetch_some(w->prefetch);
         int64_t i = blk->i0 + r;
         float *scores = w->scores + r * ld, *gradient = w->gradient + r * ld;
-        ont_attention_row row = ont_flash_row_masks(call, s, blk, r, w->dropout_mask);
+        ont_attention_row row = row_masks(call, s, blk, r, w);
         if (ont_attention_row_is_masked(&s->a, w->row_sum[i]) || ont_flash_is_masked_row(call, s, blk->bh, i)) {
             memset(scores, 0, bytes);
             memset(gradient, 0, bytes);
         } else {
             s->loops->grad(scores, gradient, &row, w->row_max[i], w->row_sum[i], w->delta[i]);
         }
-        if (item->dbias) ont_flash_store_dbias(s, blk, r, gradient, item->dbias);
+        if (!item->dbias) continue;
+        if (s->gemm_bf16) s->simd->float_to_bfloat(gradient, w->row_buffer, blk->n);
+        ont_flash_store_dbias(s, blk, r, s->gemm_bf16 ? w->row_buffer : gradient, item->dbias);
     }
 }
 

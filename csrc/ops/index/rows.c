@@ -10,6 +10,7 @@
 
 #include "base/parallel.h"
 #include "ops/attention/fused_attention.h"
+#include "simd/simd.h"
 
 int64_t ont_rows_bucket(int64_t count, int64_t n)
 {
@@ -79,16 +80,26 @@ typedef struct visible_row {
     const ont_attention *a;
     const void *bias;
     const uint8_t *mask, *masked;
-    bool wide; /* float64 bias */
+    ont_dtype dtype; /* of the bias */
     int64_t bias_at, mask_at, keys;
 } visible_row;
+
+static double bias_at(const visible_row *r, int64_t i)
+{
+    float bias;
+    if (r->dtype == ONT_FLOAT64) return ((const double *)r->bias)[i];
+    if (r->dtype == ONT_FLOAT32) return (double)((const float *)r->bias)[i];
+    const uint16_t *half = (const uint16_t *)r->bias + i;
+    (r->dtype == ONT_BFLOAT16 ? ont_simd()->bfloat_to_float : ont_simd()->half_to_float)(half, &bias, 1);
+    return (double)bias;
+}
 
 static bool is_visible(const visible_row *r, int64_t j, bool *finite)
 {
     double score = 0;
     if (r->bias) {
         int64_t at = r->bias_at + j * r->a->layout[ONT_ATTENTION_BIAS].col_stride;
-        score = r->wide ? ((const double *)r->bias)[at] : (double)((const float *)r->bias)[at];
+        score = bias_at(r, at);
     }
     if (r->mask && (r->mask[r->mask_at + j * r->a->layout[ONT_ATTENTION_MASK].col_stride] != 0) != r->a->mask_polarity)
         score = r->a->mask_value;
@@ -139,8 +150,8 @@ static void visible_range(void *context, int64_t first, int64_t last)
     const void *bias = operand(w->call, ONT_ATTENTION_BIAS);
     const uint8_t *rows = operand(w->call, ONT_ATTENTION_MASKED_ROWS);
     const ont_matrix_layout *masked = &a->layout[ONT_ATTENTION_MASKED_ROWS];
-    bool wide = bias && ont_node_in(w->call->node, ONT_ATTENTION_BIAS)->dtype == ONT_FLOAT64;
-    visible_row r = {.a = a, .bias = bias, .mask = operand(w->call, ONT_ATTENTION_MASK), .wide = wide};
+    visible_row r = {.a = a, .bias = bias, .mask = operand(w->call, ONT_ATTENTION_MASK)};
+    if (bias) r.dtype = ont_node_in(w->call->node, ONT_ATTENTION_BIAS)->dtype;
     int64_t stride = a->layout[ONT_ATTENTION_K].row_stride / w->inner, known = -1;
     for (int64_t i = first; i < last; i++) {
         int64_t bh = i / w->n_q, q = i % w->n_q;
@@ -172,13 +183,7 @@ static ont_status visible_run(const ont_call *call)
     return ONT_OK;
 }
 
-static const char *accept_visible(const ont_node *node)
-{
-    const ont_value *bias = ont_node_in(node, ONT_ATTENTION_BIAS);
-    return !bias || bias->dtype == ONT_FLOAT32 || bias->dtype == ONT_FLOAT64 ? NULL : "dtype";
-}
-
-static const ont_kernel visible_kernels[] = {{.name = "visible_keys_ref", .accept = accept_visible,
+static const ont_kernel visible_kernels[] = {{.name = "visible_keys_ref", .accept = ont_accept_any,
                                               .run = visible_run}};
 const ont_op ont_op_VisibleKeys = {.domain = ONT_DOMAIN, .name = "VisibleKeys", .since = 1, .min_inputs = 0,
                                    .max_inputs = ONT_ATTENTION_INPUTS, .flags = ONT_OP_NO_GRAD | ONT_OP_NO_FOLD,
