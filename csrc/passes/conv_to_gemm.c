@@ -2,6 +2,8 @@
  * A convolution whose kernel covers the whole input, of which there is one output per filter, is a matrix product:
  * (N, C * K) times (M, C * K) transposed. Squeeze-and-excite blocks and heads have them on images of one pixel, where
  * an image at a time would be a product of a matrix and a vector. Before differentiation.
+ *
+ * A bias of zeros, which exporters write where a convolution has none, is removed: adding it costs a pass over memory.
  */
 #include "passes/pass.h"
 
@@ -42,10 +44,21 @@ static ont_status replace(ont_graph *g, ont_node *conv)
     return ONT_OK;
 }
 
+static bool is_zero(const ont_value *v)
+{
+    if (!v || v->kind != ONT_VALUE_CONSTANT || !v->data) return false;
+    const char *bytes = v->data->data;
+    for (size_t i = 0; i < v->data->bytes; i++)
+        if (bytes[i]) return false;
+    return true;
+}
+
 ont_status ont_pass_conv_to_gemm(ont_graph *g)
 {
     bool changed = false;
     for (ont_node *node = g->first; node; node = node->next) {
+        if ((ONT_IS(node, Conv) || ONT_IS(node, ConvTransposePlain)) && is_zero(ont_node_in(node, 2)))
+            ont_node_set_input(node, 2, NULL);
         if (!ONT_IS(node, Conv) || !covers_input(node)) continue;
         ONT_TRY(replace(g, node));
         changed = true;

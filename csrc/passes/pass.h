@@ -56,7 +56,7 @@ ont_status ont_pass_promote(ont_graph *g) ONT_MUST_USE;
 /* Computes float32 matmuls in bfloat16 as torch.set_float32_matmul_precision() allows. See matmul_precision.c. */
 ont_status ont_pass_matmul_precision(ont_graph *g) ONT_MUST_USE;
 
-/* Makes a Gemm of a Conv whose kernel covers the whole input. See conv_to_gemm.c. */
+/* Makes a Gemm of a Conv whose kernel covers the whole input, and removes biases of zeros. See conv_to_gemm.c. */
 ont_status ont_pass_conv_to_gemm(ont_graph *g) ONT_MUST_USE;
 
 /* Fuses matmuls with the bias added to them, and with their Cast to float32. See fuse_gemm.c. */

@@ -1,5 +1,7 @@
 """A Conv whose kernel covers the whole input becomes a Gemm, with eager's results and gradients; others stay."""
 
+import numpy as np
+import onnx
 import pytest
 import torch
 import torch.nn.functional as F
@@ -58,3 +60,19 @@ def test_it_can_be_disabled():
         assert "Conv" in run(tensors_of(*COVERED[0][:2], True, torch.float32), {})[1]
     finally:
         _C.disable_passes([])
+
+
+@pytest.mark.parametrize(("op", "value"), [("Conv", 0.0), ("ConvTranspose", 0.0), ("Conv", 1.0)])
+def test_a_bias_of_zeros_is_removed(op, value):
+    tensors = [random(*sizes, dtype=torch.float32, seed=1) for sizes in ((2, 4, 5, 5), (4, 4, 3, 3))]
+    bias = helper.make_node("Constant", [], ["b"], value=onnx.numpy_helper.from_array(np.full(4, value, np.float32)))
+    session = session_of([bias, helper.make_node(op, ["x", "w", "b"], ["y"])], dict(zip("xw", tensors, strict=True)))
+    wide = [t.double().requires_grad_() for t in tensors]
+    y = (F.conv2d if op == "Conv" else F.conv_transpose2d)(*wide, torch.full((4,), value).double())
+    dy = random(*y.shape, dtype=torch.float32, seed=9)
+    y.backward(dy.double())
+    results, text = step(session, tensors, [dy])
+    line = next(line for line in text.splitlines() if f"{op} " in line)
+    assert ("(x, w, )" in line) == (value == 0), line
+    for got, want in zip(results, [y, *[t.grad for t in wide]], strict=True):
+        torch.testing.assert_close(got.double(), want.detach(), rtol=1e-5, atol=1e-5)

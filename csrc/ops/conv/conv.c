@@ -193,12 +193,15 @@ static size_t weight_at(const conv_state *s, int64_t g)
     return (size_t)(g * (s->m / s->groups) * (s->c / s->groups) * s->w.kernel_count) * s->size;
 }
 
-static void fill_bias(const conv_state *s, const void *bias, char *y)
-{
-    for (int64_t m = 0; m < s->m; m++)
-        for (int64_t o = 0; o < s->w.out_count; o++)
-            memcpy(y + (size_t)(m * s->w.out_count + o) * s->size, (const char *)bias + (size_t)m * s->size, s->size);
-}
+/* Each output channel's plane begins as its bias, to which the GEMM adds. */
+#define FILL_BIAS(suffix, type) \
+    static void fill_bias_##suffix(const conv_state *s, const type *bias, type *y) \
+    { \
+        for (int64_t m = 0; m < s->m; m++, y += s->w.out_count) \
+            for (int64_t o = 0; o < s->w.out_count; o++) y[o] = bias[m]; \
+    }
+FILL_BIAS(f32, float)
+FILL_BIAS(f64, double)
 
 static ont_status forward_run(const ont_call *call)
 {
@@ -207,7 +210,9 @@ static ont_status forward_run(const ont_call *call)
     ont_gemm gemm = s->gemm;
     gemm.beta = bias ? 1 : 0;
     for (int64_t n = 0; n < s->n; n++) {
-        if (bias) fill_bias(s, bias, (char *)call->out[0] + output_at(s, n, 0));
+        void *y = (char *)call->out[0] + output_at(s, n, 0);
+        if (bias && s->size == sizeof(float)) fill_bias_f32(s, bias, y);
+        if (bias && s->size == sizeof(double)) fill_bias_f64(s, bias, y);
         for (int64_t g = 0; g < s->groups; g++) {
             const void *columns = columns_of(s, (const char *)call->in[0] + input_at(s, n, g), call->work);
             s->backend->run(&gemm, (const char *)call->in[1] + weight_at(s, g), columns,
