@@ -313,6 +313,7 @@ static const ont_kernel input_kernels[] = {
 };
 static const ont_kernel weight_kernels[] = {
     ONT_CONV_DEPTHWISE("conv_grad_weight_f32_depthwise", ont_depthwise_run_filters),
+    ONT_CONV_DEPTHWISE_WEIGHT("conv_grad_weight_f32_depthwise_images"),
     ONT_CONV_WINOGRAD_GRAD("conv_grad_weight_f32_winograd"),
     ONT_CONV_ONEDNN("conv_grad_weight_f32_onednn"),
     {.name = "conv_grad_weight_gemm", .accept = ont_accept_float, .prepare = weight_prepare, .run = weight_grad_run},
