@@ -108,6 +108,13 @@ class UNet(nn.Module):
         return self.out(x)
 
 
+def video(batch: int, frames: int, size: int) -> Model:
+    """torchvision's ResNet-18 of 3 x 3 x 3 convolutions."""
+    return Model(vision()[1].models.video.r3d_18(num_classes=CLASSES),
+                 lambda: (torch.randn(batch, 3, frames, size, size), torch.randint(0, CLASSES, (batch,))),
+                 lambda m, x, y: F.cross_entropy(m(x), y))
+
+
 class Autoencoder(nn.Module):
     """Strided convolutions down to a vector and transposed ones back."""
 
@@ -163,6 +170,7 @@ add("swin_tiny 2x224", timm_model, "swin_tiny_patch4_window7_224", 2, 224)
 add("poolformer_s12 4x160", timm_model, "poolformer_s12", 4, 160)
 add("mixer_s16 4x224", timm_model, "mixer_s16_224", 4, 224)
 add("levit_128s 16x224", timm_model, "levit_128s", 16, 224)
+add("r3d_18 2x8x48", video, 2, 8, 48)
 add("autoencoder 64x64", autoencoder, 64, 64)
 add("diffusion_unet 8x32", diffusion, 8, 32)
 

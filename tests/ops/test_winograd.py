@@ -140,6 +140,47 @@ def test_threads_may_change_after_the_program_is_built():
             assert torch.equal(got, want)
 
 
+# volumes, channels, channels of the result, depth of filter and volume, height, width, pads (begins, ends)
+VOLUMES = [
+    (2, 16, 32, 3, 4, 12, 12, [1, 1, 1, 1, 1, 1]), (1, 48, 16, 2, 5, 9, 7, [0, 1, 2, 2, 0, 1]),
+    (2, 7, 5, 1, 3, 10, 10, [0, 1, 1, 0, 1, 1]), (3, 32, 48, 4, 3, 13, 6, [2, 0, 0, 1, 2, 1]),
+    (1, 16, 16, 3, 1, 24, 5, [1, 1, 1, 1, 1, 1]), (2, 16, 16, 1, 2, 8, 8, [2, 1, 1, 3, 1, 1]),
+    (1, 16, 64, 5, 6, 19, 30, [4, 1, 1, 0, 1, 1]), (1, 32, 16, 2, 2, 9, 9, [0, 0, 0, 0, 2, 2]),
+]
+
+
+def check_volume(case):
+    n, c, k, taps, depth, h, w, pads = case
+    g = torch.Generator().manual_seed(0)
+    x, weight, b = (torch.randn(*shape, generator=g) for shape in ((n, c, depth, h, w), (k, c, taps, 3, 3), (k,)))
+    wide = [t.double().requires_grad_() for t in (x, weight, b)]
+    y = F.conv3d(F.pad(wide[0], (pads[2], pads[5], pads[1], pads[4], pads[0], pads[3])), *wide[1:])
+    dy = torch.randn(y.shape, generator=g)
+    y.backward(dy.double())
+    only("f32_winograd")
+    s = session(x, weight, pads)
+    got = step(s, [x, weight, b], dy)
+    assert {kernel for _, kernel, _ in s.kernels() if kernel.startswith("conv")} == {f"{p}_f32_winograd" for p in PARTS}
+    found = errors(got, [y.detach(), *(t.grad for t in wide)])
+    assert max(found) < 4e-6, (case, found)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("case", VOLUMES, ids=str)
+def test_volumes(case, threads):
+    torch.set_num_threads(threads)
+    check_volume(case)
+
+
+@pytest.mark.parametrize(("c", "k", "depth"), [(20, 64, 4), (64, 24, 4), (64, 64, 1)])
+def test_volumes_that_are_left_to_others(c, k, depth):
+    """Blocks of sixteen channels in more than one slice; two of three slices of the filter outside."""
+    x, w = torch.randn(2, c, depth, 6, 6), torch.randn(k, c, 3, 3, 3)
+    s = session(x, w, [1] * 6, bias=False)
+    step(s, [x, w], torch.randn(2, k, depth, 6, 6))
+    assert not any("winograd" in kernel for _, kernel, _ in s.kernels())
+
+
 @pytest.mark.parametrize("isa", ["plain", "avx2"])
 def test_instruction_sets(isa):
     """The same cases in a process that is held to fewer instructions."""
@@ -149,6 +190,8 @@ from onnxtrain import _C
 assert _C.build_info()["isa"] in ({isa!r}, "plain")
 for case in t.EDGES[2:] + list(t.sampled(2)):
     t.check(case)
+for case in t.VOLUMES[:2]:
+    t.check_volume(case)
 """
     subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "ONNXTRAIN_ISA": isa})
 

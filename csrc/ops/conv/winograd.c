@@ -34,8 +34,11 @@ typedef struct job {
 const char *ont_winograd_refuses(const ont_conv *c)
 {
     if (c->dtype != ONT_FLOAT32) return "dtype";
-    if (c->spatial != 2) return "not two spatial dims";
+    if (c->spatial < 2) return "one spatial dim";
     if (c->groups != 1) return "groups";
+    if (c->stride[0] != 1 || c->dilation[0] != 1) return "not 3 x 3 with stride 1";
+    if (c->kernel[0] > 1 && (c->c % LANES || c->o % LANES)) return "blocks of channels in more than one slice";
+    if (c->kernel[0] < 1 || c->in[0] < 1 || c->out[0] < 1) return "no elements";
     for (int d = 1; d < 3; d++) {
         if (c->kernel[d] != 3 || c->stride[d] != 1 || c->dilation[d] != 1) return "not 3 x 3 with stride 1";
         if (c->pad[d] < 0 || c->pad[d] > 2 || c->pad_end[d] < 0 || c->pad_end[d] > 2) return "padding";
@@ -115,8 +118,13 @@ static void plan_grad(ont_winograd *s)
 void ont_winograd_init(const ont_conv *conv, ont_conv_kind kind, int threads, ont_winograd *s)
 {
     bool rotated = kind == ONT_CONV_GRAD_INPUT;
-    *s = (ont_winograd){.kind = kind, .n = conv->n, .c = rotated ? conv->o : conv->c, .k = rotated ? conv->c : conv->o,
-                        .slots = threads};
+    *s = (ont_winograd){.kind = kind, .each = rotated ? conv->o : conv->c, .k = rotated ? conv->c : conv->o,
+                        .taps = conv->kernel[0], .slots = threads};
+    s->c = s->taps * s->each;
+    s->slices = rotated ? conv->in[0] : conv->out[0];
+    s->depth = rotated ? conv->out[0] : conv->in[0];
+    s->before = rotated ? s->taps - 1 - conv->pad[0] : conv->pad[0];
+    s->n = conv->n * s->slices;
     for (int d = 0; d < 2; d++) {
         s->in[d] = rotated ? conv->out[d + 1] : conv->in[d + 1];
         s->out[d] = rotated ? conv->in[d + 1] : conv->out[d + 1];
@@ -136,8 +144,9 @@ void ont_winograd_init(const ont_conv *conv, ont_conv_kind kind, int threads, on
 
 /* A tensor that is divided into tiles: x, or the gradient of the result. */
 typedef struct source {
-    const float *data; /* (n, channels, height, width) */
-    int64_t channels, height, width, above, left; /* padding */
+    const float *data; /* (volumes, each, depth, height, width) */
+    int64_t channels, each, depth, height, width; /* channels: of all slices that an image of the result reads */
+    int64_t before, above, left; /* padding */
     int64_t tile;      /* its size: 6 or 4 */
     void (*transform)(const float *, int64_t, float *, int64_t);
     float *to;         /* block t of tiles and c of channels at t * block_step + c * channel_step */
@@ -151,15 +160,18 @@ static void fill_band(const job *j, const source *x, int64_t band, int64_t chann
     int64_t columns = 4 * s->columns + x->tile - 4, row_floats = columns * LANES,
             lanes = ont_min(LANES, x->channels - channel);
     int64_t top = band % s->rows * 4 - x->above, width = ont_min(x->width, columns - x->left),
-            area = x->height * x->width;
-    const float *image = x->data + (band / s->rows * x->channels + channel) * area;
+            area = x->height * x->width, image_of = band / s->rows;
+    int64_t slice = image_of % s->slices + channel / x->each - x->before;
+    bool outside = lanes <= 0 || slice < 0 || slice >= x->depth;
+    const float *image =
+        x->data + ((image_of / s->slices * x->each + channel % x->each) * x->depth + (outside ? 0 : slice)) * area;
     for (int64_t r = 0; r < x->tile; r++, out += row_floats) {
-        if (top + r < 0 || top + r >= x->height || lanes <= 0) {
+        if (top + r < 0 || top + r >= x->height || outside) {
             memset(out, 0, (size_t)row_floats * sizeof *out);
             continue;
         }
         memset(out, 0, (size_t)(x->left * LANES) * sizeof *out);
-        j->loops->gather(image + (top + r) * x->width, area, lanes, width, out + x->left * LANES);
+        j->loops->gather(image + (top + r) * x->width, x->depth * area, lanes, width, out + x->left * LANES);
         memset(out + (x->left + width) * LANES, 0, (size_t)((columns - x->left - width) * LANES) * sizeof *out);
     }
 }
@@ -204,19 +216,21 @@ static void transform_share(const job *j, const source *x, int64_t slot)
 static source x_of(const job *j, bool grad)
 {
     const ont_winograd *s = j->s;
-    return (source){.data = j->src, .channels = s->c, .height = s->in[0], .width = s->in[1], .above = s->pad[0],
-                    .left = s->pad[1], .tile = ONT_WINO_IN, .transform = j->loops->input,
-                    .to = (float *)(j->work + s->v_at), .plane = s->v_plane, .blocks = s->channel_blocks,
-                    .block_step = grad ? BLOCK : s->channel_blocks * BLOCK, .channel_step = grad
-                    ? s->group_tiles * LANES : BLOCK};
+    return (source){.data = j->src, .channels = s->c, .each = s->each, .depth = s->depth, .height = s->in[0],
+                    .width = s->in[1], .before = s->before, .above = s->pad[0], .left = s->pad[1],
+                    .tile = ONT_WINO_IN, .transform = j->loops->input, .to = (float *)(j->work + s->v_at),
+                    .plane = s->v_plane, .blocks = s->channel_blocks,
+                    .block_step = grad ? BLOCK : s->channel_blocks * BLOCK,
+                    .channel_step = grad ? s->group_tiles * LANES : BLOCK};
 }
 
 static source dy_of(const job *j)
 {
     const ont_winograd *s = j->s;
-    return (source){.data = j->weight, .channels = s->k, .height = s->out[0], .width = s->out[1], .tile = ONT_WINO_OUT,
-                    .transform = j->loops->gradient, .to = (float *)(j->work + s->w_at), .plane = s->w_plane,
-                    .blocks = ont_ceil_div(s->k, LANES), .block_step = BLOCK, .channel_step = s->group_tiles * LANES};
+    return (source){.data = j->weight, .channels = s->k, .each = s->k, .depth = s->slices, .height = s->out[0],
+                    .width = s->out[1], .tile = ONT_WINO_OUT, .transform = j->loops->gradient,
+                    .to = (float *)(j->work + s->w_at), .plane = s->w_plane, .blocks = ont_ceil_div(s->k, LANES),
+                    .block_step = BLOCK, .channel_step = s->group_tiles * LANES};
 }
 
 /* For each group of tiles: transform() on every slot, then multiply() on every slot. */
@@ -241,17 +255,22 @@ static void transform_forward(void *context, int64_t first, int64_t last)
 }
 
 /*
- * Transforms the weights of sixteen result channels from `lane` on and `n` input channels from `c` on. weight is (k, c,
- * 3, 3); for the gradient of the input (c, k, 3, 3), rotated.
+ * Transforms the weights of sixteen result channels from `lane` on and `n` input channels from `c` on. weight is (k,
+ * each, taps, 3, 3); for the gradient of the input (each, k, taps, 3, 3), rotated.
  */
 static void transform_weights(const job *j, int64_t lane, int64_t c, int64_t n, float *taps, float *u)
 {
     const ont_winograd *s = j->s;
     bool rotated = s->kind == ONT_CONV_GRAD_INPUT;
     int64_t lanes = ont_max(0, ont_min(LANES, s->k - lane));
-    if (!rotated) j->loops->gather(j->weight + (lane * s->c + c) * 9, s->c * 9, lanes, n * 9, taps);
+    bool adjacent = !rotated && s->taps == 1;
+    if (adjacent) j->loops->gather(j->weight + (lane * s->c + c) * 9, s->c * 9, lanes, n * 9, taps);
     for (int64_t i = 0; i < n; i++) {
-        if (rotated) j->loops->gather(j->weight + ((c + i) * s->k + lane) * 9, 9, lanes, 9, taps + i * 9 * LANES);
+        int64_t tap = (c + i) / s->each, channel = (c + i) % s->each;
+        int64_t at = rotated ? (channel * s->k + lane) * s->taps + s->taps - 1 - tap
+                             : (lane * s->each + channel) * s->taps + tap;
+        if (!adjacent)
+            j->loops->gather(j->weight + at * 9, (rotated ? s->taps : s->c) * 9, lanes, 9, taps + i * 9 * LANES);
         const float *first = taps + (i * 9 + (rotated ? 8 : 0)) * LANES;
         j->loops->filter(first, rotated ? -LANES : LANES, u + i * ONT_WINO_WIDTH, s->u_plane);
     }
@@ -270,9 +289,10 @@ static void write_tiles(const job *j, const float *m, int64_t tile, int64_t coun
     if (j->bias) memcpy(bias, j->bias + lane, (size_t)lanes * sizeof *bias);
     for (int64_t i = 0; i < count; i++)
         j->loops->output(m + i * ONT_WINO_WIDTH, s->m_plane, bias, stage + i * 4 * LANES, stage_row);
-    float *to = j->dst + (band / s->rows * s->k + lane) * area + row * s->out[1] + column;
+    int64_t image = band / s->rows, volume = image / s->slices, slice = image % s->slices;
+    float *to = j->dst + ((volume * s->k + lane) * s->slices + slice) * area + row * s->out[1] + column;
     for (int64_t r = 0; r < ont_min(4, s->out[0] - row); r++)
-        j->loops->scatter(stage + r * stage_row, area, lanes, ont_min(count * 4, s->out[1] - column),
+        j->loops->scatter(stage + r * stage_row, s->slices * area, lanes, ont_min(count * 4, s->out[1] - column),
                           to + r * s->out[1]);
 }
 
@@ -335,15 +355,17 @@ static void transform_grad(void *context, int64_t first, int64_t last)
     }
 }
 
-/* m (36, 16, 32) to dweight (k, c, 3, 3), from channels `k` and `c` on. */
+/* m (36, 16, 32) to dweight (k, each, taps, 3, 3), from channels `k` and `c` on. */
 static void write_weights(const job *j, const float *m, int64_t k, int64_t c)
 {
     const ont_winograd *s = j->s;
     for (int64_t r = 0; r < ont_min(LANES, s->k - k); r++)
         for (int64_t half = 0; half < ONT_WINO_WIDTH && c + half < s->c; half += LANES) {
             float taps[9 * LANES];
+            int64_t tap = (c + half) / s->each, channel = (c + half) % s->each;
             j->loops->filter_grad(m + r * ONT_WINO_WIDTH + half, s->m_plane, taps);
-            j->loops->scatter(taps, 9, ont_min(LANES, s->c - c - half), 9, j->dst + ((k + r) * s->c + c + half) * 9);
+            j->loops->scatter(taps, s->taps * 9, ont_min(LANES, s->c - c - half), 9,
+                              j->dst + (((k + r) * s->each + channel) * s->taps + tap) * 9);
         }
 }
 

@@ -30,11 +30,17 @@ void ont_winograd_enable(bool on);
  * The source image is divided into tiles of 6 x 6 that overlap by two; tiles are processed in groups, whose transforms
  * stay in the caches while they are multiplied. The gradient of the input is a convolution of dy, the source, with the
  * weights rotated by 180 degrees.
+ *
+ * A convolution of volumes with a filter of (taps, 3, 3) is one of images: each slice of the result is an image, whose
+ * channels are those of `taps` slices of the source.
  */
 typedef struct ont_winograd {
     ont_conv_kind kind;
-    int64_t n;              /* images */
+    int64_t n;              /* images, or slices of the result (of dy) in all volumes */
     int64_t c;              /* channels that are summed over; for the gradient of the weights: channels of x */
+    int64_t taps, each;     /* slices of the source for each of the result, and channels of one: c = taps * each */
+    int64_t slices, depth;  /* of a volume: of the result (of dy), and of the source; 1 for images */
+    int64_t before;         /* slices of padding */
     int64_t k;              /* channels of the result */
     int64_t in[2], out[2];  /* height and width of the source; of the result, or of dy */
     int64_t pad[2];

@@ -3,6 +3,7 @@
  * multiplications, it is compared with oneDNN on a small convolution of the same form, once per process, so that the
  * choice for a shape does not change.
  */
+#include <math.h>
 #include <string.h>
 
 #include "base/alloc.h"
@@ -27,6 +28,29 @@ void ont_winograd_enable(bool on)
 enum { SAMPLE_TILES = 128, SAMPLE_CHANNELS = 128, SAMPLE_RESULT = 64, ROUNDS = 4, CACHE_ENTRIES = 256 };
 static const double GAIN = 0.9; /* of oneDNN's time: the results are less accurate, so a tie is not enough */
 static const double MIN_MULTIPLICATIONS = 1e7;
+
+/* The convolution of images that a convolution of volumes is computed as; see winograd.h. */
+static ont_conv flat_of(const ont_conv *c, ont_conv_kind kind)
+{
+    ont_conv flat = *c;
+    bool rotated = kind == ONT_CONV_GRAD_INPUT;
+    flat.spatial = 2;
+    flat.n *= rotated ? c->in[0] : c->out[0];
+    *(rotated ? &flat.o : &flat.c) *= c->kernel[0];
+    flat.in[0] = flat.out[0] = flat.kernel[0] = 1;
+    flat.pad[0] = flat.pad_end[0] = 0;
+    return flat;
+}
+
+/* Which part of the slices that the filter covers lies in the volume; a direct convolution leaves the others out. */
+static double covered(const ont_conv *c)
+{
+    int64_t inside = 0;
+    for (int64_t z = 0; z < c->out[0]; z++)
+        for (int64_t tap = 0; tap < c->kernel[0]; tap++)
+            inside += z + tap >= c->pad[0] && z + tap < c->pad[0] + c->in[0];
+    return (double)inside / (double)(c->out[0] * c->kernel[0]);
+}
 
 static double multiplications(const ont_conv *c)
 {
@@ -131,14 +155,14 @@ typedef struct cache_key { /* of the sample */
 
 typedef struct cache_entry {
     cache_key key;
-    bool faster;
+    double ratio; /* of Winograd's time to oneDNN's */
 } cache_entry;
 
 static cache_entry entries[CACHE_ENTRIES];
 static ont_tune_cache cache = ONT_TUNE_CACHE(entries);
 
-/* Where the cache is full, every convolution of another form is measured. */
-static bool is_faster(const ont_conv *c, ont_conv_kind kind)
+/* Winograd's time relative to oneDNN's. Where the cache is full, every convolution of another form is measured. */
+static double measured_ratio(const ont_conv *c, ont_conv_kind kind)
 {
     const ont_conv s = sample_of(c);
     int threads = ont_parallel_threads();
@@ -146,15 +170,15 @@ static bool is_faster(const ont_conv *c, ont_conv_kind kind)
                              {s.pad[1], s.pad[2]}, {s.pad_end[1], s.pad_end[2]}}};
     double seconds[N_CANDIDATES];
     const cache_entry *known = ont_tune_find(&cache, &k.key);
-    if (known) return known->faster;
-    if (!measure(&s, kind, threads, seconds)) return false;
-    k.faster = seconds[WINOGRAD] < GAIN * seconds[DIRECT];
+    if (known) return known->ratio;
+    if (!measure(&s, kind, threads, seconds)) return INFINITY;
+    k.ratio = seconds[WINOGRAD] / seconds[DIRECT];
     ont_log(ONT_LOG_DEBUG,
             "convolution of %lld to %lld channels, %lld x %lld, kind %d: oneDNN %.0f us, Winograd %.0f us",
             (long long)c->c, (long long)c->o, (long long)c->out[1], (long long)c->out[2], (int)kind,
             seconds[DIRECT] * 1e6, seconds[WINOGRAD] * 1e6);
     known = ont_tune_keep(&cache, &k);
-    return known ? known->faster : k.faster;
+    return known ? known->ratio : k.ratio;
 }
 
 /* ---- kernels ---- */
@@ -174,12 +198,13 @@ const char *ont_winograd_accept(const ont_node *node)
     ont_conv c;
     ont_conv_kind kind;
     if (!enabled) return "winograd is disabled";
-    if (ont_node_in(node, 0)->shape.rank != 4) return "not two spatial dims";
+    if (ont_node_in(node, 0)->shape.rank < 4) return "one spatial dim";
     if (ont_conv_read(node, &c, &kind) != ONT_OK) return "the window does not fit";
     const char *refusal = ont_winograd_refuses(&c);
     if (refusal || !onednn_accepts(node)) return refusal;
     if (ont_gemm_is_deterministic()) return "the choice must not depend on measurements";
-    if (multiplications(&c) < MIN_MULTIPLICATIONS || relative_cost(&c, kind) > GAIN)
+    const ont_conv flat = flat_of(&c, kind);
+    if (multiplications(&flat) < MIN_MULTIPLICATIONS || relative_cost(&flat, kind) > GAIN * covered(&c))
         return "too few multiplications saved";
     return NULL;
 }
@@ -189,7 +214,9 @@ const char *ont_winograd_measure(const ont_node *node)
     ont_conv c;
     ont_conv_kind kind;
     if (ont_conv_read(node, &c, &kind) != ONT_OK) return "the window does not fit";
-    return onednn_accepts(node) && !is_faster(&c, kind) ? "oneDNN is faster" : NULL;
+    const ont_conv flat = flat_of(&c, kind);
+    if (!onednn_accepts(node) || measured_ratio(&flat, kind) < GAIN * covered(&c)) return NULL;
+    return "oneDNN is faster";
 }
 
 ont_status ont_winograd_prepare(const ont_node *node, ont_arena *arena, ont_prepared *out)
