@@ -16,7 +16,7 @@
 
 enum {
     PIECE = 1024,      /* columns that are summed at a time, so that the sums of a long row stay in the L1 cache */
-    SHORT = 512,       /* bytes of a row below which looking at all indices is cheaper than sorting them */
+    SHORT = 1024,      /* bytes of a row below which looking at all indices is cheaper than sorting them */
     STREAM = 16 << 20, /* bytes of a result that exceeds the last-level cache: it is written by non-temporal stores */
 };
 
