@@ -15,11 +15,14 @@
 #include "ops/elementwise/tile_program.h"
 #include "passes/pass.h"
 
-enum { SHORT_ROW = 64 }; /* elements per row; for shorter rows call overhead exceeds the savings */
+enum {
+    SHORT_ROW = 64,   /* elements per row; for shorter rows call overhead exceeds the savings */
+    GROUP_NODES = 24, /* at most */
+};
 
 typedef struct group {
     int n;
-    uint32_t member[ONT_TILE_STEPS]; /* positions in the graph, ascending */
+    uint32_t member[GROUP_NODES]; /* positions in the graph, ascending */
     int64_t slot;
 } group;
 
@@ -66,7 +69,7 @@ static int64_t slot_of(const fusion *f, uint32_t position)
 static bool merge_members(const group *a, const group *b, group *merged)
 {
     *merged = (group){0};
-    if (a->n + b->n > ONT_TILE_STEPS) return false;
+    if (a->n + b->n > GROUP_NODES) return false;
     for (int i = 0, j = 0; i < a->n || j < b->n;) {
         bool first = j == b->n || (i < a->n && a->member[i] < b->member[j]);
         merged->member[merged->n++] = first ? a->member[i++] : b->member[j++];
