@@ -7,7 +7,9 @@ import pytest
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+import transformers
 from onnx import helper
+from torch.utils.checkpoint import checkpoint
 
 import onnxtrain
 from onnxtrain import _C
@@ -183,7 +185,8 @@ def test_hidden_values_that_are_results_stay():
     check(model, tensors, applies=False)  # its own gradient is added
 
 
-def test_levels_and_sizes():
+def test_levels_and_sizes(monkeypatch):
+    monkeypatch.setenv("ONNXTRAIN_GEMM", "native")  # nothing is measured
     small, large = mlp(), mlp(sizes=((4, 256), 320, 1024))  # 4 MiB
     assert "MlpGrad" not in step(*small, [])[1]
     for level in 0, 1, 2:  # the first product once more is a sixth of the step
@@ -211,14 +214,24 @@ class Layer(nn.Module):
         return x + self.down(F.dropout(a, 0.1, self.training))
 
 
-@pytest.mark.parametrize("gated, dtype", [(True, torch.float32), (False, torch.bfloat16)])
-def test_modules_at_level_2(gated, dtype, monkeypatch):
+class Checkpointed(nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        return checkpoint(self.inner, x, use_reentrant=False)
+
+
+@pytest.mark.parametrize("gated, dtype, region", [(True, torch.float32, False), (False, torch.bfloat16, False),
+                                                  (True, torch.float32, True)])
+def test_modules_at_level_2(gated, dtype, region, monkeypatch):
     """Gradients as without the pass, for two batches of one exported graph, and a smaller slab."""
     monkeypatch.setenv("ORTMODULE_MEMORY_OPT_LEVEL", "2")
-    monkeypatch.setenv("ONNXTRAIN_GEMM", "native")  # nothing is measured
+    monkeypatch.setenv("ONNXTRAIN_GEMM", "native")
     _C.disable_kernels(["matmul_half", "gemm_half"])  # as where the processor does not multiply bfloat16
     torch.manual_seed(0)
-    module = nn.Sequential(*(Layer(gated) for _ in range(2)))
+    module = nn.Sequential(*(Checkpointed(Layer(gated)) if region else Layer(gated) for _ in range(2)))
 
     def grads(passes):
         _C.disable_passes(passes)
@@ -240,3 +253,58 @@ def test_modules_at_level_2(gated, dtype, monkeypatch):
     for one, want in zip(got, plain, strict=True):
         assert (one - want).norm() <= (1e-5 if dtype == torch.float32 else 2e-3) * want.norm()
     assert after < 0.85 * before
+
+
+SMALL = {"vocab_size": 211, "use_cache": False}
+T5 = SMALL | {"num_layers": 1, "d_model": 32, "d_kv": 16, "d_ff": 72, "num_heads": 2, "decoder_start_token_id": 0}
+MODELS = {
+    "GPT2LMHeadModel": transformers.GPT2Config(n_layer=2, n_embd=32, n_head=2, bos_token_id=0, eos_token_id=0, **SMALL),
+    "BertForMaskedLM": transformers.BertConfig(num_hidden_layers=2, hidden_size=32, num_attention_heads=2,
+                                               intermediate_size=72, vocab_size=211),
+    "LlamaForCausalLM": transformers.LlamaConfig(num_hidden_layers=2, hidden_size=32, num_attention_heads=2,
+                                                 num_key_value_heads=1, intermediate_size=72, **SMALL),
+    "T5ForConditionalGeneration-relu": transformers.T5Config(feed_forward_proj="relu", **T5),
+    "T5ForConditionalGeneration-gated": transformers.T5Config(feed_forward_proj="gated-gelu", **T5),
+}
+
+
+class Loss(nn.Module):
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, tokens, labels):
+        return self.model(input_ids=tokens, labels=labels).loss
+
+
+@pytest.mark.parametrize("double", [False, True], ids=["float", "double"])
+@pytest.mark.parametrize("name", MODELS)
+def test_transformers(name, double):
+    """Dropout is 0.1 as configured; without it for float64."""
+    torch.manual_seed(0)
+    module = Loss(getattr(transformers, name.split("-")[0])(MODELS[name])).train()
+    tokens = torch.randint(0, 211, (2, 16))
+    if double:
+        module = module.double()
+        for part in module.modules():
+            if isinstance(part, nn.Dropout):
+                part.p = 0.0
+
+    def grads(passes):
+        _C.disable_passes(passes)
+        module.zero_grad()
+        model = ORTModule(module)
+        torch.manual_seed(3)
+        model(tokens, tokens.clone()).backward()
+        return {k: p.grad for k, p in module.named_parameters()}, [
+            programs[-1].session.text("program") for _, programs in model._all_programs()]
+
+    plain, (text,) = grads(["tile_mlp"])
+    assert "MlpGrad" not in text
+    _C.disable_kernels(["mlp_grad"])  # tiles of three columns
+    got, (text,) = grads(["+tile_mlp"])
+    assert text.count("ai.onnxtrain.MlpGrad") == 2
+    largest = max(want.norm() for want in plain.values())  # gradients of keys' biases are sums of what cancels out
+    for k, want in plain.items():
+        error = (got[k] - want).norm()
+        assert error <= (1e-12 if double else 1e-5) * want.norm() + (1e-15 if double else 1e-7) * largest, k
