@@ -36,27 +36,21 @@ from onnxtrain._export import graph as onnx_graph
 from onnxtrain._export import guards as shape_guards
 from onnxtrain._export.captured import Graph
 from onnxtrain._export.domain import register_symbolics
-from onnxtrain._export.errors import ArgumentError, ExportError, NothingToCompute, Untraceable
-from onnxtrain._export.exported import Exported, GraphInput, GraphOutput
+from onnxtrain._export.errors import ArgumentError, ExportError, NothingToCompute, is_final
+from onnxtrain._export.exported import (
+    DYNAMO_OPSETS,
+    PLAIN_TENSORS,
+    TORCHSCRIPT_OPSETS,
+    Exported,
+    GraphInput,
+    GraphOutput,
+    order,
+)
 from onnxtrain._export.function_apply import CustomFunctions
 from onnxtrain._export.translations import translations, wide_numbers
 
-PLAIN_TENSORS = frozenset((Tensor, torch.nn.Parameter, torch.nn.Buffer))
 _NUMBERS = (bool, int, float, complex)
 SMALL_CONSTANT = 1024  # elements; larger constants become graph inputs
-DYNAMO_OPSETS = (18, 22)
-TORCHSCRIPT_OPSETS = (12, 20)
-
-
-def order(opset: int) -> tuple[Literal["dynamo", "torchscript"], ...]:
-    """Both exporters, the one to try first in front: below opset 18 that is TorchScript's, which alone has them."""
-    return ("dynamo", "torchscript") if opset >= DYNAMO_OPSETS[0] else ("torchscript", "dynamo")
-
-
-def is_final(exporter: str, error: ExportError) -> bool:
-    """Whether what one exporter said of a module holds for the other one too."""
-    return isinstance(error, ArgumentError) or exporter == "dynamo" and isinstance(error.__cause__, Untraceable)
-
 
 @dataclasses.dataclass
 class _Traced:
@@ -150,6 +144,7 @@ def _run(
 ) -> Exported:
     """One exporter, inside everything that has to be undone after it."""
     run, opsets = (_dynamo, DYNAMO_OPSETS) if exporter == "dynamo" else (_torchscript, TORCHSCRIPT_OPSETS)
+    functions.register()
     notes: list[str] = []
     custom = dataclasses.replace(custom or CustomFunctions(), nodes=exporter == "dynamo", inlined=[])
     used = min(max(opset, opsets[0]), opsets[1])

@@ -23,13 +23,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onnxtrain._export import files, views
+from onnxtrain._export import files, functions, views
 from onnxtrain._export import guards as shape_guards
 from onnxtrain._export.captured import Graph
 from onnxtrain._export.errors import NotKept
 
 _log = logging.getLogger("onnxtrain")
-FORMAT = 10
+FORMAT = 11
 MAX_ENTRIES = 16  # per digest: exports that differ in sizes, attributes, or values outside of the module
 MAX_BYTES = 1 << 29  # of all exports in the folder
 
@@ -79,10 +79,9 @@ def digest(module: Graph, key: Any, settings: Sequence[Any]) -> str:
 # --- files ------------------------------------------------------------------------------------------------------------
 
 def _meta(exported: Any) -> dict[str, Any]:
-    if exported.functions:
-        raise NotKept("the module calls a torch.autograd.Function")
     if any(source.kind == "constant" for source in exported.inputs):
         raise NotKept("forward uses a large tensor that is no part of the module")
+    _guards(exported.guards.source)  # what could not be read is not written
     return {
         "inputs": [(i.kind, i.name, i.target) for i in exported.inputs],
         "outputs": [(o.kind, o.name, o.target) for o in exported.outputs],
@@ -90,7 +89,7 @@ def _meta(exported: Any) -> dict[str, Any]:
         "guards": exported.guards.source,
         "exporter": exported.exporter, "opset": exported.opset,
         "notes": exported.notes, "conditional": exported.conditional, "same": exported.same,
-        "views": exported.views,
+        "views": exported.views, "draws": [functions.as_data(call) for call in exported.functions],
     }
 
 
@@ -162,6 +161,7 @@ def _read(path: Path, tensors: Sequence[Tensor]) -> Any | None:
         [*meta["notes"], f"Loaded from {path}."],
         conditional=(tuple(meta["conditional"][0]), tuple(meta["conditional"][1])),
         same=tuple(tuple(pair) for pair in meta["same"]), views=_views(meta["views"]),
+        functions=tuple(map(functions.from_data, meta["draws"])),
     )
 
 

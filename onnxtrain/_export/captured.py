@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 
 from onnxtrain._export.errors import Untraceable
 
+TRANSLATED = ("transformers.grouped_mm_fallback",)  # operators of libraries that an export knows by their names
 _NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _OF_STRIDES = frozenset(("as_strided", "as_strided_", "as_strided_copy", "as_strided_scatter", "is_contiguous",
                          "stride", "storage_offset", "untyped_storage", "data_ptr"))
@@ -112,7 +113,7 @@ class Operations:
                     function.__closure__ or function.__module__.split(".")[0] not in ("torch", "onnxtrain")):
                 return None
             if isinstance(node.target, torch._ops.OpOverload | torch._ops.OpOverloadPacket) and not str(
-                    node.target).startswith(("aten.", "prims.")):
+                    node.target).startswith(("aten.", "prims.", *TRANSLATED)):
                 return None  # a library's, which may be another one in another process
         return self.graph.code
 

@@ -19,6 +19,11 @@ class Untraceable(Exception):
     """Something was reached that a trace would lose without a word; the message is a sentence."""
 
 
+def is_final(exporter: str, error: ExportError) -> bool:
+    """Whether what one exporter said of a module holds for the other one too."""
+    return isinstance(error, ArgumentError) or exporter == "dynamo" and isinstance(error.__cause__, Untraceable)
+
+
 class CustomFunctionError(Untraceable):
     """A torch.autograd.Function was reached; tracing through it would lose its backward."""
 

@@ -8,8 +8,19 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Literal
 
+import torch
+
 from onnxtrain._export import functions
 from onnxtrain._export import guards as shape_guards
+
+PLAIN_TENSORS = frozenset((torch.Tensor, torch.nn.Parameter, torch.nn.Buffer))
+DYNAMO_OPSETS = (18, 22)
+TORCHSCRIPT_OPSETS = (12, 20)
+
+
+def order(opset: int) -> tuple[Literal["dynamo", "torchscript"], ...]:
+    """Both exporters, the one to try first in front: below opset 18 that is TorchScript's, which alone has them."""
+    return ("dynamo", "torchscript") if opset >= DYNAMO_OPSETS[0] else ("torchscript", "dynamo")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,20 +7,18 @@ through the function's forward and differentiate that, and its own backward woul
 from __future__ import annotations
 
 import dataclasses
+import functools
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import onnx
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from onnxtrain._export.errors import StaleError
+from onnxtrain._export.errors import NotKept, StaleError
 
 DOMAIN = "ai.onnxtrain"
-_library = torch.library.Library("onnxtrain", "FRAGMENT")
-_library.define("python_op(Tensor[] tensors, int key) -> Tensor[]")
 
 
 class Unrunnable(Exception):
@@ -202,18 +200,61 @@ def drawn_by_torch() -> dict[Any, Callable[..., Any]]:
     """
     import onnxscript
 
-    own, aten = onnxscript.values.Opset(DOMAIN, 1), torch.ops.aten
-    found: dict[Any, Callable[..., Any]] = {}
+    own = onnxscript.values.Opset(DOMAIN, 1)
+    return {overload: _drawn(own, overload) for overload in _draws().values()}
+
+
+@functools.cache
+def _draws() -> dict[str, Any]:
+    """The operators that draw random numbers and change no argument, by name."""
+    found: dict[str, Any] = {}
+    aten = torch.ops.aten
     for packet in (aten.rand, aten.randn, aten.rand_like, aten.randn_like, aten.randint, aten.randint_like,
                    aten.randperm, aten.bernoulli, aten.normal, aten.normal_functional, aten.uniform, aten.exponential,
                    aten.log_normal, aten.cauchy, aten.geometric):
         for name in packet.overloads():
             overload = getattr(packet, name)
             arguments = [argument.name for argument in overload._schema.arguments]
-            if name.endswith("out") or overload._schema.is_mutable or "names" in arguments:
-                continue
-            found[overload] = _drawn(own, overload)
+            if not (name.endswith("out") or overload._schema.is_mutable or "names" in arguments):
+                found[str(overload)] = overload
     return found
+
+
+def as_data(call: Call) -> dict[str, Any]:
+    """A use of an operator that draws, for JSON.
+
+    Raises:
+        NotKept: it is a user's function, or has an argument of another kind than numbers, texts, dtypes and tensors.
+    """
+    name = str(call.function)
+    if not isinstance(call, OperatorCall) or name not in _draws():
+        raise NotKept("the module calls a torch.autograd.Function, or an operator that torch runs")
+    leaves = [str(leaf) if isinstance(leaf, torch.dtype) else leaf for leaf in call.leaves]
+    if any(type(leaf) not in (type(None), bool, int, float, str) for leaf in leaves):
+        raise NotKept(f"an argument of {name} is no number")
+    dtypes = [i for i, leaf in enumerate(call.leaves) if isinstance(leaf, torch.dtype)]
+    return {"operator": name, "leaves": leaves, "dtypes": dtypes, "tensors": call.tensors, "single": call.single,
+            "tree": pytree.tree_unflatten(list(range(len(leaves))), call.spec)}
+
+
+def from_data(data: dict[str, Any]) -> OperatorCall:
+    """What as_data() wrote.
+
+    Raises:
+        ValueError, KeyError, TypeError: it wrote something else.
+    """
+    args, kwargs = data["tree"]
+    places, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
+    leaves = list(data["leaves"])
+    if places != list(range(len(leaves))):
+        raise ValueError("the arguments of an operator are not in order")
+    for i in data["dtypes"]:
+        leaves[i] = _DTYPES[leaves[i]]
+    return OperatorCall(_draws()[data["operator"]], leaves, tuple(map(int, data["tensors"])), spec,
+                        bool(data["single"]))
+
+
+_DTYPES = {str(value): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
 
 
 def _drawn(own: Any, overload: Any) -> Callable[..., Any]:
@@ -308,8 +349,15 @@ def _run(tensors: Sequence[Tensor], key: int) -> list[Tensor]:
     return _calls[key].dry_run(tensors)
 
 
-_library.impl("python_op", _run, "CompositeExplicitAutograd")
-torch.library.register_fake("onnxtrain::python_op", _run, lib=_library)
+@functools.cache
+def register() -> torch.library.Library:
+    """Makes the operator of such a node, and its schema, known to torch and to onnx: for an export."""
+    library = torch.library.Library("onnxtrain", "FRAGMENT")
+    library.define("python_op(Tensor[] tensors, int key) -> Tensor[]")
+    library.impl("python_op", _run, "CompositeExplicitAutograd")
+    torch.library.register_fake("onnxtrain::python_op", _run, lib=library)
+    _register_schema()
+    return library
 
 
 def translation() -> Callable[..., Any]:
@@ -328,6 +376,8 @@ def translation() -> Callable[..., Any]:
 
 
 def _register_schema() -> None:
+    import onnx
+
     if onnx.defs.has("PythonOp", DOMAIN):
         return
     schema = onnx.defs.OpSchema
@@ -347,5 +397,3 @@ def _register_schema() -> None:
         )
     )
 
-
-_register_schema()

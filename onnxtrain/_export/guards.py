@@ -20,8 +20,8 @@ Guards = Callable[[Sequence[Tensor]], str | None]
 # Names that torch's guard printer and sympy's str() use.
 _NAMESPACE = {
     "torch": torch, "math": math, "Eq": operator.eq, "Ne": operator.ne, "Mod": operator.mod, "PythonMod": operator.mod,
-    "FloorDiv": operator.floordiv, "CleanDiv": operator.floordiv, "Max": max, "Min": min, "Not": operator.not_,
-    "Le": operator.le, "Lt": operator.lt, "Ge": operator.ge, "Gt": operator.gt, "Abs": abs,
+    "FloorDiv": operator.floordiv, "CleanDiv": operator.floordiv, "Max": max, "Min": min, "max": max, "min": min,
+    "Not": operator.not_, "Le": operator.le, "Lt": operator.lt, "Ge": operator.ge, "Gt": operator.gt, "Abs": abs,
     "And": lambda *values: all(values), "Or": lambda *values: any(values), "True": True, "False": False,
 }
 _SIZE = re.compile(r"L\['leaves'\]\[(\d+)\]\.size\(\)\[(\d+)\]")

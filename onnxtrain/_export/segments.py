@@ -177,6 +177,8 @@ def cut(model: bytes) -> list[Segment]:
     Raises:
         ValueError: a call inside the body of another operator, or a value without a type.
     """
+    from onnxtrain._export import domain  # noqa: F401  whose schemas give types to a kept export's nodes, too
+
     proto = onnx.load_model_from_string(model)
     for node in proto.graph.node:
         for attribute in node.attribute:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._device import DeviceContext
 
-from onnxtrain.export import PLAIN_TENSORS
+from onnxtrain._export.exported import PLAIN_TENSORS
 
 
 class Key(NamedTuple):

@@ -15,9 +15,16 @@ from torch.nn.parameter import is_lazy
 from onnxtrain import _C, UnsupportedError, _report, options
 from onnxtrain._export import cache, exclusive, products
 from onnxtrain._export.captured import Graph
-from onnxtrain._export.errors import DefinitionError, StaleError
+from onnxtrain._export.errors import (
+    ArgumentError,
+    DefinitionError,
+    ExportError,
+    NothingToCompute,
+    StaleError,
+    is_final,
+)
+from onnxtrain._export.exported import order
 from onnxtrain._export.function_apply import CustomFunctions
-from onnxtrain.export import ArgumentError, ExportError, NothingToCompute, export, is_final, order
 from onnxtrain.ortmodule import _announce, _memory_config, _random, _special
 from onnxtrain.ortmodule._captured import Parts, kind_of_call
 from onnxtrain.ortmodule._debug import STAGES, DebugOptions
@@ -406,6 +413,8 @@ class ORTModule(torch.nn.Module):
     def _program(self, key: Key, exporter: Any, args: tuple[Any, ...], failures: list[tuple[str, Exception]],
                  by_torch: tuple[str, ...], device: str) -> Program:
         """Exports, loads, and compares with eager where that is needed or asked for."""
+        from onnxtrain.export import export  # and with it torch's exporter, which no kept export needs
+
         runtime = self._runtime
         custom = CustomFunctions(runtime.enable_custom_autograd_function, runtime.skipped_autograd_functions)
         exported = export(self._module, args, opset=runtime.onnx_opset_version, exporter=exporter, custom=custom,

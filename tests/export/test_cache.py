@@ -142,6 +142,47 @@ class Calls(Net):
         return {"out": Twice.apply(self.fc(x)), "rows": [None]}
 
 
+class Draws(Net):
+    def forward(self, x):
+        kept = torch.bernoulli(torch.full_like(x[:, :1], 0.7)) + torch.rand((x.shape[0], 1), dtype=torch.float32)
+        return {"out": self.fc(x * kept), "rows": [None]}
+
+
+def test_draws_of_torch_are_kept_as_data_of_known_operators(folder, caplog):
+    for exports in (1, 0, 1):
+        torch.manual_seed(3)
+        module = Draws()
+        eager, model, x = copy.deepcopy(module), ORTModule(module), torch.randn(5, 3)
+        torch.manual_seed(7)
+        want = eager(x)["out"]
+        torch.manual_seed(7)
+        got = model(x)["out"]
+        torch.testing.assert_close(got, want)
+        got.square().sum().backward(), want.square().sum().backward()
+        torch.testing.assert_close(model.fc.weight.grad, eager.fc.weight.grad)
+        found = onnxtrain.stats(model)
+        assert (found["exports"], found["cached_exports"], found["fallback_steps"]) == (exports, 1 - exports, 0)
+        if not exports:  # the file says another operator: it is no data of ours
+            caplog.clear()
+            rewrite(next(folder.glob("*.zip")), lambda meta: meta["draws"][0].update(operator="aten.add.Tensor"))
+    assert "is passed over: KeyError" in caplog.text
+
+
+def test_what_could_not_be_read_is_not_written(folder, monkeypatch):
+    assert cache._guards(([1], [["max(1, d0_0) != 2", "two"]], []))([torch.ones(3)]) is None
+    monkeypatch.delitem(cache.shape_guards._NAMESPACE, "max")
+    plain = cache.shape_guards.from_program
+
+    def with_a_maximum(*args):
+        guards = plain(*args)
+        guards.source[1].append(("max(1, d0_0) > 0", "a guard"))
+        return guards
+
+    monkeypatch.setattr(cache.shape_guards, "from_program", with_a_maximum)
+    assert counts(Net()) == (1, 0)
+    assert not list(folder.glob("*.zip"))
+
+
 def test_what_cannot_be_written_down_is_not_kept(folder):
     assert counts(Calls()) == (1, 0)
     assert not list(folder.glob("*.zip"))
