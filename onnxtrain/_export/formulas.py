@@ -9,15 +9,21 @@ from __future__ import annotations
 
 import collections
 import itertools
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import sympy
+import torch
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
+from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from onnxtrain._export.state import replaced
 
+# Those whose result depends on the two formulas alone: a remainder's depends on the ranges of symbols as well.
+_OPERATORS = ("_add", "_sub", "_mul", "_eq", "_ne", "_lt", "_le", "_gt", "_ge", "_int_floordiv")
+_PLAIN = (int, float, bool, type(None))
 LONGEST = 96  # terms of a formula: five strides in a row, as a ResNet has them, make 76
 
 
@@ -47,6 +53,26 @@ def _shorten(sizes: ShapeEnv, formula: sympy.Basic, decide: Any) -> None:
             return
 
 
+def _remembering(plain: Callable[[SymNode, SymNode], SymNode]) -> Callable[[SymNode, SymNode], SymNode]:
+    """An operator of two numbers that answers as it did for these two before: sympy takes a hundred times as long."""
+    known: dict[tuple[Any, ...], SymNode] = {}  # each holds its ShapeEnv, so that no other one has its id
+
+    def operate(self: SymNode, other: SymNode) -> SymNode:
+        sizes = self.shape_env
+        if (sizes is None or sizes._translation_validation_enabled or get_proxy_mode() is not None
+                or torch._logging._internal.GET_DTRACE_STRUCTURED
+                or type(self._hint) not in _PLAIN or type(other._hint) not in _PLAIN):
+            return plain(self, other)
+        key = (id(sizes), self.expr, other.expr, self.pytype, other.pytype, self._hint, other._hint,
+               self._optimized_summation, other._optimized_summation)
+        result = known.get(key)
+        if result is None:
+            result = known[key] = plain(self, other)
+        return result
+
+    return operate
+
+
 @contextmanager
 def bounded() -> Iterator[None]:
     """While a module is captured: no condition on a long formula is decided before it is shortened, and no result of
@@ -55,12 +81,19 @@ def bounded() -> Iterator[None]:
     from torch._dynamo import config
 
     decide = ShapeEnv.evaluate_expr
+    short: set[sympy.Basic] = set()
 
     def evaluate_expr(self: ShapeEnv, formula: Any, *args: Any, **kwargs: Any) -> Any:
-        if (isinstance(formula, sympy.Basic) and _is_long(formula) and not self.frozen
-                and not self._suppress_guards_tls()):
-            _shorten(self, formula, decide)
+        if isinstance(formula, sympy.Basic) and formula not in short:
+            if not _is_long(formula):
+                short.add(formula)
+            elif not self.frozen and not self._suppress_guards_tls():
+                _shorten(self, formula, decide)
         return decide(self, formula, *args, **kwargs)
 
-    with replaced(ShapeEnv, "evaluate_expr", evaluate_expr), config.patch(fake_tensor_cache_enabled=False):
+    with ExitStack() as stack:
+        stack.enter_context(replaced(ShapeEnv, "evaluate_expr", evaluate_expr))
+        stack.enter_context(config.patch(fake_tensor_cache_enabled=False))
+        for name in _OPERATORS:
+            stack.enter_context(replaced(SymNode, name, _remembering(getattr(SymNode, name))))
         yield

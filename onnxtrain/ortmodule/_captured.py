@@ -40,7 +40,7 @@ from onnxtrain._export import formulas
 from onnxtrain._export.captured import Place, graph_of, places_of
 from onnxtrain._export.state import replaced
 from onnxtrain._export.twins import Twins
-from onnxtrain.ortmodule import _announce, _random, _sharded
+from onnxtrain.ortmodule import _announce, _lean, _random, _repeats, _sharded
 from onnxtrain.ortmodule._fallback import FallbackPolicy
 from onnxtrain.ortmodule._key import describe
 from onnxtrain.ortmodule._methods import Methods
@@ -54,6 +54,7 @@ MAX_CAPTURES = 64  # of one mode; Dynamo runs the module in PyTorch after them
 # graph, until it captures nothing of a module so.
 CAPTURE = {"skip_nnmodule_hook_guards": False, "allow_rnn": True, "suppress_errors": True,
            "use_numpy_random_stream": True,
+           "invalidate_compile_context_weakrefs": False,  # as for any backend but torch's, which it would import
            "record_runtime_overhead": False}  # a note for torch's profiler at each run of a graph: 10 us
 _OF_NUMPY = "numpy"  # in the reason of a cut: from there on NumPy's functions, and loops of them, are Python's
 CONTENTS = {"capture_scalar_outputs": True, "capture_dynamic_output_shape_ops": True}
@@ -197,6 +198,16 @@ def _dynamic_sizes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[st
                 yield f"{pattern}$:{axis}"
 
 
+def _collect_later() -> None:
+    """Enables the collector, with everything that there is in its oldest generation: it would look at all of it at
+    once, which takes a third of a small model's capture, and find little after Dynamo's own collection.
+    """
+    if not gc.get_freeze_count():
+        gc.freeze()
+        gc.unfreeze()
+    gc.enable()
+
+
 @contextlib.contextmanager
 def capturing(args: tuple[Any, ...], kwargs: dict[str, Any], wanted: dict[str, Any]) -> Iterator[None]:
     """Dynamo's settings for the capture of a call, those of `wanted` that this torch has among them."""
@@ -208,9 +219,11 @@ def capturing(args: tuple[Any, ...], kwargs: dict[str, Any], wanted: dict[str, A
             imported.cache_clear()  # another module may have taken a name
         stack.enter_context(config.patch({name: value for name, value in wanted.items() if hasattr(config, name)}))
         stack.enter_context(formulas.bounded())
+        stack.enter_context(_lean.capturing())
+        stack.enter_context(_repeats.remembered())
         if gc.isenabled():  # a capture makes millions of objects, and few of them are garbage
             gc.disable()
-            stack.callback(gc.enable)
+            stack.callback(_collect_later)
         stack.enter_context(replaced(FunctionCtx, "set_materialize_grads", _asks_for_none()))
         stack.enter_context(replaced(LoggingLoggerVariable, "call_method", _logs(LoggingLoggerVariable.call_method)))
         if hasattr(torch.compiler.config, "dynamic_sources"):
@@ -477,7 +490,8 @@ class Parts:
         limit = {"recompile_limit": MAX_CAPTURES, "isolate_recompiles": True} if "recompile_limit" in known else {}
         entry = entry_of(self._module)
         weakref.finalize(entry, forget, entry.__code__).atexit = False
-        return torch.compile(entry, backend=backend, **limit)
+        with _lean.backend_as_it_is():
+            return torch.compile(entry, backend=backend, **limit)
 
     def bind(self, operations: torch.fx.GraphModule, inputs: Sequence[Any]) -> Bound:
         """What runs a graph for as long as these tensors, those that are no arguments, stand where they stand.

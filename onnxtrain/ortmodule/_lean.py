@@ -1,0 +1,119 @@
+"""Captures without what they import and do not use: parts of PyTorch's compiler, its minifier, distributed tensors.
+
+Dynamo imports these modules, of which some take longer than the capture of a small model and stay in memory, to compare
+a value with one of theirs or to be ready for a failure. Each function here answers as Dynamo's own does; torch (2.13)
+has no setting for any of it, and another torch without such a function is left as it is. Used by _captured.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from onnxtrain._export.state import replaced
+
+
+@contextlib.contextmanager
+def backend_as_it_is() -> Iterator[None]:
+    """While a function is made that captures: its backend is called directly, where no programs were asked for that
+    repeat its failures.
+    """
+    from torch._dynamo import config, eval_frame
+
+    if config.repro_after is not None or not hasattr(eval_frame, "get_compiler_fn"):
+        yield
+    else:
+        with replaced(eval_frame, "get_compiler_fn", lambda backend: backend):
+            yield
+
+
+def _in_functorch(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """InstructionTranslator._throw_if_in_functorch, which looks up a backend where no transform is active, too."""
+    def throw(self: Any) -> None:
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            plain(self)
+
+    return throw
+
+
+def _local_map(plain: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    """LocalMapWrappedHigherOrderVariable.should_wrap_in_hop, which imports a function to compare a value with it."""
+    def should_wrap(value: Any) -> bool:
+        return "torch.distributed.tensor.experimental._func_map" in sys.modules and plain(value)
+
+    return staticmethod(should_wrap)
+
+
+def _late(plain: Callable[[], Any]) -> Callable[[], Any]:
+    """graph_region_tracker.InputPickler, of which each capture makes one and most use none."""
+    class Pickler:
+        def dumps(self, value: Any) -> bytes:
+            return plain().dumps(value)
+
+    return Pickler
+
+
+def _files(plain: Callable[[], set[str]]) -> Callable[[], set[str]]:
+    """symbolic_shapes.uninteresting_files, which imports the modules that no message about a size should name; what
+    this process has not imported is in no message.
+    """
+    @functools.cache
+    def uninteresting() -> set[str]:
+        from torch._dynamo import guards
+
+        if "torch.export._trace" in sys.modules:
+            return plain()
+        named = {sys.modules[name].__file__ for name in _UNINTERESTING if name in sys.modules}
+        operators = {module.__file__ for name, module in [*sys.modules.items()]
+                     if name.startswith("torch._higher_order_ops.")}
+        return {file for file in named | operators if file is not None} | guards.uninteresting_files()
+
+    return uninteresting
+
+
+def _side_effects(plain: Callable[..., list[str]]) -> Callable[..., list[str]]:
+    """OutputGraph.get_replayed_side_effect_source_refs, which imports a class of torch.export's to leave it out."""
+    def refs(self: Any, *, populate_export_metadata: bool = False) -> list[str]:
+        from torch._dynamo.output_graph import _get_source_debug_name
+        from torch._dynamo.variables.base import AttributeMutationExisting, ValueMutationExisting
+
+        if populate_export_metadata or "torch.export._trace" in sys.modules:
+            return plain(self, populate_export_metadata=populate_export_metadata)
+        changed = [variable for variable in self.side_effects._get_modified_vars() if isinstance(
+            getattr(variable, "mutation_type", None), (AttributeMutationExisting, ValueMutationExisting))]
+        return [_get_source_debug_name(variable.source) for variable in changed]
+
+    return refs
+
+
+_UNINTERESTING = (
+    "torch", "torch._compile", "torch._dynamo.eval_frame", "torch._inductor.sizevars", "torch._library.custom_ops",
+    "torch._library.fake_impl", "torch._logging._internal", "torch._logging.structured",
+    "torch._subclasses.fake_tensor", "torch._subclasses.meta_utils", "torch.fx._symbolic_trace",
+    "torch.fx.experimental.recording", "torch.fx.experimental.sym_node", "torch.fx.experimental.symbolic_shapes",
+    "torch.fx.interpreter")
+
+
+@contextlib.contextmanager
+def capturing() -> Iterator[None]:
+    """While Dynamo captures."""
+    from torch._dynamo import graph_region_tracker, output_graph, symbolic_convert
+    from torch._dynamo.variables import higher_order_ops
+    from torch.fx.experimental import symbolic_shapes
+
+    wrapped = getattr(higher_order_ops, "LocalMapWrappedHigherOrderVariable", None)
+    with contextlib.ExitStack() as stack:
+        for owner, name, ours in ((symbolic_convert.InstructionTranslator, "_throw_if_in_functorch", _in_functorch),
+                                  (symbolic_shapes, "uninteresting_files", _files),
+                                  (output_graph, "uninteresting_files", _files),
+                                  (output_graph.OutputGraph, "get_replayed_side_effect_source_refs", _side_effects),
+                                  (wrapped, "should_wrap_in_hop", _local_map),
+                                  (graph_region_tracker, "InputPickler", _late)):
+            if (plain := getattr(owner, name, None)) is not None:
+                stack.enter_context(replaced(owner, name, ours(plain)))
+        yield

@@ -1,0 +1,167 @@
+"""Operations that a capture has met before, as the layers of a model repeat theirs: their results are made from what
+was noted of the first, without asking torch once more for sizes, strides and types.
+
+Dynamo runs each operation on tensors without data; with symbolic sizes that takes half of a capture. Of an operation
+that makes one new tensor the result follows from the operation, what its arguments are, and torch's modes. Everything
+else runs as before: views, changes in place, several results, subclasses, sizes that depend on contents. Conditions on
+sizes that the first one noted hold for the others, since the symbols are the same. Used by _captured.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
+
+from onnxtrain._export.state import replaced
+
+_PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
+_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+class _Unknown(Exception):
+    """An argument that no key stands for."""
+
+
+class _Result(NamedTuple):
+    """What an operation made."""
+
+    mode: FakeTensorMode
+    shape: Sequence[Any]
+    stride: Sequence[Any]
+    dtype: torch.dtype
+    device: torch.device
+    requires_grad: bool
+    in_a_row: bool
+
+    def again(self) -> FakeTensor:
+        with in_kernel_invocation_manager(self.mode), _without_guards(self.mode):
+            if self.in_a_row:
+                empty = torch.empty(self.shape, dtype=self.dtype, device="meta")
+            else:
+                empty = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="meta")
+        return FakeTensor(self.mode, empty, self.device)
+
+
+class _Again(torch.autograd.Function):
+    """Gives a result a place in autograd's graph, which Python may ask for."""
+
+    @staticmethod
+    def forward(ctx: Any, result: _Result, *arguments: Any) -> FakeTensor:
+        return result.again()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        raise RuntimeError("a capture differentiates nothing")
+
+
+def _without_guards(mode: FakeTensorMode) -> Any:
+    return contextlib.nullcontext() if mode.shape_env is None else mode.shape_env.suppress_guards()
+
+
+def _number(value: Any) -> Any:
+    """A size or another number, as a part of a key."""
+    if not isinstance(value, _SYMBOLIC):
+        return type(value), value
+    node = value.node
+    if type(node.hint) not in _PLAIN or node.hint is None:  # depends on contents, or is of a nested tensor
+        raise _Unknown
+    return type(value), node.expr, id(node.shape_env)
+
+
+def _described(value: Any, tensors: list[FakeTensor]) -> Any:
+    """An argument as a part of a key; its tensors are added to `tensors`."""
+    kind = type(value)
+    if kind in _PLAIN or kind in _SYMBOLIC:
+        return _number(value)
+    if kind in (tuple, list) or kind is torch.Size:
+        return kind, *[_described(part, tensors) for part in value]
+    if kind is slice:
+        return kind, *[_described(part, tensors) for part in (value.start, value.stop, value.step)]
+    if kind is not FakeTensor or value.layout is not torch.strided or value.is_quantized or value.constant is not None:
+        raise _Unknown
+    tensors.append(value)
+    return (id(value.fake_mode), *map(_number, value.shape), *map(_number, value.stride()),
+            _number(value.storage_offset()), value.dtype, value.fake_device, value.requires_grad, value.is_conj(),
+            value.is_neg(), value.is_inference())
+
+
+def _modes() -> tuple[Any, ...]:
+    """What results depend on beyond arguments; a `with` of the module's may change it within a capture, and Dynamo
+    begins again with another mode of its own.
+    """
+    if torch._C._len_torch_function_stack() or torch._C._functorch.peek_interpreter_stack() is not None:
+        raise _Unknown
+    cpu, cuda, flags = "cpu", "cuda", torch._C
+    mode = flags._get_dispatch_mode(flags._TorchDispatchModeKey.FAKE)
+    if mode is None:
+        raise _Unknown
+    return (id(mode), torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_default_dtype(),
+            torch.is_autocast_enabled(cpu), torch.is_autocast_enabled(cuda), torch.get_autocast_dtype(cpu),
+            torch.get_autocast_dtype(cuda), torch.are_deterministic_algorithms_enabled(),
+            flags._get_flash_sdp_enabled(), flags._get_mem_efficient_sdp_enabled(), flags._get_math_sdp_enabled(),
+            flags._get_cudnn_sdp_enabled())
+
+
+def _noted(result: Any, arguments: Sequence[FakeTensor], versions: Sequence[int]) -> _Result | None:
+    """What has to be known of a result; None where it is not one new tensor, or an argument was changed."""
+    if (type(result) is not FakeTensor or result.layout is not torch.strided or result.constant is not None
+            or result._is_view() and not torch.is_grad_enabled() or result.is_quantized or result.is_conj()
+            or result.is_neg() or result.is_inference() or [value._version for value in arguments] != versions
+            or result.requires_grad and not (torch.is_grad_enabled() and any(a.requires_grad for a in arguments))
+            or result.untyped_storage()._cdata in [value.untyped_storage()._cdata for value in arguments]):
+        return None
+    sizes = (*result.shape, *result.stride(), result.storage_offset())
+    if any(isinstance(size, torch.SymInt) and type(size.node.hint) is not int for size in sizes):
+        return None
+    if type(sizes[-1]) is not int or sizes[-1]:
+        return None
+    for in_a_row in (True, False):
+        noted = _Result(result.fake_mode, result.shape, result.stride(), result.dtype, result.fake_device,
+                        result.requires_grad, in_a_row)
+        if _memory(noted.again()) == _memory(result):
+            return noted
+    return None
+
+
+def _memory(tensor: FakeTensor) -> list[Any]:
+    """The formulas of strides and of the storage's length: a result may be a part of what was made for it."""
+    values = (*tensor.stride(), tensor.untyped_storage().nbytes())
+    return [value.node.expr.expand() if isinstance(value, torch.SymInt) else value for value in values]
+
+
+def _remembering(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """torch._dynamo.utils.run_node that runs each operation once and makes its later results itself."""
+    known: dict[Any, _Result | None] = {}
+
+    def run_node(tracer: Any, node: Any, args: Sequence[Any], kwargs: Mapping[str, Any], nnmodule: Any) -> Any:
+        arguments: list[FakeTensor] = []
+        try:
+            if node.op not in ("call_function", "call_method"):
+                raise _Unknown
+            key = (node.op, node.target, _modes(), *[_described(value, arguments) for value in args],
+                   *[(name, _described(value, arguments)) for name, value in kwargs.items()])
+            noted = known.get(key)
+        except (_Unknown, TypeError):  # or a target without a hash
+            return plain(tracer, node, args, kwargs, nnmodule)
+        if noted is not None:
+            return _Again.apply(noted, *arguments) if noted.requires_grad else noted.again()
+        versions = [value._version for value in arguments]
+        result = plain(tracer, node, args, kwargs, nnmodule)
+        if key not in known:
+            known[key] = _noted(result, arguments, versions)
+        return result
+
+    return run_node
+
+
+@contextlib.contextmanager
+def remembered() -> Iterator[None]:
+    """While Dynamo captures."""
+    from torch._dynamo import utils
+
+    with replaced(utils, "run_node", _remembering(utils.run_node)):
+        yield
