@@ -281,6 +281,9 @@ class Watch:
     def changed(self) -> int:
         """Index of the first entry that differs, or -1."""
 
+__version__: str
+ISA: str  # the instruction set of the kernels: "avx512", "avx2" or "plain"
+
 def build_info() -> dict[str, Any]:
     """Properties of the build and the machine: version, operators, threads, dlpack_exchange, isa, gemm (backends)."""
 

@@ -2,10 +2,8 @@
 
 import torch  # noqa: F401  first: the core shares its libgomp and finds its BLAS in the process
 
-from onnxtrain import _C
-from onnxtrain._C import UnsupportedError
+from onnxtrain._C import UnsupportedError, __version__
 from onnxtrain._memory import MemoryReport, max_batch, memory_report
 from onnxtrain._report import explain, stats
 
 __all__ = ["MemoryReport", "UnsupportedError", "__version__", "explain", "max_batch", "memory_report", "stats"]
-__version__ = _C.build_info()["version"]

@@ -29,22 +29,27 @@ static sgemm_fn torch_sgemm;
 static dgemm_fn torch_dgemm;
 static dnnl_sgemm_fn dnnl_sgemm;
 static void (*mkl_free_buffers)(void);
-static pthread_once_t once = PTHREAD_ONCE_INIT;
+static pthread_once_t torch_once = PTHREAD_ONCE_INIT, dnnl_once = PTHREAD_ONCE_INIT;
 
-static void find_backends(void)
+static void find_torch(void)
 {
-    void *torch = ont_library_torch(), *dnnl = ont_library_dnnl();
+    void *torch = ont_library_torch();
     if (torch) {
         *(void **)&torch_sgemm = dlsym(torch, "sgemm_");
         *(void **)&torch_dgemm = dlsym(torch, "dgemm_");
         *(void **)&mkl_free_buffers = dlsym(torch, "mkl_serv_free_buffers"); /* mkl_free_buffers() */
     }
+}
+
+static void find_dnnl(void)
+{
+    void *dnnl = ont_library_dnnl();
     if (dnnl) *(void **)&dnnl_sgemm = dlsym(dnnl, "dnnl_sgemm");
 }
 
 static bool torch_available(ont_dtype dtype)
 {
-    pthread_once(&once, find_backends);
+    pthread_once(&torch_once, find_torch);
     return dtype == ONT_FLOAT32 ? torch_sgemm != NULL : torch_dgemm != NULL;
 }
 
@@ -102,8 +107,9 @@ static void per_thread_run(const ont_gemm *g, const void *a, const void *b, void
 
 static bool dnnl_available(ont_dtype dtype)
 {
-    pthread_once(&once, find_backends);
-    return dtype == ONT_FLOAT32 && dnnl_sgemm;
+    if (dtype != ONT_FLOAT32) return false;
+    pthread_once(&dnnl_once, find_dnnl);
+    return dnnl_sgemm != NULL;
 }
 
 static void dnnl_run(const ont_gemm *g, const void *a, const void *b, void *c)
@@ -182,7 +188,7 @@ const ont_gemm_backend *ont_gemm_reference(void)
 
 void ont_gemm_release_buffers(void)
 {
-    pthread_once(&once, find_backends);
+    pthread_once(&torch_once, find_torch);
     if (mkl_free_buffers) mkl_free_buffers();
 #ifdef __GLIBC__
     (void)malloc_trim(0);

@@ -356,18 +356,20 @@ const ont_gemm_backend *ont_gemm_choose(const ont_gemm *g, int epilogue, ont_gem
 {
     const char *requested = ont_gemm_requested();
     size_t count;
-    const ont_gemm_backend *backends = ont_gemm_backends(&count), *first = ont_gemm_reference();
+    const ont_gemm_backend *backends = ont_gemm_backends(&count), *first = NULL;
     ont_gemm_impl ignored;
     int libraries = 0;
+    bool small = !fits_int32(g) || flops(g) < SMALL_FLOPS;
     if (!impl) impl = &ignored;
     *impl = ONT_GEMM_BACKEND;
-    for (size_t i = count; i-- > 0;) {
+    for (size_t i = 0; i < count && (requested || !small || !first); i++) { /* asking for a library opens it */
         if (!fits_int32(g) || !ont_gemm_is_available(&backends[i], g->dtype, ont_parallel_threads())) continue;
         if (requested && !strcmp(requested, backends[i].name)) return &backends[i];
-        first = &backends[i];
-        libraries += first != ont_gemm_reference();
+        if (!first) first = &backends[i];
+        libraries += &backends[i] != ont_gemm_reference();
     }
-    if (requested_impl(requested, g, impl) || !fits_int32(g) || flops(g) < SMALL_FLOPS) return first;
+    if (!first) first = ont_gemm_reference();
+    if (requested_impl(requested, g, impl) || small) return first;
     if (ont_gemm_is_deterministic()) { /* native sums do not depend on addresses or the number of threads */
         if (ont_gemm_native_kernel(ONT_GEMM_NATIVE, g->dtype)) *impl = ONT_GEMM_NATIVE;
         return first;

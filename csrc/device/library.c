@@ -1,5 +1,5 @@
 /*
- * Opens shared libraries, each once.
+ * Opens shared libraries, each once, when something asks for it: oneDNN's relocations alone take 11 MiB.
  */
 #include "device/library.h"
 
@@ -12,7 +12,7 @@
 #include <oneapi/dnnl/dnnl.h>
 
 static void *torch_library, *dnnl_library;
-static pthread_once_t once = PTHREAD_ONCE_INIT;
+static pthread_once_t torch_once = PTHREAD_ONCE_INIT, dnnl_once = PTHREAD_ONCE_INIT;
 
 /* ONNXTRAIN_ISA limits oneDNN's kernels, too. This must precede the first call of oneDNN. */
 static void limit_isa(void)
@@ -24,11 +24,15 @@ static void limit_isa(void)
     if (set) (void)set(dnnl_cpu_isa_avx2); /* fails where the processor has less, which is fine */
 }
 
-static void open_libraries(void)
+static void open_torch(void)
 {
     torch_library = dlopen("libtorch_cpu.so", RTLD_NOLOAD | RTLD_LAZY);
+}
+
+static void open_dnnl(void)
+{
     Dl_info self;
-    if (dladdr((void *)(uintptr_t)open_libraries, &self) && self.dli_fname) {
+    if (dladdr((void *)(uintptr_t)open_dnnl, &self) && self.dli_fname) {
         char path[4096];
         const char *slash = strrchr(self.dli_fname, '/');
         int folder = slash ? (int)(slash - self.dli_fname) : 0;
@@ -41,12 +45,12 @@ static void open_libraries(void)
 
 void *ont_library_torch(void)
 {
-    pthread_once(&once, open_libraries);
+    pthread_once(&torch_once, open_torch);
     return torch_library;
 }
 
 void *ont_library_dnnl(void)
 {
-    pthread_once(&once, open_libraries);
+    pthread_once(&dnnl_once, open_dnnl);
     return dnnl_library;
 }

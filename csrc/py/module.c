@@ -349,6 +349,8 @@ static int module_exec(PyObject *module)
         PyExc_NotImplementedError, NULL);
     if (!state->unsupported_error) return -1;
     if (PyModule_AddObjectRef(module, "UnsupportedError", state->unsupported_error) < 0) return -1;
+    if (PyModule_AddStringConstant(module, "__version__", ONT_VERSION) < 0) return -1;
+    if (PyModule_AddStringConstant(module, "ISA", ont_simd()->isa) < 0) return -1;
     const char *flush = getenv("ONNXTRAIN_FLUSH_DENORMALS");
     ont_denormals_enable(!flush || !(!strcmp(flush, "0") || !strcmp(flush, "off") || !strcmp(flush, "false")));
     ont_status status = ont_passes_disable(getenv("ONNXTRAIN_DISABLE"));

@@ -70,7 +70,7 @@ def digest(module: Graph, key: Any, settings: Sequence[Any]) -> str:
     if text is None:
         raise NotKept("the graph calls functions, or holds tensors, that no text stands for")
     schema = [item if isinstance(item, tuple) else repr(item) for item in key.schema]
-    parts = [FORMAT, torch.__version__, _C.build_info()["version"], sys.version, _versions(), text,
+    parts = [FORMAT, torch.__version__, _C.__version__, sys.version, _versions(), text,
              _structure(module), repr(schema), key.training, repr(key.torch_modes), *map(repr, settings),
              torch.are_deterministic_algorithms_enabled()]
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:40]

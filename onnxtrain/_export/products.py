@@ -43,8 +43,7 @@ def _is_default(folder: str) -> bool:
 
 def path(folder: str) -> Path:
     """The file of this machine in the folder."""
-    build = _C.build_info()
-    parts = [FORMAT, torch.__version__, build["version"], build["isa"], _processor(), os.cpu_count()]
+    parts = [FORMAT, torch.__version__, _C.__version__, _C.ISA, _processor(), os.cpu_count()]
     return Path(folder) / f"products-{hashlib.sha256(repr(parts).encode()).hexdigest()[:16]}.txt"
 
 
