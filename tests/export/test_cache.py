@@ -127,6 +127,38 @@ def test_another_process_starts_without_the_exporter_and_a_new_source_exports_ag
     assert run()[:2] == ["1", "0"]
 
 
+FLAGGED = """
+import sys
+import torch
+import onnxtrain
+from onnxtrain.ortmodule import ORTModule
+
+class Inner(torch.nn.Linear):
+    def forward(self, x):
+        return super().forward(x) * 2
+
+def other(self, x):
+    return torch.nn.functional.linear(x, self.weight, self.bias) * 3
+
+if "--other" in sys.argv:
+    Inner.forward = other
+torch.manual_seed(0)
+module = torch.nn.Sequential(Inner(3, 2))
+x = torch.randn(4, 3)
+want = module(x).sum().item()
+model = ORTModule(module)
+assert abs(model(x).sum().item() - want) < 1e-5
+print(onnxtrain.stats(model)["exports"])
+"""
+
+
+def test_a_flag_that_replaces_a_method_of_a_class_is_a_miss(folder):
+    run = lambda *flags: subprocess.run([sys.executable, "-c", FLAGGED, *flags],  # noqa: E731
+                                        env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
+                                        check=True).stdout.strip()
+    assert [run(), run(), run("--other"), run("--other"), run()] == ["1", "0", "1", "0", "0"]
+
+
 class Twice(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
