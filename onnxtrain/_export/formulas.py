@@ -8,6 +8,7 @@ that is fixed is guarded like any other, so that another one is captured again. 
 from __future__ import annotations
 
 import collections
+import copy
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -68,7 +69,7 @@ def _remembering(plain: Callable[[SymNode, SymNode], SymNode]) -> Callable[[SymN
         result = known.get(key)
         if result is None:
             result = known[key] = plain(self, other)
-        return result
+        return copy.copy(result)  # an export keeps for each one how its tensors give it
 
     return operate
 

@@ -52,3 +52,23 @@ def test_windows_of_other_sizes(monkeypatch):
             torch.testing.assert_close(b.grad, a.grad, msg=name)
     assert onnxtrain.stats(wrapped)["engine_steps"] == 4
     assert longest[0] < 2.5 * formulas.LONGEST
+
+
+def test_sizes_of_one_formula_are_apart(caplog):
+    """The number of elements of one tensor is a size of another; an export knows each by its tensor."""
+    layer = torch.nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+    plain = torch.nn.Sequential(torch.nn.Embedding(30, 16), layer, torch.nn.Linear(16, 30))
+
+    class Padded(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.words, self.layer, self.head = plain
+
+        def forward(self, x):
+            return self.head(self.layer(self.words(x), src_key_padding_mask=x == 0))
+
+    wrapped = ORTModule(Padded())
+    for size in ((2, 7), (3, 9)):
+        x = torch.randint(1, 30, size)
+        torch.testing.assert_close(wrapped(x), Padded()(x), rtol=1e-5, atol=1e-5)
+    assert "torchscript" not in caplog.text
