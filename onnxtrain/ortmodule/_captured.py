@@ -42,6 +42,7 @@ from onnxtrain._export.state import replaced
 from onnxtrain._export.twins import Twins
 from onnxtrain.ortmodule import _announce, _lean, _random, _repeats, _sharded
 from onnxtrain.ortmodule._fallback import FallbackPolicy
+from onnxtrain.ortmodule._gone import forget
 from onnxtrain.ortmodule._key import describe
 from onnxtrain.ortmodule._methods import Methods
 from onnxtrain.ortmodule._program import NODES
@@ -270,13 +271,6 @@ def _captures(entry: Callable[..., Any]) -> int:
     entries = getattr(eval_frame, "_debug_get_cache_entry_list", None)
     function = getattr(entry, "_torchdynamo_orig_callable", None)
     return 0 if entries is None or function is None else len(entries(function.__code__))
-
-
-def forget(code: types.CodeType) -> None:
-    """What Dynamo compiled of a function that is gone, and all that it holds."""
-    import torch._dynamo
-
-    torch._dynamo.reset_code(code)
 
 
 def _is_of_dynamo(error: Exception) -> bool:

@@ -17,7 +17,8 @@ from onnxtrain._export.captured import Graph, graph_of, places_of
 from onnxtrain._export.errors import ExportError
 from onnxtrain._export.exported import Exported, GraphInput
 from onnxtrain.export import export
-from onnxtrain.ortmodule._captured import CAPTURE, CONTENTS, capturing, entry_of, follow_masks, forget
+from onnxtrain.ortmodule._captured import CAPTURE, CONTENTS, capturing, entry_of, follow_masks
+from onnxtrain.ortmodule._gone import forget
 from onnxtrain.ortmodule._verify import compare, tolerance
 
 

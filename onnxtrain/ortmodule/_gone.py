@@ -1,0 +1,35 @@
+"""Functions that are gone, of which Dynamo has to forget what it compiled: it keeps that by their code, and with it the
+graphs and the module. Used by _captured.py and _whole.py.
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+
+_gone: list[types.CodeType] = []  # of functions of which Dynamo still has to forget what it compiled
+
+
+def forget(code: types.CodeType) -> None:
+    """Has Dynamo forget what it compiled of a function that is gone, and all that this holds.
+
+    The function may go with one of Dynamo's guards or caches, while Dynamo clears them in C++: clearing the same code
+    once more would free memory that it goes on to use. Then the next call does it.
+    """
+    import torch._dynamo
+
+    _gone.append(code)
+    while _gone and not _is_clearing():
+        torch._dynamo.reset_code(_gone.pop())
+
+
+def _is_clearing() -> bool:
+    """Whether a function of Dynamo that clears guards or caches is running, or forget() is."""
+    frame: types.FrameType | None = sys._getframe(2)
+    while frame is not None:
+        name, module = frame.f_code.co_name, frame.f_globals.get("__name__", "")
+        if (name in ("invalidate", "reset", "reset_code_caches") and module.startswith("torch._dynamo")
+                or frame.f_code is forget.__code__):
+            return True
+        frame = frame.f_back
+    return False
