@@ -116,13 +116,14 @@ def drops_out() -> None:
 def check_installed() -> None:
     package = Path(onnxtrain.__file__).resolve().parent
     assert package.parent.name == "site-packages", f"onnxtrain comes from {package}"
+    implementations = set(_C.build_info()["gemm"])  # opens the libraries
     maps = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if ".so" in line}
     gomp = sorted(path for path in maps if "libgomp" in path)
     assert len(gomp) == 1, f"not one libgomp: {gomp}"
     for library in ("libprotobuf-c", "libdnnl"):
         places = [path for path in maps if library in path]
         assert places and all(Path(path).is_relative_to(package.parent) for path in places), f"{library}: {places}"
-    assert {"torch", "onednn"} <= set(_C.build_info()["gemm"]), _C.build_info()["gemm"]
+    assert {"torch", "onednn"} <= implementations, implementations
 
 
 def compiles() -> None:
