@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from onnxtrain import _C
 from onnxtrain.ortmodule import ORTModule
 
 SMAPS = Path("/proc/self/smaps")
@@ -61,6 +62,30 @@ def test_what_a_script_holds():
     for _ in range(STEPS):
         loss = step(model, 500)
     assert made_anew(model) - count <= STEPS and loss.isfinite()
+
+
+class OfTokens(WithLoss):
+    """The labels of a batch of sequences, of which the engine counts those that it needs."""
+
+    def forward(self, x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(self.layer(torch.tanh(self.layer(x))[:, :1] * x), t.view(5, -1).view(-1))
+
+
+def test_counts_of_rows_leave_no_gradient_out():
+    """A count is freed before the gradients are there: its bytes are beyond the most that is live at once."""
+    _C.disable_passes(["+pack_rows"])
+    try:
+        model = ORTModule(OfTokens())
+        for _ in range(WARM):
+            step(model, 500)
+        count = made_anew(model)
+        for _ in range(STEPS):
+            step(model, 500)
+    finally:
+        _C.disable_passes([])
+    [stats] = [program.session.stats() for _, known in model._all_programs() for program in known]
+    assert stats["probe_runs"] >= WARM
+    assert made_anew(model) == count
 
 
 def test_two_sizes_in_turns():
