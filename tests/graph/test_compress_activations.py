@@ -124,26 +124,37 @@ def test_a_network_with_dropout(kept, bound, level, budget):
     assert all(torch.equal(a, b) for a, b in zip(got, again) if b is not None)
 
 
+def is_well_conditioned(model, tensors, exact):
+    """Whether each gradient is more than rounding, and follows from values that are only about right: with inputs that
+    are off by a part in 128, it is off by less than a fourth of what the test below allows."""
+    generator = torch.Generator().manual_seed(1)
+    near = [x * (1 + torch.randn(x.shape, generator=generator) / 128) for x in tensors]
+    finite = [(g, w) for g, w in zip(step(model, near, 0)[2], exact) if w is not None and w.isfinite().all()]
+    largest = max([want.norm() for _, want in finite], default=0)
+    return all((got - want).norm() <= 0.05 * want.norm() and want.norm() > 1e-6 * largest for got, want in finite)
+
+
 @pytest.mark.parametrize("number", range(60))
 def test_random_graphs(number):
-    model, names = random_model(random.Random(SEED + number))
     rng = np.random.default_rng(number)
-    tensors = [torch.from_numpy(rng.normal(size=shape).astype(np.float32)) for _, shape in names]
-    exact = step(model, tensors, 0)
+    for attempt in range(100):
+        model, names = random_model(random.Random(SEED + number + 1000 * attempt))
+        tensors = [torch.from_numpy(rng.normal(size=shape).astype(np.float32)) for _, shape in names]
+        _C.disable_passes([])
+        exact = step(model, tensors, 0)
+        if is_well_conditioned(model, tensors, exact[2]):
+            break
+    else:
+        pytest.fail("no graph is well conditioned")
     _C.recompute_everywhere(True)
     _C.disable_passes(["recompute"])
-    rounded = []
     for kept in (BF16, INT8):
         session, outputs, gradients = step(model, tensors, kept)
         assert all(torch.equal(a, b) for a, b in zip(outputs, exact[1]))
         finite = [(g, w) for g, w in zip(gradients, exact[2]) if w is not None and w.isfinite().all()]
-        largest = max([want.norm() for _, want in finite], default=0)
-        errors = [(got - want).norm() for got, want in finite]
-        rounded = errors if kept == BF16 else rounded  # what this graph makes of rounding its values
-        for (_, want), error, of_bf16 in zip(finite, errors, rounded, strict=True):
-            cancels = want.norm() <= 1e-6 * largest  # 0 but for rounding, which is that of the compressed value now
-            slack = (2**-7 if cancels else 1e-5) * largest + (16 * of_bf16 if kept == INT8 else 0)
-            assert error <= 0.2 * want.norm() + slack, (kept, session.text("program"))
+        rounding = 1e-5 * max([want.norm() for _, want in finite], default=0)  # of gradients that cancel
+        for got, want in finite:
+            assert (got - want).norm() <= 0.2 * want.norm() + rounding, (kept, session.text("program"))
 
 
 class Convolutional(nn.Module):
