@@ -13,6 +13,8 @@
  */
 #include <string.h>
 
+#include "base/assert.h"
+#include "base/int_math.h"
 #include "base/parallel.h"
 #include "ops/conv/conv_onednn.h"
 #include "ops/conv/depthwise.h"
@@ -50,16 +52,6 @@ static int64_t floor_div(int64_t a, int64_t b)
     return a / b - (a % b < 0);
 }
 
-static int64_t larger(int64_t a, int64_t b)
-{
-    return a > b ? a : b;
-}
-
-static int64_t round_up(int64_t n)
-{
-    return (n + ONT_DEPTHWISE_LANES - 1) / ONT_DEPTHWISE_LANES * ONT_DEPTHWISE_LANES;
-}
-
 /* Along dim d, the distance of the filter's cell k within its phase. */
 static int64_t distance(const ont_conv *c, int d, int64_t k)
 {
@@ -69,9 +61,9 @@ static int64_t distance(const ont_conv *c, int d, int64_t k)
 /* Cells of an image along dim d with as many zeros behind them as a tap reads before or behind them. */
 static int64_t spaced(const ont_conv *c, int d)
 {
-    int64_t cells = (c->in[d] + c->stride[d] - 1) / c->stride[d];
+    int64_t cells = ont_ceil_div(c->in[d], c->stride[d]);
     int64_t before = -distance(c, d, 0), behind = distance(c, d, c->kernel[d] - 1) + c->out[d] - cells;
-    return larger(cells + larger(0, larger(before, behind)), c->out[d]);
+    return ont_max(cells + ont_max(0, ont_max(before, behind)), c->out[d]);
 }
 
 /* The phase of the filter's cell k along dim d. */
@@ -86,14 +78,15 @@ static void set_layout(weight_state *s, const ont_conv *c)
     int64_t up = -distance(c, 1, 0), down = distance(c, 1, c->kernel[1] - 1);
     int64_t left = -distance(c, 2, 0), right = distance(c, 2, c->kernel[2] - 1);
     s->rows = spaced(c, 1), s->pitch = spaced(c, 2);
-    s->images = larger(1, CHUNK / (s->rows * s->pitch));
-    if (s->images > s->n) s->images = s->n;
-    s->front = round_up(larger(0, larger(up * s->pitch + left, down * s->pitch + right)));
-    s->length = round_up(2 * s->front + s->images * s->rows * s->pitch + ONT_DEPTHWISE_LANES);
+    s->images = ont_min(s->n, ont_max(1, CHUNK / (s->rows * s->pitch)));
+    s->front = ont_round_up(ont_max(0, ont_max(up * s->pitch + left, down * s->pitch + right)), ONT_DEPTHWISE_LANES);
+    s->length = ont_round_up(2 * s->front + s->images * s->rows * s->pitch + ONT_DEPTHWISE_LANES, ONT_DEPTHWISE_LANES);
     for (int64_t a = 0; a < c->kernel[1]; a++)
         for (int64_t b = 0; b < c->kernel[2]; b++) {
             int64_t phase = remainder_of(c, 1, a) * c->stride[2] + remainder_of(c, 2, b);
-            s->at[s->taps++] = phase * s->length + distance(c, 1, a) * s->pitch + distance(c, 2, b);
+            int64_t away = distance(c, 1, a) * s->pitch + distance(c, 2, b);
+            ONT_ASSERT(phase >= 0 && phase < s->phases && away >= -s->front && away <= s->front);
+            s->at[s->taps++] = phase * s->length + away;
         }
 }
 
@@ -107,8 +100,7 @@ ont_status ont_depthwise_weight_prepare(const ont_node *node, ont_arena *arena, 
     *s = (weight_state){.n = c.n, .channels = c.c, .phases = c.stride[1] * c.stride[2]};
     for (int d = 0; d < 2; d++) s->in[d] = c.in[d + 1], s->out[d] = c.out[d + 1], s->stride[d] = c.stride[d + 1];
     set_layout(s, &c);
-    s->slots = ont_parallel_threads();
-    if (s->slots > s->channels) s->slots = s->channels;
+    s->slots = ont_min(ont_parallel_threads(), s->channels);
     out->work_bytes = (size_t)(s->slots * (s->phases + 1) * s->length) * sizeof(float);
     out->state = s;
     return ONT_OK;
@@ -138,8 +130,8 @@ static float *image_at(const chunk *c, float *flat, int64_t image)
 static void pack_phase(const chunk *c, const float *x, int64_t row, int64_t column)
 {
     const weight_state *s = c->s;
-    int64_t rows = (s->in[0] - row + s->stride[0] - 1) / s->stride[0];
-    int64_t columns = (s->in[1] - column + s->stride[1] - 1) / s->stride[1];
+    int64_t rows = ont_ceil_div(s->in[0] - row, s->stride[0]);
+    int64_t columns = ont_ceil_div(s->in[1] - column, s->stride[1]);
     float *flat = c->x + (row * s->stride[1] + column) * s->length;
     for (int64_t i = 0; i < c->images; i++)
         c->loops->pack(image_at(c, flat, i), s->pitch,
@@ -178,12 +170,12 @@ static void run_channel(const ont_call *call, chunk *c)
     float *dw = (float *)call->out[0] + c->channel * s->taps, sums[MAX_TAPS];
     double totals[MAX_TAPS] = {0};
     for (c->first = 0; c->first < s->n; c->first += c->images) {
-        c->images = s->n - c->first < s->images ? s->n - c->first : s->images;
+        c->images = ont_min(s->images, s->n - c->first);
         pack_y(c, call->in[0]);
         pack_x(c, call->in[1]);
         clear_behind(c);
         c->loops->dot_taps(sums, c->y + s->front, c->x + s->front, s->at, s->taps,
-                           round_up(c->images * s->rows * s->pitch));
+                           ont_round_up(c->images * s->rows * s->pitch, ONT_DEPTHWISE_LANES));
         for (int64_t k = 0; k < s->taps; k++) totals[k] += (double)sums[k];
     }
     for (int64_t k = 0; k < s->taps; k++) dw[k] = (float)totals[k];

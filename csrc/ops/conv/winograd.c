@@ -8,6 +8,7 @@
 
 #include <string.h>
 
+#include "base/assert.h"
 #include "base/int_math.h"
 #include "base/parallel.h"
 #include "simd/winograd/winograd.h"
@@ -162,6 +163,7 @@ static void fill_band(const job *j, const source *x, int64_t band, int64_t chann
     int64_t top = band % s->rows * 4 - x->above, width = ont_min(x->width, columns - x->left),
             area = x->height * x->width, image_of = band / s->rows;
     int64_t slice = image_of % s->slices + channel / x->each - x->before;
+    ONT_ASSERT(x->channels == x->each || x->each % LANES == 0); /* a block of channels is of one slice */
     bool outside = lanes <= 0 || slice < 0 || slice >= x->depth;
     const float *image =
         x->data + ((image_of / s->slices * x->each + channel % x->each) * x->depth + (outside ? 0 : slice)) * area;

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/assert.h"
+#include "base/int_math.h"
 #include "base/parallel.h"
 #include "device/gemm.h"
 #include "device/gemm_native.h"
@@ -188,9 +189,8 @@ typedef struct mlp_state {
 
 static int64_t tile_width(int64_t columns)
 {
-    int64_t tiles = columns / COLUMNS < TILES ? columns / COLUMNS : TILES;
-    if (tiles < 2) return columns;
-    return ((columns + tiles - 1) / tiles + ROUND - 1) / ROUND * ROUND;
+    int64_t tiles = ont_min(columns / COLUMNS, TILES);
+    return tiles < 2 ? columns : ont_round_up(ont_ceil_div(columns, tiles), ROUND);
 }
 
 /* The product that result 0 may overwrite, which the last step computes: a gradient, as a rule the last use; or -1. */
@@ -285,7 +285,7 @@ static ont_status prepare_with(bool plain, const ont_node *node, ont_arena *aren
     if (!s) return ONT_ENOMEM;
     ONT_TRY(read_state(node, s));
     s->simd = plain ? ont_simd_plain() : ont_simd();
-    if (plain) s->width = s->columns > 3 ? 3 : s->columns;
+    if (plain) s->width = ont_min(s->columns, 3);
     prepare_width(s, node, plain, 0, s->width);
     if (s->columns % s->width) prepare_width(s, node, plain, 1, s->columns % s->width);
     out->state = s;
@@ -358,6 +358,7 @@ static void run_program(void *context, int64_t first, int64_t last)
         ont_tile_bind bind = {.first = row * s->columns + j->from, .seed = j->call->seed};
         for (int i = 0; i < p->n_operands; i++) {
             uint32_t input = (uint32_t)(s->m.first_operand + i - s->m.n_products);
+            ONT_ASSERT(i < s->m.n_products || input < j->call->node->n_inputs);
             bool single = i >= s->m.n_products && ont_shape_count(&ont_node_in(j->call->node, input)->shape) == 1;
             bind.stride[i] = !single;
             if (i < s->m.n_products)
@@ -420,8 +421,9 @@ static ont_status run(const ont_call *call)
     job j = {.call = call, .s = s};
     j.gemm_work = (char *)call->work + layout_tile(s, call->work, j.products, j.results);
     for (; j.from < s->columns; j.from += j.n) {
-        j.n = s->columns - j.from < s->width ? s->columns - j.from : s->width;
+        j.n = ont_min(s->width, s->columns - j.from);
         j.at = j.n < s->width;
+        ONT_ASSERT(!j.at || j.n == s->columns % s->width); /* the widths that have GEMMs */
         run_products(&j);
         ont_parallel(s->rows, ELEMENTS / j.n + 1, run_program, &j);
         run_gradients(&j);
