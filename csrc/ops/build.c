@@ -21,6 +21,11 @@ const ont_value *ont_value_root(const ont_value *v)
     return v;
 }
 
+int64_t ont_last_dim(const ont_value *v)
+{
+    return v->shape.rank ? v->shape.dims[v->shape.rank - 1] : 0;
+}
+
 /* ---- shape inference ---- */
 
 ont_status ont_infer_out(ont_node *node, uint32_t index, ont_dtype dtype, const ont_shape *shape)

@@ -269,6 +269,8 @@ typedef enum ont_row_rule {
 bool ont_node_is_view(const ont_node *node);
 /* The value whose storage `v` aliases, through any number of views. */
 const ont_value *ont_value_root(const ont_value *v);
+/* The last dim of a value with a shape; 0 of a scalar. */
+int64_t ont_last_dim(const ont_value *v);
 
 struct ont_op {
     const char *domain; /* "" is ai.onnx; ONT_DOMAIN is our own; "com.microsoft" is onnxruntime's */

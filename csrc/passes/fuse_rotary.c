@@ -27,11 +27,6 @@ static ont_value *before_cast(ont_value *v)
     return cast && ont_dtype_is_half(ont_node_in(cast, 0)->dtype) ? ont_node_in(cast, 0) : v;
 }
 
-static int64_t last_dim(const ont_value *v)
-{
-    return v->shape.rank ? v->shape.dims[v->shape.rank - 1] : 0;
-}
-
 static bool is_last(int64_t axis, const ont_value *v)
 {
     return axis == -1 || axis == v->shape.rank - 1;
@@ -52,7 +47,7 @@ static ont_value *half_of(const ont_value *half, int which)
     const ont_node *split = producer(half, &ont_op_Split), *slice = producer(half, &ont_op_Slice);
     const ont_node *node = split ? split : slice;
     ont_value *x = node ? ont_node_in(node, 0) : NULL;
-    if (!x || last_dim(x) != 2 * last_dim(half) || !last_dim(half)) return NULL;
+    if (!x || ont_last_dim(x) != 2 * ont_last_dim(half) || !ont_last_dim(half)) return NULL;
     if (split) {
         bool fits = split->n_outputs == 2 && split->outputs[which] == half;
         return fits && is_last(ont_attr_int(split, "axis", 0), x) ? x : NULL;
@@ -61,8 +56,8 @@ static ont_value *half_of(const ont_value *half, int which)
     if (!ont_node_in(slice, 1) || !ont_node_in(slice, 3) || !const_int_or(slice, 1, 0, &start) ||
         !const_int_or(slice, 3, 0, &axis) || !const_int_or(slice, 4, 1, &step) || !is_last(axis, x))
         return NULL;
-    if (start < 0) start += last_dim(x);
-    return step == 1 && start == which * last_dim(half) ? x : NULL;
+    if (start < 0) start += ont_last_dim(x);
+    return step == 1 && start == which * ont_last_dim(half) ? x : NULL;
 }
 
 /* The x of concat(-b, a), where a and b are its halves; NULL: no match. */
@@ -79,8 +74,8 @@ static ont_value *rotate_half_operand(ont_value *v)
 static bool is_full_row_table(const ont_value *angles, const ont_value *x)
 {
     ont_shape shape;
-    return last_dim(angles) == last_dim(x) && ont_shape_broadcast(&x->shape, &angles->shape, &shape) == ONT_OK &&
-           ont_shape_equal(&shape, &x->shape);
+    return ont_last_dim(angles) == ont_last_dim(x) &&
+           ont_shape_broadcast(&x->shape, &angles->shape, &shape) == ONT_OK && ont_shape_equal(&shape, &x->shape);
 }
 
 /* Matches sum = plain + rotated; operands may be in any order. */

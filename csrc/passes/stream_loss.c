@@ -41,11 +41,6 @@ static bool is_half(const head *x)
     return ont_dtype_is_half(x->h->dtype);
 }
 
-static int64_t last_dim(const ont_value *v)
-{
-    return v->shape.rank ? v->shape.dims[v->shape.rank - 1] : 0;
-}
-
 /* Whether the node converts between float32 and 16 bits. */
 static bool is_conversion(const ont_node *node)
 {
@@ -164,7 +159,7 @@ static bool find_product(const ont_graph *g, head *x)
     /* A model that rounds the logits of a float32 matmul gets what it asks for. */
     if ((converted || scores->dtype != dtype) &&
         !(ont_dtype_is_half(source(x->h)->dtype) && ont_dtype_is_half(source(x->w)->dtype))) return false;
-    bool rows = x->w->shape.rank == 2 && last_dim(scores_root) == x->p.n && scores->shape.dims[1] == x->p.n;
+    bool rows = x->w->shape.rank == 2 && ont_last_dim(scores_root) == x->p.n && scores->shape.dims[1] == x->p.n;
     return rows && only_loss_uses(g, scores_root, x);
 }
 
@@ -192,7 +187,7 @@ static bool match_user(head *x, ont_node *node, uint32_t at)
     ont_value *d = ont_node_in(node, at), *other = ont_node_in(node, !at);
     if (!at && !p.trans_a) /* gradient of h: d W' */
         return source(other) == source(x->w) && ont_shape_equal(&other->shape, &x->w->shape) &&
-               p.trans_b != x->p.trans_b && last_dim(d) == x->p.n && set_once(&x->grad_h, node, x->h);
+               p.trans_b != x->p.trans_b && ont_last_dim(d) == x->p.n && set_once(&x->grad_h, node, x->h);
     /* gradient of W: d' h or h' d, depending on how W is stored */
     int64_t rows = x->p.n ? ont_shape_count(&d->shape) / x->p.n : 0;
     if (at != !x->p.trans_b || !p.trans_a || p.trans_b || source(other) != source(x->h)) return false;

@@ -42,14 +42,9 @@ typedef struct mlp {
 
 /* ---- the hidden values ---- */
 
-static int64_t last_dim(const ont_value *v)
-{
-    return v->shape.rank ? v->shape.dims[v->shape.rank - 1] : 0;
-}
-
 static bool is_hidden(const mlp *m, const ont_value *v)
 {
-    return v->has_shape && last_dim(v) == m->columns && ont_shape_count(&v->shape) == m->rows * m->columns;
+    return v->has_shape && ont_last_dim(v) == m->columns && ont_shape_count(&v->shape) == m->rows * m->columns;
 }
 
 /* The value before views and before casts of 16 bits to float32, which are exact. */
@@ -64,7 +59,7 @@ static const ont_value *source_of(const ont_value *v)
 /* Whether both are the same rows. */
 static bool is_same(const ont_value *a, const ont_value *b)
 {
-    return source_of(a) == source_of(b) && last_dim(a) == last_dim(b) && a->dtype == b->dtype;
+    return source_of(a) == source_of(b) && ont_last_dim(a) == ont_last_dim(b) && a->dtype == b->dtype;
 }
 
 /* Whether the value is there when backward begins. */
@@ -128,7 +123,7 @@ static bool add_product(mlp *m, ont_node *node)
 static bool is_broadcast(const mlp *m, const ont_value *v)
 {
     int64_t count = ont_shape_count(&v->shape);
-    return count == 1 || (count == m->columns && last_dim(v) == count);
+    return count == 1 || (count == m->columns && ont_last_dim(v) == count);
 }
 
 static bool add_value(mlp *m, const ont_value *v);
@@ -246,7 +241,7 @@ static bool is_one_sum(const mlp *m)
 {
     ont_value *other;
     for (int i = 0; i < m->n_row_grads; i++)
-        if (last_dim(m->row_grads[i].node->outputs[0]) != last_dim(m->x)) return false;
+        if (ont_last_dim(m->row_grads[i].node->outputs[0]) != ont_last_dim(m->x)) return false;
     if (m->n_row_grads < 2) return true;
     const ont_value *first = m->row_grads[0].node->outputs[0], *second = m->row_grads[1].node->outputs[0];
     return sum_of(m->g, first) == sum_of(m->g, second) && addition_of(m->g, second, &other);

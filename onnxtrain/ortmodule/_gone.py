@@ -19,8 +19,11 @@ def forget(code: types.CodeType) -> None:
     import torch._dynamo
 
     _gone.append(code)
-    while _gone and not _is_clearing():
-        torch._dynamo.reset_code(_gone.pop())
+    while not _is_clearing():
+        try:
+            torch._dynamo.reset_code(_gone.pop())
+        except IndexError:  # this thread or another one has done the last
+            return
 
 
 def _is_clearing() -> bool:

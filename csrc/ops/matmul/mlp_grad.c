@@ -69,11 +69,6 @@ static ont_status read_lists(const ont_node *node, ont_mlp *m)
 
 /* ---- shapes ---- */
 
-static int64_t last_dim(const ont_value *v)
-{
-    return v->shape.rank ? v->shape.dims[v->shape.rank - 1] : 0;
-}
-
 static const ont_value *weight_of(const ont_node *node, const ont_mlp *m, int i)
 {
     return ont_node_in(node, (uint32_t)m->products[i].weight);
@@ -95,16 +90,17 @@ static ont_status check_inputs(const ont_node *node, const ont_mlp *m)
 {
     const ont_value *x = ont_node_in(node, ONT_MLP_X), *dy = ont_node_in(node, ONT_MLP_DY);
     bool valid = x && dy && m->n_products > 0 && m->first_operand > ONT_MLP_WEIGHTS &&
-                 m->first_operand <= (int64_t)node->n_inputs && last_dim(x) > 0 && last_dim(dy) > 0;
+                 m->first_operand <= (int64_t)node->n_inputs && ont_last_dim(x) > 0 && ont_last_dim(dy) > 0;
     for (uint32_t i = 0; valid && i < node->n_inputs; i++) valid = ont_node_in(node, i) != NULL;
     valid = valid && x->dtype == dy->dtype && ont_shape_count(&x->shape) > 0 &&
-            ont_shape_count(&x->shape) / last_dim(x) == ont_shape_count(&dy->shape) / last_dim(dy);
+            ont_shape_count(&x->shape) / ont_last_dim(x) == ont_shape_count(&dy->shape) / ont_last_dim(dy);
     for (int64_t i = 0; valid && i < m->n_products; i++) {
         valid = m->products[i].weight < m->first_operand && m->products[i].bias < m->first_operand &&
                 weight_of(node, m, (int)i)->shape.rank == 2;
         if (!valid) break;
         const ont_value *left = ont_node_in(node, (uint32_t)m->products[i].left), *w = weight_of(node, m, (int)i);
-        valid = is_weight(w, last_dim(left), columns_of(node, m), m->products[i].transposed) && w->dtype == x->dtype;
+        valid = w->dtype == x->dtype &&
+                is_weight(w, ont_last_dim(left), columns_of(node, m), m->products[i].transposed);
         const ont_value *bias = ont_node_in(node, (uint32_t)m->products[i].bias);
         if (valid && m->products[i].bias)
             valid = ont_shape_count(&bias->shape) == columns_of(node, m) && bias->dtype == x->dtype;
@@ -112,7 +108,7 @@ static ont_status check_inputs(const ont_node *node, const ont_mlp *m)
     for (uint32_t i = (uint32_t)m->first_operand; valid && i < node->n_inputs; i++) {
         const ont_value *v = ont_node_in(node, i);
         int64_t count = ont_shape_count(&v->shape);
-        valid = count == 1 || (count == columns_of(node, m) && last_dim(v) == count);
+        valid = count == 1 || (count == columns_of(node, m) && ont_last_dim(v) == count);
     }
     return valid && columns_of(node, m) > 0 ? ONT_OK : ont_fail(ONT_EINVAL, "operands do not fit the products");
 }
@@ -152,12 +148,12 @@ static ont_status mlp_infer(ont_graph *g, ont_node *node)
     int64_t columns = columns_of(node, &m);
     uint32_t at = 0;
     for (int64_t i = 0; i < m.n_row_grads; i++)
-        if (!is_weight(ont_node_in(node, (uint32_t)m.row_grads[i].weight), last_dim(x), columns,
+        if (!is_weight(ont_node_in(node, (uint32_t)m.row_grads[i].weight), ont_last_dim(x), columns,
                        !m.row_grads[i].transposed))
             return ont_fail(ONT_EINVAL, "the weight of a row gradient does not fit X");
     ONT_TRY(ont_infer_out(node, at++, x->dtype, &x->shape));
     for (int64_t i = 0; i < m.n_weight_grads; i++) {
-        int64_t k = last_dim(ont_node_in(node, (uint32_t)m.weight_grads[i].left));
+        int64_t k = ont_last_dim(ont_node_in(node, (uint32_t)m.weight_grads[i].left));
         bool transposed = m.weight_grads[i].transposed;
         ont_shape shape = ont_shape_of(2, (int64_t[]){transposed ? columns : k, transposed ? k : columns});
         ONT_TRY(ont_infer_out(node, at++, x->dtype, &shape));
@@ -223,7 +219,7 @@ static ont_status read_state(const ont_node *node, mlp_state *s)
     const ont_value *x = ont_node_in(node, ONT_MLP_X);
     *s = (mlp_state){.dtype = x->dtype};
     ONT_TRY(read_node(node, &s->m, &s->program));
-    s->rows = ont_shape_count(&x->shape) / last_dim(x);
+    s->rows = ont_shape_count(&x->shape) / ont_last_dim(x);
     s->columns = columns_of(node, &s->m);
     s->width = tile_width(s->columns);
     return ONT_OK;
@@ -256,20 +252,20 @@ static void prepare_width(mlp_state *s, const ont_node *node, bool plain, int at
 {
     const ont_mlp *m = &s->m;
     for (int i = 0; i < m->n_products; i++) {
-        int64_t k = last_dim(ont_node_in(node, (uint32_t)m->products[i].left));
+        int64_t k = ont_last_dim(ont_node_in(node, (uint32_t)m->products[i].left));
         bool trans = m->products[i].transposed;
         ont_gemm gemm = {.trans_b = trans, .m = s->rows, .n = n, .k = k, .lda = k, .ldb = trans ? k : s->columns,
                          .ldc = n};
         choose(s, plain, &s->products[at][i], gemm, m->products[i].bias ? ONT_GEMM_BIAS : 0);
     }
     for (int i = 0; i < m->n_weight_grads; i++) {
-        int64_t k = last_dim(ont_node_in(node, (uint32_t)m->weight_grads[i].left));
+        int64_t k = ont_last_dim(ont_node_in(node, (uint32_t)m->weight_grads[i].left));
         ont_gemm gemm = {.trans_a = true, .m = k, .n = n, .k = s->rows, .lda = k, .ldb = n, .ldc = s->columns};
         if (m->weight_grads[i].transposed) gemm.m = gemm.lda = n, gemm.n = gemm.ldb = gemm.ldc = k;
         choose(s, plain, &s->weight_grads[at][i], gemm, 0);
     }
     for (int i = 0; i < m->n_row_grads; i++) {
-        int64_t k = last_dim(ont_node_in(node, ONT_MLP_X));
+        int64_t k = ont_last_dim(ont_node_in(node, ONT_MLP_X));
         bool trans = m->row_grads[i].transposed;
         ont_gemm gemm = {.dtype = s->dtype, .trans_b = trans, .m = s->rows, .n = k, .k = n, .lda = n,
                          .ldb = trans ? s->columns : k, .ldc = k, .alpha = 1};
