@@ -2,13 +2,14 @@
 
     python tests/bench/sparsity.py [--task mlm,classes] [--layers 12] [--width 768] [--batch 8] [--length 128]
                                    [--density 0.6,1.0] [--labelled 0.15] [--rounds 7] [--no-eager] [--outside]
-                                   [--unread]
+                                   [--unread] [--bf16]
 
-A BERT of transformers as it is, whose result has scores beside the loss, with AdamW, dropout on; lengths are spread evenly, so that their mean over the batch is the
-density, and differ between batches. Each round trains every peer on the same batches, in an order that rotates; a
+A BERT of transformers as it is, whose result has scores beside the loss, with AdamW, dropout on; lengths are spread
+evenly, so that their mean over the batch is the density, and differ between batches. Each round trains every peer on the same batches, in an order that rotates; a
 round's time is its mean step. Prints medians, ratios, and the slab and the rows of the latest program. `every row` is
 the module wrapped under ORTMODULE_ENABLE_COMPUTE_OPTIMIZER=0 and ONNXTRAIN_DISABLE=unread. With --outside, the loop
 computes the loss of the scores of task mlm. With --unread, `every row` leaves out results that no code reads, as well.
+With --bf16, all train under autocast.
 """
 
 from __future__ import annotations
@@ -80,17 +81,22 @@ def peers(args: argparse.Namespace, task: str) -> dict[str, tuple[torch.nn.Modul
                 os.environ.pop(variable, None)
         ours = ORTModule(copy.deepcopy(model))
         for inputs in batches(args, task, 1.0, STEPS + 1):  # the variables are read at the first call, and at this one
-            loss_of(ours, inputs, args.outside).backward()
+            with torch.autocast("cpu", torch.bfloat16, enabled=args.bf16):
+                loss = loss_of(ours, inputs, args.outside)
+            loss.backward()
         ours.zero_grad(set_to_none=True)
         found[name] = ours, FusedAdam(ours.parameters(), lr=1e-5)
     return found
 
 
-def train(model: torch.nn.Module, optimizer: Any, data: list[tuple[torch.Tensor, ...]], outside: bool) -> float:
+def train(model: torch.nn.Module, optimizer: Any, data: list[tuple[torch.Tensor, ...]],
+          args: argparse.Namespace) -> float:
     """Seconds a step."""
     start = time.perf_counter()
     for inputs in data:
-        loss_of(model, inputs, outside).backward()
+        with torch.autocast("cpu", torch.bfloat16, enabled=args.bf16):
+            loss = loss_of(model, inputs, args.outside)
+        loss.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
     return (time.perf_counter() - start) / len(data)
@@ -107,7 +113,7 @@ def measure(args: argparse.Namespace, task: str, density: float) -> None:
     for turn in range(args.rounds + 1):
         data = batches(args, task, density, args.steps)
         for name in names[turn % len(names):] + names[:turn % len(names)]:
-            seconds = train(*found[name], data, args.outside)
+            seconds = train(*found[name], data, args)
             if turn:  # the first one measures products and builds programs
                 times[name].append(seconds)
     medians = {name: statistics.median(values) for name, values in times.items()}
@@ -131,6 +137,7 @@ def main() -> None:
     parser.add_argument("--no-eager", action="store_true")
     parser.add_argument("--outside", action="store_true")
     parser.add_argument("--unread", action="store_true")
+    parser.add_argument("--bf16", action="store_true")
     for name, default in (("layers", 12), ("width", 768), ("words", 30522), ("batch", 8), ("length", 128),
                           ("rounds", 7), ("steps", 4)):
         parser.add_argument(f"--{name}", type=int, default=default)
