@@ -118,13 +118,19 @@ static void place_delivered(planner *p)
     }
 }
 
-/* Whether no other input of the node reads the storage through another value. */
-static bool is_sole_input(const planner *p, const ont_node *node, uint32_t index, uint32_t root)
+/*
+ * Whether no other input of step t reads the storage of input `index`, but for the same value where the kernel may
+ * write over both: it reads each element before it writes it. One that writes over the values to which it adds reads
+ * others at any time.
+ */
+static bool is_sole_input(const planner *p, uint32_t t, uint32_t index)
 {
+    const ont_node *node = p->in->steps[t].node;
     const ont_value *v = node->inputs[index].value;
     for (uint32_t i = 0; i < node->n_inputs; i++) {
         const ont_value *other = node->inputs[i].value;
-        if (other && other != v && root_of(p, other->id) == root) return false;
+        bool in_step = other == v && i < 32 && p->in->steps[t].inplace >> i & 1;
+        if (other && i != index && !in_step && root_of(p, other->id) == root_of(p, v->id)) return false;
     }
     return true;
 }
@@ -148,7 +154,7 @@ static bool may_share_in_place(const planner *p, uint32_t t, uint32_t i, uint32_
     const ont_node *node = p->in->steps[t].node;
     const ont_value *in = node->inputs[i].value, *out = ont_node_out(node, 0);
     return i < 32 && p->in->steps[t].inplace >> i & 1 && p->s[from].bytes == p->s[root_of(p, out->id)].bytes &&
-           ont_shape_count(&in->shape) == ont_shape_count(&out->shape) && is_sole_input(p, node, i, from);
+           ont_shape_count(&in->shape) == ont_shape_count(&out->shape) && is_sole_input(p, t, i);
 }
 
 static void share_inplace(planner *p)

@@ -35,6 +35,33 @@ def test_comparison_has_the_bytes_of_a_broadcast_operand(small, large):
         np.testing.assert_array_equal(prepared.run([x, y])[0], ~(-x > y))
 
 
+PERM = RNG.permutation(9)
+SCATTERS = {
+    "add to rows": (helper.make_node("ScatterND", ["n", "i", "n"], ["y"], reduction="add"), PERM[:, None],
+                    lambda n, y: y.__setitem__(PERM, y[PERM] + n)),
+    "replace rows": (helper.make_node("ScatterND", ["n", "i", "n"], ["y"]), PERM[:, None],
+                     lambda n, y: y.__setitem__(PERM, n)),
+    "add to elements": (helper.make_node("ScatterElements", ["n", "i", "n"], ["y"], axis=0, reduction="add"),
+                        np.repeat(PERM[:, None], 300, 1), lambda n, y: y.__setitem__(PERM, y[PERM] + n)),
+    "replace elements": (helper.make_node("ScatterElements", ["n", "i", "n"], ["y"], axis=0),
+                         np.repeat(PERM[:, None], 300, 1), lambda n, y: y.__setitem__(PERM, n)),
+}
+
+
+@pytest.mark.parametrize("name", SCATTERS)
+def test_a_scatter_of_what_it_scatters_into(name):
+    """A value that is the data and the updates of one node is read at other rows than those written."""
+    node, index, change = SCATTERS[name]
+    inputs = [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [9, 300]),
+              helper.make_tensor_value_info("i", onnx.TensorProto.INT64, index.shape)]
+    graph = helper.make_graph([helper.make_node("Neg", ["x"], ["n"]), node], "g", inputs, [onnx.ValueInfoProto(name="y")])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    x = RNG.standard_normal((9, 300)).astype(np.float32)
+    want = -x
+    change(-x, want)
+    np.testing.assert_allclose(onnxtrain.backend.prepare(model).run([x, index])[0], want)
+
+
 def step(session, tensors, grads, donated=()):
     """(saved inputs, as they are behind it; gradients; how many of them lie in their inputs) of one step."""
     tensors = [t.clone() for t in tensors]
