@@ -33,6 +33,7 @@ static const pass after_grad[] = {
     {"fuse_transpose", ont_pass_fuse_transpose, false, NULL, false, NULL},
     {"cse", ont_pass_cse, false, NULL, false, NULL},
     {"row_indices", ont_pass_row_indices, false, "InRange", false, NULL},
+    {"fuse_sparse_matmul", ont_pass_fuse_sparse_matmul, false, "SparseMatMul", false, NULL},
     {"precision", ont_pass_matmul_precision, false, NULL, false, NULL},
     {"fuse_loss", ont_pass_fuse_loss, false, NULL, false, NULL},
     {"fuse_gemm", ont_pass_fuse_gemm, false, "FusedMatMul", false, NULL},

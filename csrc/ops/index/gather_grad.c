@@ -11,7 +11,7 @@
 #endif
 
 #include "base/parallel.h"
-#include "ops/index/gather.h"
+#include "ops/index/row_hits.h"
 #include "simd/simd.h"
 
 enum {
@@ -37,72 +37,14 @@ static void add_row(const ont_gather *s, void *to, const void *from, int64_t cou
 
 /* ---- sorted ---- */
 
-/* Row of the table in the upper half, position of the index in the lower: sorting these is a stable sort of the
- * rows. */
-typedef uint64_t hit;
-
-static inline int64_t row_of(hit h) { return (int64_t)(h >> 32); }
-static inline int64_t position_of(hit h) { return (int64_t)(h & UINT32_MAX); }
-
 typedef struct sorting {
     const ont_call *call;
     const ont_gather *s;
-    const hit *hits;   /* sorted */
+    ont_row_hits hits;
     bool base, inplace, stream;
     int64_t units;     /* units of work in a block: rows written and rows read */
     int64_t blocks, width; /* number of blocks of columns, and their width */
 } sorting;
-
-/* Radix sort of hits by row, 8 bits at a time from the lowest. Returns the result, in `to` or `spare`. */
-static const hit *sort_hits(const ont_gather *s, const void *indices, hit *to, hit *spare)
-{
-    bool sorted = true;
-    for (int64_t i = 0; i < s->count; i++) {
-        to[i] = (hit)ont_gather_index(s, indices, i) << 32 | (hit)i;
-        sorted &= !i || to[i] >= to[i - 1];
-    }
-    for (int shift = 32; !sorted && (s->table - 1) >> (shift - 32); shift += 8) {
-        uint32_t at[257] = {0};
-        for (int64_t i = 0; i < s->count; i++) at[(to[i] >> shift & 255) + 1]++;
-        for (int d = 1; d < 256; d++) at[d] += at[d - 1];
-        for (int64_t i = 0; i < s->count; i++) spare[at[to[i] >> shift & 255]++] = to[i];
-        hit *other = to;
-        to = spare;
-        spare = other;
-    }
-    return to;
-}
-
-/* Number of hits of rows before `row`. */
-static int64_t hits_before(const sorting *t, int64_t row)
-{
-    int64_t low = 0, high = t->s->count;
-    while (low < high) {
-        int64_t middle = low + (high - low) / 2;
-        if (row_of(t->hits[middle]) < row)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return low;
-}
-
-/* The first row whose work has its middle at unit `unit` or later. */
-static int64_t row_at(const sorting *t, int64_t unit)
-{
-    int64_t low = 0, high = t->s->table;
-    if (!unit) return 0;
-    if (unit == t->units) return high;
-    while (low < high) {
-        int64_t middle = low + (high - low) / 2;
-        int64_t twice = hits_before(t, middle) + hits_before(t, middle + 1) + (t->inplace ? 0 : 2 * middle + 1);
-        if (twice < 2 * unit)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return low;
-}
 
 /* Writes zeros, by non-temporal stores where the result exceeds the last-level cache. */
 static void zero(const sorting *t, char *to, size_t bytes)
@@ -144,8 +86,8 @@ static inline void fetch_row(const char *row, size_t bytes)
 
 /* Sums at most PIECE columns of `count` hits and, unless NULL, of the base; rounds once. `dy` points to the first
  * column. */
-static void sum_half(const sorting *t, char *out, const char *base, const char *dy, const hit *hits, int64_t count,
-                     int64_t n)
+static void sum_half(const sorting *t, char *out, const char *base, const char *dy, const ont_row_hit *hits,
+                     int64_t count, int64_t n)
 {
     const ont_simd_table *simd = ont_simd();
     bool brain = t->call->node->outputs[0]->dtype == ONT_BFLOAT16;
@@ -154,8 +96,8 @@ static void sum_half(const sorting *t, char *out, const char *base, const char *
     float sum[PIECE], more[PIECE];
     if (base) widen(base, sum, n);
     for (int64_t k = 0; k < count; k++) {
-        const char *from = dy + (size_t)position_of(hits[k]) * row;
-        if (k + 1 < count) fetch_row(dy + (size_t)position_of(hits[k + 1]) * row, (size_t)n * t->s->size);
+        const char *from = dy + (size_t)ont_hit_position(hits[k]) * row;
+        if (k + 1 < count) fetch_row(dy + (size_t)ont_hit_position(hits[k + 1]) * row, (size_t)n * t->s->size);
         if (k == 0 && !base) {
             widen(from, sum, n);
         } else if (brain) {
@@ -168,13 +110,13 @@ static void sum_half(const sorting *t, char *out, const char *base, const char *
     (brain ? simd->float_to_bfloat : simd->float_to_half)(sum, out, n);
 }
 
-static void sum_hits(const sorting *t, char *out, const char *base, const char *dy, const hit *hits, int64_t count,
-                     int64_t columns)
+static void sum_hits(const sorting *t, char *out, const char *base, const char *dy, const ont_row_hit *hits,
+                     int64_t count, int64_t columns)
 {
     const ont_gather *s = t->s;
     size_t row = (size_t)s->inner * s->size;
     if (count == 1 && !base) {
-        memcpy(out, dy + (size_t)position_of(hits[0]) * row, (size_t)columns * s->size);
+        memcpy(out, dy + (size_t)ont_hit_position(hits[0]) * row, (size_t)columns * s->size);
         return;
     }
     for (int64_t at = 0, n; at < columns; at += n) {
@@ -185,11 +127,11 @@ static void sum_hits(const sorting *t, char *out, const char *base, const char *
             continue;
         }
         if (!t->inplace)
-            memcpy(out + skip, base ? base + skip : dy + (size_t)position_of(hits[0]) * row + skip,
+            memcpy(out + skip, base ? base + skip : dy + (size_t)ont_hit_position(hits[0]) * row + skip,
                    (size_t)n * s->size);
         for (int64_t k = !base; k < count; k++) {
-            if (k + 1 < count) fetch_row(dy + (size_t)position_of(hits[k + 1]) * row + skip, (size_t)n * s->size);
-            add_row(s, out + skip, dy + (size_t)position_of(hits[k]) * row + skip, n);
+            if (k + 1 < count) fetch_row(dy + (size_t)ont_hit_position(hits[k + 1]) * row + skip, (size_t)n * s->size);
+            add_row(s, out + skip, dy + (size_t)ont_hit_position(hits[k]) * row + skip, n);
         }
     }
 }
@@ -199,18 +141,19 @@ static void write_rows(const sorting *t, int64_t o, int64_t block, int64_t first
 {
     const ont_gather *s = t->s;
     int64_t column = block * t->width, n = s->inner - column < t->width ? s->inner - column : t->width;
-    int64_t row = row_at(t, first), end = row_at(t, last);
-    int64_t k = row ? hits_before(t, row) : 0, stop = end == s->table ? s->count : hits_before(t, end);
+    int64_t row = ont_row_hits_row_at(&t->hits, first), end = ont_row_hits_row_at(&t->hits, last);
+    int64_t k = row ? ont_row_hits_before(&t->hits, row) : 0;
+    int64_t stop = end == s->table ? s->count : ont_row_hits_before(&t->hits, end);
     size_t slab = (size_t)(s->table * s->inner) * s->size * (size_t)o;
     char *out = (char *)t->call->out[0] + slab;
     const char *base = t->base ? (const char *)t->call->in[2] + slab : NULL;
     const char *dy = (const char *)t->call->in[0] + (size_t)(o * s->count * s->inner + column) * s->size;
     for (int64_t count; k < stop; k += count) {
-        int64_t at = row_of(t->hits[k]);
+        int64_t at = ont_hit_row(t->hits.at[k]);
         size_t place = (size_t)(at * s->inner + column) * s->size;
-        for (count = 1; k + count < stop && row_of(t->hits[k + count]) == at;) count++;
+        for (count = 1; k + count < stop && ont_hit_row(t->hits.at[k + count]) == at;) count++;
         fill_rows(t, out, base, row, at, column, n);
-        sum_hits(t, out + place, base ? base + place : NULL, dy, t->hits + k, count, n);
+        sum_hits(t, out + place, base ? base + place : NULL, dy, t->hits.at + k, count, n);
         row = at + 1;
     }
     fill_rows(t, out, base, row, end, column, n);
@@ -236,7 +179,7 @@ static void choose_blocks(sorting *t)
     const ont_gather *s = t->s;
     int64_t threads = ont_parallel_threads(), most = 1, same = 1, least = 512;
     for (int64_t i = 1; i < s->count; i++) {
-        same = row_of(t->hits[i]) == row_of(t->hits[i - 1]) ? same + 1 : 1;
+        same = ont_hit_row(t->hits.at[i]) == ont_hit_row(t->hits.at[i - 1]) ? same + 1 : 1;
         if (same > most) most = same;
     }
     t->blocks = 1;
@@ -257,7 +200,7 @@ static ont_status sorted_run(const ont_call *call)
     t.stream = (size_t)(s->outer * s->table * s->inner) * s->size >= STREAM;
     t.units = s->count + (t.inplace ? 0 : s->table);
     if (!t.units || !s->inner) return ONT_OK;
-    t.hits = sort_hits(s, call->in[1], call->work, (hit *)call->work + s->count);
+    t.hits = ont_row_hits_sort(s, call->in[1], call->work, !t.inplace);
     choose_blocks(&t);
     ont_parallel(s->outer * t.blocks * t.units, 32768 / (t.width + 1) + 1, sorted_range, &t);
     return ONT_OK;
@@ -272,14 +215,14 @@ static const char *sorted_accept(const ont_node *node)
     if (ont_shape_axis(ont_attr_int(node, "axis", 0), shape->rank, &axis) != ONT_OK) return "no such axis";
     size_t row = (size_t)ont_shape_count_range(shape, axis + 1, shape->rank) * ont_dtype_size(dtype);
     if (row < SHORT && !ont_dtype_is_half(dtype)) return "short rows";
-    bool fits = shape->dims[axis] <= UINT32_MAX && ont_shape_count(&ont_node_in(node, 1)->shape) <= UINT32_MAX;
+    bool fits = ont_row_hits_fit(shape->dims[axis], ont_shape_count(&ont_node_in(node, 1)->shape));
     return fits ? NULL : "more rows or indices than 32 bits count";
 }
 
 static ont_status sorted_prepare(const ont_node *node, ont_arena *arena, ont_prepared *out)
 {
     ONT_TRY(grad_prepare(node, arena, out));
-    out->work_bytes = (size_t)((const ont_gather *)out->state)->count * 2 * sizeof(hit);
+    out->work_bytes = ont_row_hits_bytes(((const ont_gather *)out->state)->count);
     return ONT_OK;
 }
 
