@@ -62,7 +62,7 @@ ont_status ont_pass_conv_to_gemm(ont_graph *g) ONT_MUST_USE;
 /* Makes row lookups and row sums of those with an index for each element, expanded over rows. See row_indices.c. */
 ont_status ont_pass_row_indices(ont_graph *g) ONT_MUST_USE;
 
-/* Makes products with sparse matrices of rows that are looked up, scaled and added. See fuse_sparse_matmul.c. */
+/* Makes products with sparse matrices of rows that are looked up, and multiplied or added. See fuse_sparse_matmul.c. */
 ont_status ont_pass_fuse_sparse_matmul(ont_graph *g) ONT_MUST_USE;
 
 /* Fuses matmuls with the bias added to them, and with their Cast to float32. See fuse_gemm.c. */

@@ -1,5 +1,6 @@
-"""Messages of graph networks, rows that are looked up, scaled and added, are products with a sparse matrix: equal
-results and gradients with and without the pass, and what is not of this form stays apart.
+"""Messages of graph networks, rows that are looked up, scaled and added, are products with a sparse matrix, and the
+gradients of their scales are inner products: equal results and gradients with and without the pass, and what is not of
+this form stays apart.
 """
 
 import numpy as np
@@ -34,7 +35,7 @@ class Messages(torch.nn.Module):
         messages = rows.index_select(0, edges[0])
         ones = [1] * len(self.shape)
         if self.weighted:
-            messages = weight.view(-1, *ones) * messages
+            messages = weight.view(*weight.shape, *[1] * (messages.dim() - weight.dim())) * messages
         at = edges[1].view(-1, *ones).expand_as(messages)
         return messages.new_zeros(rows.shape).scatter_add_(0, at, messages).tanh()
 
@@ -82,18 +83,25 @@ def test_both_directions_are_products(weighted, dtype, shape):
     assert "GatherGrad" in text_of(apart) and "SparseMatMul" not in text_of(apart)
 
 
-def test_weights_with_a_gradient_keep_the_rows():
-    """Their gradient reads the rows that were looked up; the rows' own gradient is a product all the same."""
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize(("shape", "heads"), [((16,), ()), ((3, 8), ()), ((3, 8), (3,)), ((1, 20), (1,)),
+                                              ((2, 3, 4), (2,)), ((2, 3, 4), (2, 3))], ids=str)
+def test_gradients_of_weights_are_inner_products(shape, heads, dtype):
+    """As attention between nodes has them, for each head."""
     torch.manual_seed(0)
-    model = Messages(True)
-    x, edges, weight = graph()
-    found = []
-    for module in (model, ours := ORTModule(model)):
+    model = Messages(True, shape, dtype)
+    ours = ORTModule(model)
+    x, edges, _ = graph(dtype=dtype)
+    weight, found = torch.randn(EDGES, *heads, dtype=dtype), []
+    for module in (model, ours):
         leaf = weight.clone().requires_grad_()
         found.append([*train(module, (x, edges, leaf)), leaf.grad])
+    tolerance = 1e-12 if dtype == torch.float64 else 1e-5
     for got, want in zip(found[1], found[0], strict=True):
-        torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
-    assert text_of(ours).count("SparseMatMul") <= 1
+        torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance)
+    text = text_of(ours)
+    assert text.count("SparseMatMul") == 2 and text.count("SampledMatMul") == 1, text
+    assert f"[{EDGES},{','.join(map(str, shape))}]" not in text, text  # no row is stored for each edge
 
 
 def program(weight=(EDGES, 1), axis=0, width=16, rows=(EDGES,), dtype=torch.float32, keep=False, op="Gather"):
@@ -137,7 +145,6 @@ APART = {
     "a weight for each element": {"weight": (EDGES, 16)},
     "rows of less than 64 bytes": {"width": 8},
     "indices of two dims": {"rows": (4, 10)},
-    "rows that another node reads": {"keep": True, "rows": (NODES,), "weight": (NODES, 1)},
 }
 
 
@@ -145,9 +152,49 @@ APART = {
 def test_others_stay(name):
     y, text, (x, origin, to, w, _) = ran(**APART[name])
     assert "SparseMatMul" not in text and "GatherGrad" in text, text
-    picked = x[origin.flatten()]
-    want = torch.zeros_like(x).index_add_(0, to[:, 0], w * picked)
-    torch.testing.assert_close(y, want + (picked if "keep" in APART[name] else 0))
+    torch.testing.assert_close(y, torch.zeros_like(x).index_add_(0, to[:, 0], w * x[origin.flatten()]))
+
+
+def test_rows_that_another_node_reads_are_looked_up():
+    y, text, (x, origin, to, w, _) = ran(keep=True, rows=(NODES,), weight=(NODES, 1))
+    assert "SparseMatMul" in text and " Gather <" in text, text
+    torch.testing.assert_close(y, torch.zeros_like(x).index_add_(0, to[:, 0], w * x[origin]) + x[origin])
+
+
+PRODUCTS = {  # shapes of a and b, axes of the sum, and whether it is of inner products
+    "rows": ((7, 16), (9, 16), [-1], True),
+    "heads": ((7, 3, 8), (9, 3, 8), [-1], True),
+    "all of a row": ((7, 3, 8), (9, 3, 8), [1, 2], True),
+    "over heads": ((7, 3, 8), (9, 3, 8), [1], False),
+    "over entries": ((7, 16), (9, 16), [0], False),
+    "short heads": ((7, 8, 3), (9, 8, 3), [-1], False),
+}
+
+
+@pytest.mark.parametrize("op", ["Gather", "TorchGather"])
+@pytest.mark.parametrize("keep", [0, 1])
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_inner_products(name, keep, op):
+    a, b, axes, fused = PRODUCTS[name]
+    torch.manual_seed(2)
+    tensors = {"a": torch.randn(a), "b": torch.randn(b), "i": torch.randint(0, 7, (EDGES,)),
+               "j": torch.randint(0, 9, (EDGES,))}
+    domain = "" if op == "Gather" else "ai.onnxtrain"
+    nodes = [helper.make_node(op, ["a", "i"], ["p"], axis=0, domain=domain),
+             helper.make_node("Gather", ["b", "j"], ["q"], axis=0), helper.make_node("Mul", ["p", "q"], ["pq"]),
+             helper.make_node("Constant", [], ["axes"], value_ints=axes),
+             helper.make_node("ReduceSum", ["pq", "axes"], ["y"], keepdims=keep)]
+    session = session_of(nodes, tensors)
+    for last in (-1, 0):  # counted from the end where ONNX's operator looks up
+        tensors["j"][4] = last
+        y, = session.forward(list(tensors.values()), b"\0\0\0\0")[0]
+        want = (tensors["a"][tensors["i"]] * tensors["b"][tensors["j"]]).sum(axes, keepdim=bool(keep))
+        torch.testing.assert_close(y, want, rtol=1e-5, atol=1e-5)
+    assert ("SampledMatMul" in session.text("program")) == fused
+    tensors["i"][3] = -1
+    if op == "TorchGather":
+        with pytest.raises(IndexError, match="-1 at position 3 of 'i'"):
+            session.forward(list(tensors.values()), b"\0\0\0\0")
 
 
 @pytest.mark.parametrize(("op", "index", "error"), [

@@ -1,4 +1,6 @@
-"""SparseMatMul, which only passes/fuse_sparse_matmul.c builds: rows of many entries, of few and of none, any threads."""
+"""SparseMatMul and SampledMatMul, which only passes/fuse_sparse_matmul.c builds: rows of many entries, of few and of
+none, any number of threads.
+"""
 
 import numpy as np
 import onnx
@@ -135,12 +137,43 @@ def test_failing_allocations():
     failing_allocations(lambda: run(tensors, 300), "SparseMatMul")
 
 
-def test_a_model_cannot_name_it():
+def sampled(dtype, threads):
+    """Inner products of drawn rows, by the engine and in float64."""
+    rng, before = np.random.default_rng(6), torch.get_num_threads()
+    a, b = (torch.from_numpy(rng.normal(size=(n, 4, 33))).to(dtype) for n in (30, 50))
+    i, j = (torch.from_numpy(rng.integers(0, n, 3000)) for n in (30, 50))
+    nodes = [helper.make_node("Gather", ["a", "i"], ["p"], axis=0), helper.make_node("Gather", ["b", "j"], ["q"], axis=0),
+             helper.make_node("Mul", ["p", "q"], ["pq"]), helper.make_node("Constant", [], ["axes"], value_ints=[-1]),
+             helper.make_node("ReduceSum", ["pq", "axes"], ["y"], keepdims=0)]
+    infos = [helper.make_tensor_value_info(n, ELEM[t.dtype], t.shape) for n, t in zip("abij", (a, b, i, j))]
+    graph = helper.make_graph(nodes, "g", infos, [onnx.ValueInfoProto(name="y")])
+    session = _C.Session(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)],
+                                           ir_version=10).SerializeToString())
+    try:
+        torch.set_num_threads(threads)
+        y, = session.forward([a, b, i, j], b"\0\0\0\0")[0]
+    finally:
+        torch.set_num_threads(before)
+    assert [kernel for _, kernel, _ in session.kernels()] == ["sampled_matmul"]
+    return y, (a.double()[i] * b.double()[j]).sum(-1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_inner_products(dtype):
+    first, want = sampled(dtype, 1)
+    tolerance = 2e-5 if dtype == torch.float32 else 1e-12
+    torch.testing.assert_close(first.double(), want, rtol=tolerance, atol=tolerance)
+    assert all(torch.equal(sampled(dtype, threads)[0], first) for threads in (3, 7, 16))
+    failing_allocations(lambda: sampled(dtype, 1), "SampledMatMul")
+
+
+@pytest.mark.parametrize("name", ["SparseMatMul", "SampledMatMul"])
+def test_a_model_cannot_name_it(name):
     values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, 2]) for name in "xy"]
     indices = [helper.make_tensor_value_info(name, TensorProto.INT64, [2]) for name in "ab"]
-    graph = helper.make_graph([helper.make_node("SparseMatMul", list("xab"), ["y"], domain="ai.onnxtrain")], "g",
+    graph = helper.make_graph([helper.make_node(name, ["x", "a", "b", "b"], ["y"], domain="ai.onnxtrain")], "g",
                               [values[0], *indices], values[1:])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20), helper.make_opsetid("ai.onnxtrain", 1)],
                               ir_version=10)
-    with pytest.raises(ValueError, match="SparseMatMul is for the engine alone"):
+    with pytest.raises(ValueError, match=f"{name} is for the engine alone"):
         _C.Session(model.SerializeToString())

@@ -1,10 +1,15 @@
 /*
- * SparseMatMul(x, from, to, weight?, base?; shape, from_end): a sparse matrix of coordinates times a dense one. Entry k
- * has the column from[k], the row to[k] and the value weight[k], or 1 without weights: row to[k] of the result is the
- * base's, or zeros, plus weight[k] times row from[k] of x, over all k. Graph networks sum their messages like this.
- * passes/fuse_sparse_matmul.c builds it, after differentiation.
+ * A sparse matrix times a dense one, and its gradient with respect to the sparse matrix, as graph networks sum their
+ * messages. passes/fuse_sparse_matmul.c builds both, after differentiation.
  *
- * Entries are sorted by row, so that a row is summed once, by one thread, in the order of its entries.
+ * SparseMatMul(x, from, to, weight?, base?; shape, from_end). Entry k of the matrix has the column from[k], the row
+ * to[k] and the value weight[k], or 1 without weights: row r of the result is the base's row r, or zeros, plus the sum
+ * of weight[k] times row from[k] of x over all k with to[k] = r. A row of several heads has a weight for each:
+ * weight (entries, heads). Entries are sorted by row, so that a row is summed once, by one thread, in the order of its
+ * entries.
+ *
+ * SampledMatMul(a, from, b, to; shape, from_end): for each entry and head the inner product of row from[k] of a and row
+ * to[k] of b, (entries, heads).
  */
 #include <string.h>
 
@@ -18,6 +23,7 @@ enum { ENTRIES = 64 }; /* of a row, that are added in one call */
 
 typedef struct product {
     ont_gather from, to; /* from: rows of x; to: rows of the result */
+    int64_t heads, width; /* of a row: heads * width elements */
 } product;
 
 typedef struct job {
@@ -26,10 +32,16 @@ typedef struct job {
     ont_row_hits hits;
 } job;
 
-static const char *accept(const ont_node *node)
+static const char *accept_floats(const ont_node *node)
 {
     ont_dtype dtype = ont_node_in(node, 0)->dtype;
-    if (dtype != ONT_FLOAT32 && dtype != ONT_FLOAT64) return "not float32 or float64";
+    return dtype == ONT_FLOAT32 || dtype == ONT_FLOAT64 ? NULL : "not float32 or float64";
+}
+
+static const char *accept(const ont_node *node)
+{
+    const char *reason = accept_floats(node);
+    if (reason) return reason;
     const ont_shape *index = &ont_node_in(node, 2)->shape;
     return ont_row_hits_fit(node->outputs[0]->shape.dims[0], ont_shape_count(index))
                ? NULL
@@ -51,40 +63,50 @@ static ont_status prepare(const ont_node *node, ont_arena *arena, ont_prepared *
     *p = (product){.from = rows_of(&x->shape, from, ont_attr_int(node, "from_end", 0)),
                    .to = rows_of(&node->outputs[0]->shape, to, true)};
     ONT_ASSERT(p->from.count == p->to.count && p->from.inner == p->to.inner);
+    const ont_value *weight = ont_node_in(node, 3);
+    p->heads = weight && p->to.count ? ont_shape_count(&weight->shape) / p->to.count : 1;
+    p->width = p->to.inner / ont_max(p->heads, 1);
+    ONT_ASSERT(p->heads * p->width == p->to.inner);
     out->state = p;
     out->work_bytes = ont_row_hits_bytes(p->to.count);
     return ONT_OK;
 }
 
 /* Adds `count` entries to one row of the result. */
-static void add_entries(const job *j, void *out, const ont_row_hit *hits, int64_t count)
+static void add_entries(const job *j, float *out, const ont_row_hit *hits, int64_t count)
 {
     const ont_call *call = j->call;
+    const product *p = j->p;
     const float *weight = ont_node_in(call->node, 3) ? call->in[3] : NULL;
-    int64_t inner = j->p->from.inner, at[ENTRIES];
+    int64_t position[ENTRIES], at[ENTRIES];
     float scale[ENTRIES];
     for (int64_t k = 0, n; k < count; k += n) {
         n = ont_min(count - k, ENTRIES);
         for (int64_t i = 0; i < n; i++) {
-            int64_t position = ont_hit_position(hits[k + i]);
-            at[i] = ont_gather_index(&j->p->from, call->in[1], position) * inner;
-            scale[i] = weight ? weight[position] : 1;
+            position[i] = ont_hit_position(hits[k + i]);
+            at[i] = ont_gather_index(&p->from, call->in[1], position[i]) * p->from.inner;
         }
-        ont_simd()->add_taps(out, call->in[0], scale, at, n, inner);
+        for (int64_t head = 0; head < p->heads; head++) {
+            for (int64_t i = 0; i < n; i++) scale[i] = weight ? weight[position[i] * p->heads + head] : 1;
+            const float *x = (const float *)call->in[0] + head * p->width;
+            ont_simd()->add_taps(out + head * p->width, x, scale, at, n, p->width);
+        }
     }
 }
 
 static void add_wide_entries(const job *j, double *out, const ont_row_hit *hits, int64_t count)
 {
     const ont_call *call = j->call;
+    const product *p = j->p;
     const double *weight = ont_node_in(call->node, 3) ? call->in[3] : NULL;
-    int64_t inner = j->p->from.inner;
     for (int64_t k = 0; k < count; k++) {
         int64_t position = ont_hit_position(hits[k]);
-        const double *row =
-            (const double *)call->in[0] + ont_gather_index(&j->p->from, call->in[1], position) * inner;
-        double scale = weight ? weight[position] : 1;
-        for (int64_t i = 0; i < inner; i++) out[i] += scale * row[i];
+        int64_t row = ont_gather_index(&p->from, call->in[1], position) * p->from.inner;
+        for (int64_t head = 0; head < p->heads; head++) {
+            const double *x = (const double *)call->in[0] + row + head * p->width;
+            double scale = weight ? weight[position * p->heads + head] : 1, *y = out + head * p->width;
+            for (int64_t i = 0; i < p->width; i++) y[i] += scale * x[i];
+        }
     }
 }
 
@@ -109,7 +131,7 @@ static void sum_rows(void *context, int64_t first, int64_t last)
         if (wide)
             add_wide_entries(j, (double *)(out + (size_t)at * bytes), j->hits.at + k, count);
         else
-            add_entries(j, out + (size_t)at * bytes, j->hits.at + k, count);
+            add_entries(j, (float *)(out + (size_t)at * bytes), j->hits.at + k, count);
     }
 }
 
@@ -125,9 +147,65 @@ static ont_status run(const ont_call *call)
     return ONT_OK;
 }
 
+/* ---- SampledMatMul ---- */
+
+static ont_status prepare_sampled(const ont_node *node, ont_arena *arena, ont_prepared *out)
+{
+    product *p = ont_arena_alloc(arena, sizeof *p);
+    if (!p) return ONT_ENOMEM;
+    const ont_value *a = ont_node_in(node, 0), *from = ont_node_in(node, 1);
+    const ont_value *b = ont_node_in(node, 2), *to = ont_node_in(node, 3);
+    *p = (product){.from = rows_of(&a->shape, from, ont_attr_int(node, "from_end", 0) & 1),
+                   .to = rows_of(&b->shape, to, ont_attr_int(node, "from_end", 0) & 2)};
+    ONT_ASSERT(p->from.count == p->to.count && p->from.inner == p->to.inner);
+    p->heads = p->to.count ? ont_shape_count(&node->outputs[0]->shape) / p->to.count : 1;
+    p->width = p->to.inner / ont_max(p->heads, 1);
+    ONT_ASSERT(p->heads * p->width == p->to.inner);
+    out->state = p;
+    return ONT_OK;
+}
+
+/* Inner products [first, last) of (entries, heads). */
+static void multiply_entries(void *context, int64_t first, int64_t last)
+{
+    const ont_call *call = context;
+    const product *p = call->state;
+    bool wide = call->node->outputs[0]->dtype == ONT_FLOAT64;
+    for (int64_t i = first; i < last; i++) {
+        int64_t entry = i / p->heads, column = i % p->heads * p->width;
+        int64_t a = ont_gather_index(&p->from, call->in[1], entry) * p->from.inner + column;
+        int64_t b = ont_gather_index(&p->to, call->in[3], entry) * p->to.inner + column;
+        if (!wide) {
+            ((float *)call->out[0])[i] =
+                ont_simd()->dot((const float *)call->in[0] + a, (const float *)call->in[2] + b, p->width);
+            continue;
+        }
+        const double *x = (const double *)call->in[0] + a, *y = (const double *)call->in[2] + b;
+        double sum = 0;
+        for (int64_t k = 0; k < p->width; k++) sum += x[k] * y[k];
+        ((double *)call->out[0])[i] = sum;
+    }
+}
+
+static ont_status run_sampled(const ont_call *call)
+{
+    const product *p = call->state;
+    ONT_TRY(ont_gather_check(&p->from, ont_node_in(call->node, 1), call->in[1]));
+    ONT_TRY(ont_gather_check(&p->to, ont_node_in(call->node, 3), call->in[3]));
+    ont_parallel(p->to.count * p->heads, 32768 / (p->width + 1) + 1, multiply_entries, (void *)call);
+    return ONT_OK;
+}
+
 static const ont_kernel kernels[] = {
     {.name = "sparse_matmul", .accept = accept, .prepare = prepare, .run = run, .inplace = 16},
 };
 const ont_op ont_op_SparseMatMul = {.domain = ONT_DOMAIN, .name = "SparseMatMul", .since = 1, .min_inputs = 3,
                                     .max_inputs = 5, .attributes = "shape:I from_end:i",
                                     .infer = ont_infer_shape_attr, ONT_KERNELS(kernels)};
+
+static const ont_kernel sampled_kernels[] = {
+    {.name = "sampled_matmul", .accept = accept_floats, .prepare = prepare_sampled, .run = run_sampled},
+};
+const ont_op ont_op_SampledMatMul = {.domain = ONT_DOMAIN, .name = "SampledMatMul", .since = 1, .min_inputs = 4,
+                                     .max_inputs = 4, .attributes = "shape:I from_end:i",
+                                     .infer = ont_infer_shape_attr, ONT_KERNELS(sampled_kernels)};
