@@ -1,7 +1,8 @@
 """Checks a built site: `python tools/check_site.py build/site`.
 
 Every link within the site leads to a file and, where it has one, to an anchor. No page, style sheet or manifest loads
-anything from the network; links that a reader follows may lead there.
+anything from the network; links that a reader follows may lead there. The theme's script would load mermaid for a
+drawing in its language, and figures of a repository from GitHub: neither element may be there.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ class Page(HTMLParser):
         self.ids: set[str] = set()
         self.links: list[str] = []
         self.loaded: list[str] = []
+        self.scripted: list[str] = []  # elements for which the theme's script asks the network
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -33,6 +35,8 @@ class Page(HTMLParser):
                 continue
             if name in ("id", "name"):
                 self.ids.add(value)
+            if (name == "class" and "mermaid" in value.split()) or (name, value) == ("data-md-component", "source"):
+                self.scripted.append(value)
             if (tag, name) in LOADED:
                 self.loaded.append(value)
             elif (tag, name) == ("a", "href"):
@@ -61,6 +65,7 @@ def faults(site: Path) -> list[str]:
     for path, page in pages.items():
         name = path.relative_to(site.resolve())
         found += [f"{name}: loads {link}" for link in page.loaded if is_outside(link)]
+        found += [f"{name}: the theme's script loads what '{element}' needs" for element in page.scripted]
         for link in page.links + page.loaded:
             if is_outside(link) or link.startswith("data:"):
                 continue
