@@ -16,6 +16,8 @@ import torch.utils._python_dispatch
 from torch import SymInt, Tensor
 from torch.utils._pytree import tree_map_only
 
+from onnxtrain._export.fast_paths import FAST_PATHS
+
 _BERNOULLI = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6)  # B2, B4 ...
 
 
@@ -331,5 +333,6 @@ SPECIAL: dict[Any, Callable[..., Any]] = {
     torch.special.multigammaln: multigammaln,
     torch.mvlgamma: multigammaln,
     torch.Tensor.mvlgamma: multigammaln,
+    **FAST_PATHS,
     **{getattr(owner, name): globals()[name] for name in _METHODS for owner in (torch, torch.Tensor)},
 }
