@@ -644,7 +644,7 @@ for _name in ("state_dict", "load_state_dict", "parameters", "named_parameters",
               "register_buffer", "register_parameter", "share_memory", "extra_repr", "_load_from_state_dict",
               "_save_to_state_dict", "get_extra_state", "set_extra_state", "_register_load_state_dict_pre_hook",
               "register_load_state_dict_pre_hook", "register_load_state_dict_post_hook", "_register_state_dict_hook",
-              "register_state_dict_post_hook", "register_state_dict_pre_hook", "_named_members"):
+              "register_state_dict_post_hook", "register_state_dict_pre_hook", "_named_members", "_get_name"):
     _delegate(_name)
 
 

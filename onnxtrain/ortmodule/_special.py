@@ -28,6 +28,10 @@ def _delegated(name: str) -> Any:
     return method
 
 
+# Methods that write the name of their object's class into a configuration file: they get the module itself.
+_SAVING = frozenset(("save_pretrained", "save_config", "push_to_hub"))
+
+
 class _Looking(type):
     """Of a wrapper's class: what it has not, the wrapped module's class has, as for getattr(type(self), name) in
     transformers' generate()."""
@@ -105,7 +109,7 @@ _stand_ins: weakref.WeakKeyDictionary[type, type] = weakref.WeakKeyDictionary()
 def bound(model: Any, value: types.MethodType) -> Any:
     """A method of the wrapped module, bound to the wrapper, so that self(...) inside runs there."""
     function = value.__func__
-    if not isinstance(function, types.FunctionType):
+    if not isinstance(function, types.FunctionType) or value.__name__ in _SAVING:
         return value
     if not _calls_super(function):
         return types.MethodType(function, model)

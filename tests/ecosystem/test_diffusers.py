@@ -90,3 +90,11 @@ def test_trains_as_eager(name):
     assert (counts["engine_steps"], counts["fallback_steps"], counts["exports"]) == (3, 0, 1), counts["reasons"]
     with pytest.raises(Exception, match="update"):
         model.module.config.update(sample_size=1)
+
+
+def test_save_pretrained_writes_the_files_of_the_model(tmp_path):
+    model = unet()
+    model.save_pretrained(tmp_path / "plain")
+    ORTModule(model).save_pretrained(tmp_path / "wrapped")
+    for path in (tmp_path / "plain").iterdir():
+        assert path.read_bytes() == (tmp_path / "wrapped" / path.name).read_bytes(), path.name
