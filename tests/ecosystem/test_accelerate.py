@@ -13,6 +13,7 @@ import torch.nn.functional as F
 accelerate = pytest.importorskip("accelerate")
 
 import onnxtrain  # noqa: E402
+from onnxtrain.integrations import wrap_accelerator  # noqa: E402
 from onnxtrain.ortmodule import ORTModule  # noqa: E402
 
 
@@ -56,8 +57,11 @@ def fresh(**options):
     return accelerate.Accelerator(cpu=True, **options)
 
 
-@pytest.mark.parametrize("options", [{}, {"gradient_accumulation_steps": 4}, {"mixed_precision": "bf16"}],
-                         ids=["plain", "accumulation", "bf16"])
+OPTIONS = pytest.mark.parametrize("options", [{}, {"gradient_accumulation_steps": 4}, {"mixed_precision": "bf16"}],
+                                  ids=["plain", "accumulation", "bf16"])
+
+
+@OPTIONS
 def test_training(options, tmp_path):
     torch.manual_seed(0)
     plain = Net()
@@ -107,3 +111,37 @@ def test_a_forward_that_wraps_ours_stays_on_the_wrapper():
     model.forward = lambda rows: model.fc(rows)  # one that does not is the module's, and is exported
     torch.testing.assert_close(model(rows), model.module.fc(rows), rtol=1e-4, atol=1e-5)
     assert onnxtrain.stats(model)["engine_steps"] == 4 and onnxtrain.stats(model)["fallback_steps"] == 0
+
+
+@OPTIONS
+def test_wrap_accelerator(options, tmp_path):
+    """Models that are not wrapped by hand: prepare does it, and unwrap_model undoes it."""
+    torch.manual_seed(0)
+    plain = Net()
+    ours = copy.deepcopy(plain)
+    _, _, want = train(plain, fresh(**options))
+    accelerator = wrap_accelerator(fresh(**options))
+    model, _, got = train(ours, accelerator)
+    half = "mixed_precision" in options
+    assert got == pytest.approx(want, rel=3e-2 if half else 1e-4)
+    for (name, a), b in zip(plain.named_parameters(), ours.parameters(), strict=True):
+        torch.testing.assert_close(b, a, rtol=0.2 if half else 1e-3, atol=2e-2 if half else 1e-5, msg=name)
+    counts = onnxtrain.stats(model)
+    assert (counts["engine_steps"], counts["fallback_steps"]) == (16, 0), counts["reasons"]
+    assert accelerator.unwrap_model(model) is ours and list(accelerator.get_state_dict(model)) == list(plain.state_dict())
+    assert wrap_accelerator(accelerator) is accelerator and accelerator.prepare(ours) is model
+    by_hand = ORTModule(Net())
+    assert accelerator.prepare(by_hand) is by_hand
+    accelerator.save_model(model, str(tmp_path))
+    from safetensors.torch import load_file
+
+    saved = load_file(tmp_path / "model.safetensors")
+    assert saved.keys() == ours.state_dict().keys()
+    assert all(torch.equal(saved[name], value) for name, value in ours.state_dict().items())
+
+
+def test_wrap_accelerator_refuses_what_shards_parameters(monkeypatch):
+    accelerator = fresh()
+    monkeypatch.setattr(accelerator.state, "distributed_type", accelerate.DistributedType.FSDP)
+    with pytest.raises(ValueError, match="whose distributed_type is FSDP"):
+        wrap_accelerator(accelerator)

@@ -79,3 +79,40 @@ def test_fit(tmp_path, options):
 def test_a_wrapped_task_is_refused_by_the_trainer():
     with pytest.raises(TypeError, match="LightningModule"):
         fit(ORTModule(Task(False)), None)
+
+
+@pytest.mark.parametrize("names", [(), ("model",)])
+def test_callback(tmp_path, names):
+    """The callback wraps what a plain task has; the checkpoint is a plain task's."""
+    from onnxtrain.integrations import OnnxtrainCallback
+
+    plain, task = Task(False), Task(False)
+    want = fit(plain, tmp_path / "eager")
+    got = fit(task, tmp_path / "ours", callbacks=[OnnxtrainCallback(*names)])
+    assert task.losses == pytest.approx(plain.losses, rel=1e-5) and len(task.losses) == 12
+    assert got.callback_metrics["validation"].item() == pytest.approx(want.callback_metrics["validation"].item(), rel=1e-5)
+    for (name, a), b in zip(plain.named_parameters(), task.parameters(), strict=True):
+        torch.testing.assert_close(b, a, rtol=1e-4, atol=1e-6, msg=name)
+    counts = onnxtrain.stats(task.model)
+    assert (counts["engine_steps"], counts["fallback_steps"]) == (26, 0), counts["reasons"]
+    wrapper, loader = task.model, torch.utils.data.DataLoader(ROWS, batch_size=8)
+    got.validate(task, loader, verbose=False)
+    assert task.model is wrapper and onnxtrain.stats(wrapper)["engine_steps"] == 32
+    path = got.checkpoint_callback.best_model_path
+    again = Task.load_from_checkpoint(path, weights_only=False)
+    assert not isinstance(again.model, ORTModule)
+    for a, b in zip(task.parameters(), again.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_callback_names_what_it_does_not_find(tmp_path):
+    from onnxtrain.integrations import OnnxtrainCallback
+
+    with pytest.raises(ValueError, match="Task has no submodule 'net' at setup"):
+        fit(Task(False), tmp_path, callbacks=[OnnxtrainCallback("net")])
+    task = Task(False)
+    task.model = nn.ModuleList([task.model])
+    with pytest.raises(ValueError, match="no child of Task has parameters and a forward"):
+        fit(task, tmp_path, callbacks=[OnnxtrainCallback()])
+    OnnxtrainCallback("model.0").setup(None, task, "fit")
+    assert isinstance(task.model[0], ORTModule)

@@ -12,6 +12,8 @@ pytest.importorskip("accelerate")
 import transformers  # noqa: E402
 
 import onnxtrain  # noqa: E402
+from onnxtrain.integrations import wrap_trainer  # noqa: E402
+from onnxtrain.optim import SGD, FusedAdam  # noqa: E402
 from onnxtrain.ortmodule import ORTModule  # noqa: E402
 
 STEPS = 30
@@ -41,22 +43,26 @@ def bert(layers=2):
     ))
 
 
-def run(model, folder, **options):
+def run(model, folder, wrap=lambda trainer: trainer, **options):
     """A run of STEPS steps with an evaluation at its end; the trainer, its losses, what evaluation said."""
     options = {"per_device_train_batch_size": 4, "max_steps": STEPS, "logging_steps": 1, "learning_rate": 3e-3,
                "seed": 3, "save_strategy": "no", "report_to": [], "disable_tqdm": True, "use_cpu": True,
                "warmup_steps": 5, "lr_scheduler_type": "cosine", "weight_decay": 0.01,
                "label_names": ["labels"]} | options
-    trainer = transformers.Trainer(model=model, args=transformers.TrainingArguments(output_dir=str(folder), **options),
-                                   train_dataset=Sentences(4 * STEPS + 2), eval_dataset=Sentences(10))
+    trainer = wrap(transformers.Trainer(
+        model=model, args=transformers.TrainingArguments(output_dir=str(folder), **options),
+        train_dataset=Sentences(4 * STEPS + 2), eval_dataset=Sentences(10)))
     trainer.train()
     losses = [row["loss"] for row in trainer.state.log_history if "loss" in row]
     return trainer, losses, trainer.evaluate()["eval_loss"]
 
 
-@pytest.mark.parametrize("options",
-                         [{}, {"gradient_accumulation_steps": 2, "label_smoothing_factor": 0.1, "max_steps": 10},
-                          {"bf16": True, "max_steps": 10}], ids=["plain", "accumulation", "bf16"])
+OPTIONS = pytest.mark.parametrize(
+    "options", [{}, {"gradient_accumulation_steps": 2, "label_smoothing_factor": 0.1, "max_steps": 10},
+                {"bf16": True, "max_steps": 10}], ids=["plain", "accumulation", "bf16"])
+
+
+@OPTIONS
 def test_bert_classification(tmp_path, options):
     plain = bert(1 if options else 2)
     model = ORTModule(copy.deepcopy(plain))
@@ -96,3 +102,134 @@ def test_checkpoints_resume_in_the_plain_module(tmp_path):
     assert not plain.load_state_dict(saved, strict=False).missing_keys
     for a, b in zip(model.parameters(), plain.parameters(), strict=True):
         assert torch.equal(a, b)
+
+
+@OPTIONS
+def test_wrap_trainer(tmp_path, options):
+    """A trainer of the plain module: no label names, and checkpoints that from_pretrained reads."""
+    options = {"label_names": None, "save_strategy": "steps", "save_steps": 5} | options
+    plain = bert(1)
+    ours = copy.deepcopy(plain)
+    eager, want, want_eval = run(plain, tmp_path / "eager", **options)
+    trainer, got, got_eval = run(ours, tmp_path / "ours", wrap_trainer, **options)
+    tolerance = 5e-2 if "bf16" in options else 1e-3
+    assert len(got) == options.get("max_steps", STEPS)
+    assert (got == pytest.approx(want, rel=tolerance, abs=tolerance)
+            and got_eval == pytest.approx(want_eval, rel=tolerance))
+    if "bf16" not in options:
+        for (name, a), b in zip(plain.named_parameters(), ours.named_parameters(), strict=True):
+            torch.testing.assert_close(b[1], a, rtol=2e-2, atol=2e-4, msg=name)
+    assert trainer.model is ours and isinstance(trainer.optimizer.optimizer, FusedAdam)
+    counts = onnxtrain.stats(trainer.model_wrapped)
+    forwards = len(got) * options.get("gradient_accumulation_steps", 1)
+    assert (counts["engine_steps"], counts["fallback_steps"]) == (forwards + 2, 0), counts["reasons"]
+    files = [sorted(path.name for path in (tmp_path / name / "checkpoint-10").iterdir()) for name in ("eager", "ours")]
+    assert files[0] == files[1] and "config.json" in files[1]
+    saved = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "ours" / f"checkpoint-{len(got)}")
+    for a, b in zip(ours.parameters(), saved.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_wrap_trainer_evaluates_first_and_trains_twice(tmp_path):
+    """Evaluated in the engine before the first step; one ORTModule for all runs; gradient checkpointing; resumed in
+    eager, and in the engine from eager's checkpoint.
+    """
+    options = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2, "gradient_checkpointing": True,
+               "eval_strategy": "steps", "eval_steps": 2, "label_names": None}
+
+    def evaluated(trainer):
+        trainer.evaluate()
+        return trainer
+
+    plain = bert(1)
+    ours = copy.deepcopy(plain)
+    eager, want, want_eval = run(plain, tmp_path / "eager", evaluated, **options)
+    trainer, got, got_eval = run(ours, tmp_path / "ours", lambda trainer: evaluated(wrap_trainer(trainer)), **options)
+    assert got == pytest.approx(want, rel=1e-3) and got_eval == pytest.approx(want_eval, rel=1e-3)
+    wrapper, counts = trainer.model_wrapped, onnxtrain.stats(trainer.model_wrapped)
+    assert (counts["engine_steps"], counts["fallback_steps"]) == (4 + 4 * 2, 0), counts["reasons"]
+    for wrap, checkpoint in ((wrap_trainer, "eager"), (lambda trainer: trainer, "ours")):
+        again = wrap(transformers.Trainer(model=bert(1), args=trainer.args, train_dataset=trainer.train_dataset,
+                                          eval_dataset=trainer.eval_dataset))
+        again.train(resume_from_checkpoint=str(tmp_path / checkpoint / "checkpoint-2"))
+        losses = [row["loss"] for row in again.state.log_history if "loss" in row]
+        assert losses == pytest.approx(want, rel=1e-3)
+    trainer.train()
+    assert trainer.model_wrapped is wrapper and onnxtrain.stats(wrapper)["exports"] == counts["exports"]
+
+
+def causal_rows():
+    draw = torch.Generator().manual_seed(4)
+    return [{"input_ids": ids, "labels": ids} for ids in torch.randint(0, 50, (24, 9), generator=draw)]
+
+
+def gpt2():
+    torch.manual_seed(0)
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(
+        vocab_size=50, n_positions=16, n_embd=16, n_layer=1, n_head=2, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+        bos_token_id=0, eos_token_id=0))
+
+
+def with_adapter(model):
+    peft = pytest.importorskip("peft")
+    torch.manual_seed(1)
+    return peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM", target_modules=["c_attn"], r=2))
+
+
+@pytest.mark.parametrize("adapter", [False, True])
+def test_smoothed_labels_of_a_causal_model(tmp_path, adapter):
+    """Trainer shifts the labels where the name of the model's class says that it is causal."""
+    losses = {}
+    for kind in ("eager", "by hand", "wrap_trainer"):
+        if adapter and kind == "by hand":  # whose base model Trainer asks for, if its class is peft's
+            continue
+        model = with_adapter(gpt2()) if adapter else gpt2()
+        trainer = transformers.Trainer(
+            model=ORTModule(model) if kind == "by hand" else model, train_dataset=causal_rows(),
+            args=transformers.TrainingArguments(
+                str(tmp_path / kind), max_steps=4, per_device_train_batch_size=3, logging_steps=1, use_cpu=True, report_to=[],
+                disable_tqdm=True, save_strategy="no", label_smoothing_factor=0.1, label_names=["labels"]))
+        (wrap_trainer(trainer) if kind == "wrap_trainer" else trainer).train()
+        losses[kind] = [row["loss"] for row in trainer.state.log_history if "loss" in row]
+        assert losses[kind] == pytest.approx(losses["eager"], rel=1e-4), kind
+
+
+def test_what_wrap_trainer_leaves_alone(tmp_path):
+    model = gpt2()
+    arguments = transformers.TrainingArguments(str(tmp_path), use_cpu=True, report_to=[], optim="sgd")
+    assert wrap_trainer(transformers.Trainer(model, arguments)).optimizer_cls_and_kwargs is None
+    own = SGD(model.parameters(), lr=0.1)
+    arguments = transformers.TrainingArguments(str(tmp_path), use_cpu=True, report_to=[])
+    trainer = wrap_trainer(transformers.Trainer(model, arguments, optimizers=(own, None)))
+    assert trainer.optimizer is own and trainer.optimizer_cls_and_kwargs is None
+    trainer = wrap_trainer(transformers.Trainer(model, arguments), fused_adam=False)
+    assert trainer.optimizer_cls_and_kwargs is None
+    with pytest.raises(TypeError, match="give the trainer the module itself"):
+        wrap_trainer(transformers.Trainer(ORTModule(model), arguments))
+
+
+def same_files(folder, save, save_wrapped):
+    for name, function in (("plain", save), ("wrapped", save_wrapped)):
+        function(str(folder / name))
+    names = [sorted(path.relative_to(folder / kind) for path in (folder / kind).rglob("*") if path.is_file())
+             for kind in ("plain", "wrapped")]
+    assert names[0] == names[1] and len(names[0]) > 1
+    for name in names[0]:
+        assert (folder / "plain" / name).read_bytes() == (folder / "wrapped" / name).read_bytes(), name
+
+
+def test_save_pretrained_writes_the_files_of_the_module(tmp_path):
+    """The configuration names the module's class. model.safetensors is equal byte for byte, tied weights too."""
+    from safetensors.torch import save_model
+
+    model = gpt2()
+    wrapped = ORTModule(model)
+    same_files(tmp_path / "transformers", model.save_pretrained, wrapped.save_pretrained)
+    shards = {"max_shard_size": "4KB"}
+    same_files(tmp_path / "shards", lambda folder: model.save_pretrained(folder, **shards),
+               lambda folder: wrapped.save_pretrained(folder, **shards))
+    save_model(model, str(tmp_path / "plain"))
+    save_model(wrapped, str(tmp_path / "wrapped"))
+    assert (tmp_path / "plain").read_bytes() == (tmp_path / "wrapped").read_bytes()
+    adapted = with_adapter(gpt2())
+    same_files(tmp_path / "peft", adapted.save_pretrained, ORTModule(adapted).save_pretrained)
