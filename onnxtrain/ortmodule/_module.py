@@ -601,6 +601,12 @@ class ORTModule(torch.nn.Module):
     def __repr__(self) -> str:
         return f"ORTModule({self._module!r})"
 
+    def _get_name(self) -> str:
+        """By this name transformers' Trainer decides whether to shift smoothed labels; below peft's adapters it asks
+        the base model, but does not recognize them in a wrapper."""
+        adapted = hasattr(self._module, "peft_config") and hasattr(self._module, "get_base_model")
+        return (self._module.get_base_model() if adapted else self._module)._get_name()
+
 
 def _leave_alone(function: Any) -> None:
     """Makes torch.compile skip this function and its callees: around an ORTModule it compiles the rest of a model."""
@@ -644,7 +650,7 @@ for _name in ("state_dict", "load_state_dict", "parameters", "named_parameters",
               "register_buffer", "register_parameter", "share_memory", "extra_repr", "_load_from_state_dict",
               "_save_to_state_dict", "get_extra_state", "set_extra_state", "_register_load_state_dict_pre_hook",
               "register_load_state_dict_pre_hook", "register_load_state_dict_post_hook", "_register_state_dict_hook",
-              "register_state_dict_post_hook", "register_state_dict_pre_hook", "_named_members", "_get_name"):
+              "register_state_dict_post_hook", "register_state_dict_pre_hook", "_named_members"):
     _delegate(_name)
 
 
