@@ -14,8 +14,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 TESTS = ROOT / "tests"
 LIST = TESTS / "unmirrored.txt"
-# timm lies in a folder that other tests must not see; a test of the documentation hands sys.path to a child process.
-MAY_NAME_THE_PATH = {"tests/ecosystem/test_timm.py", "tests/test_docs.py", "tests/test_mirror.py"}
+# A test of the documentation hands sys.path to a child process.
+MAY_NAME_THE_PATH = {"tests/test_docs.py", "tests/test_mirror.py"}
 
 
 def sources() -> list[Path]:

@@ -2,34 +2,19 @@
 equal to eager's, all steps in the engine.
 """
 
-import contextlib
 import copy
-import pathlib
-import sys
 
 import pytest
 import torch
 import torch.nn.functional as F
+from timm_apart import timm
 
-# tests/setup.sh puts timm here, apart, with a torchvision that is not to be found by others.
-sys.path.append(str(pathlib.Path(sys.prefix) / "vision"))
-try:
-    with contextlib.suppress(ImportError):
-        import torchvision  # noqa: F401
-except RuntimeError:  # its operators, which are not used here, want a torch with CUDA: declared, it is imported without
-    for _name in ("nms", "qnms"):
-        torch.library.define(f"torchvision::{_name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-try:
-    timm = pytest.importorskip("timm")
-    from timm.models import efficientnet, levit, metaformer, mlp_mixer, mobilenetv3, resnet, swin_transformer
-    from timm.models._efficientnet_builder import decode_arch_def
-finally:
-    sys.path.pop()
-    for _name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
-        del sys.modules[_name]
+# isort: split
+from timm.models import efficientnet, levit, metaformer, mlp_mixer, mobilenetv3, resnet, swin_transformer
+from timm.models._efficientnet_builder import decode_arch_def
 
-import onnxtrain  # noqa: E402
-from onnxtrain.ortmodule import ORTModule  # noqa: E402
+import onnxtrain
+from onnxtrain.ortmodule import ORTModule
 
 CLASSES, SIZE = 5, 32
 
