@@ -1,17 +1,22 @@
-"""Fine-tunes GPT-2 on a text such as Wikitext-2, by transformers' Trainer around an ORTModule or by ORTTrainer.
+"""Fine-tunes GPT-2 on a text such as Wikitext-2: by transformers' Trainer alone (eager) and with `wrap_trainer`
+(trainer), or by ORTTrainer.
 
-    python finetune.py --data wikitext-2 --model gpt2-folder --by ort_trainer
+    python finetune.py                                         # a small GPT-2, on Python's own sources
+    python finetune.py --data wikitext-2 --model gpt2-folder --block 1024 --by ort_trainer
 
 `--data` is a folder of train.txt (or test.txt) and valid.txt, or one text file. `--model` is a folder of
 save_pretrained(), with its tokenizer; without it a small GPT-2 is made, and a tokenizer of the text's own words.
-The weights go back to the module: `--output` gets them by save_pretrained().
+The weights go back to the module: `--output` gets them by save_pretrained(), of the last way of `--by`.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import math
+import sysconfig
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +24,9 @@ import tokenizers
 import torch
 import transformers
 
+import onnxtrain
 import onnxtrain.compat.onnxruntime  # noqa: F401
-from onnxtrain.ortmodule import ORTModule
+from onnxtrain.integrations import wrap_trainer
 
 # isort: split
 from onnxruntime.training import ORTTrainer, ORTTrainerOptions, optim
@@ -28,8 +34,14 @@ from onnxruntime.training import ORTTrainer, ORTTrainerOptions, optim
 NOT_DECAYED = ("bias", "ln_")
 
 
-def texts(path: Path) -> tuple[str, str]:
-    """Training and validation text. FileNotFoundError names what is missing."""
+def texts(path: Path | None) -> tuple[str, str]:
+    """Training and validation text, of Python's standard library without a path. FileNotFoundError names a file that
+    is missing.
+    """
+    if path is None:
+        folder = Path(sysconfig.get_paths()["stdlib"])
+        text = "".join(file.read_text(encoding="utf-8", errors="replace") for file in sorted(folder.glob("a*.py")))
+        return text[:len(text) * 9 // 10], text[len(text) * 9 // 10:]
     if path.is_dir():
         train = path / "train.txt"
         train = train if train.exists() else path / "test.txt"
@@ -68,7 +80,8 @@ class Loss(torch.nn.Module):
         return self.model(input_ids=input_ids, labels=input_ids, use_cache=False).loss
 
 
-def by_trainer(model: torch.nn.Module, train: torch.Tensor, args: argparse.Namespace) -> list[float]:
+def by_trainer(model: torch.nn.Module, train: torch.Tensor, args: argparse.Namespace,
+               wrap: Any = wrap_trainer) -> list[float]:
     """transformers' Trainer; the losses of all updates."""
     rows = [{"input_ids": row, "labels": row} for row in train]
     with tempfile.TemporaryDirectory() as folder:
@@ -76,8 +89,9 @@ def by_trainer(model: torch.nn.Module, train: torch.Tensor, args: argparse.Names
             folder, max_steps=args.steps, per_device_train_batch_size=args.batch,
             gradient_accumulation_steps=args.accumulation, learning_rate=args.lr, weight_decay=0.01, max_grad_norm=1.0,
             lr_scheduler_type="linear", warmup_steps=0, logging_steps=1, save_strategy="no", report_to=[],
-            use_cpu=args.device == "cpu", disable_tqdm=True, seed=args.seed, label_names=["labels"])
-        trainer = transformers.Trainer(ORTModule(model), arguments, train_dataset=rows)
+            use_cpu=args.device == "cpu", disable_tqdm=True, seed=args.seed)
+        trainer = wrap(transformers.Trainer(model, arguments, train_dataset=rows))
+        trainer.remove_callback(transformers.PrinterCallback)
         trainer.train()
     return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
 
@@ -101,6 +115,14 @@ def by_ort_trainer(model: torch.nn.Module, train: torch.Tensor, args: argparse.N
     return losses
 
 
+def by_eager(model: torch.nn.Module, train: torch.Tensor, args: argparse.Namespace) -> list[float]:
+    """transformers' Trainer in PyTorch."""
+    return by_trainer(model, train, args, wrap=lambda trainer: trainer)
+
+
+WAYS = {"eager": by_eager, "trainer": by_trainer, "ort_trainer": by_ort_trainer}
+
+
 @torch.no_grad()
 def perplexity(model: torch.nn.Module, valid: torch.Tensor, batch: int) -> float:
     model.eval()
@@ -115,13 +137,13 @@ def main(given: list[str] | None = None) -> list[float]:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0],
                                      formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     add = parser.add_argument
-    add("--data", type=Path, required=True, help="folder of train.txt and valid.txt, or a text file")
+    add("--data", type=Path, help="folder of train.txt and valid.txt, or a text file; none: Python's standard library")
     add("--model", type=Path, help="folder of a GPT-2 with its tokenizer; none: a small new one")
-    add("--by", choices=["trainer", "ort_trainer"], default="ort_trainer")
+    add("--by", nargs="+", choices=list(WAYS), default=["eager", "trainer"], help="one after another")
     add("--block", type=int, default=64, help="tokens of a sequence; GPT-2 has 1024")
     add("--batch", type=int, default=4, help="sequences of a micro-batch")
     add("--accumulation", type=int, default=4, help="micro-batches of an update")
-    add("--steps", type=int, default=100, help="updates")
+    add("--steps", type=int, default=50, help="updates")
     add("--lr", type=float, default=5e-4)
     add("--words", type=int, default=2000, help="vocabulary of the small model")
     add("--device", default="cpu")
@@ -138,10 +160,17 @@ def main(given: list[str] | None = None) -> list[float]:
         model, encode = small(train_text, args.words, args.block)
     train, valid = blocks(encode(train_text), args.block), blocks(encode(valid_text), args.block)
     before = perplexity(model, valid, args.batch)
-    losses = (by_trainer if args.by == "trainer" else by_ort_trainer)(model, train, args)
-    print(f"{args.by}: {len(train)} blocks of {args.block} tokens, {args.steps} updates, loss {losses[0]:.3f} -> "
-          f"{losses[-1]:.3f}, perplexity of the validation text {before:.1f} -> "
-          f"{perplexity(model, valid, args.batch):.1f}")
+    print(f"{len(train)} blocks of {args.block} tokens, {args.steps} updates; perplexity of the validation text "
+          f"{before:.1f}")
+    first = model
+    for way in args.by:
+        model, counts, start = copy.deepcopy(first), onnxtrain.stats(), time.perf_counter()
+        losses = WAYS[way](model, train, args)
+        seconds, steps = time.perf_counter() - start, args.steps * args.accumulation
+        engine = onnxtrain.stats()["engine_steps"] - counts["engine_steps"]
+        print(f"{way:>11}: loss {losses[0]:.3f} -> {losses[-1]:.3f}, perplexity "
+              f"{perplexity(model, valid, args.batch):.1f}, {seconds:.1f} s, {engine} of {steps} micro-batches in the "
+              "engine")
     if args.output:
         model.save_pretrained(args.output)
     return losses

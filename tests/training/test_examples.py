@@ -45,7 +45,26 @@ def test_getting_started(kind, text, tmp_path):
     assert len(losses) > 4 and losses[-1] < losses[0] and "epoch 1" in done.stdout
 
 
-def test_gpt2(text, tmp_path):
+def test_notebook(tmp_path):
+    """Its cells run one after another, as Jupyter runs them; it is stored without outputs."""
+    path = EXAMPLES / "getting_started/getting_started.ipynb"
+    book = json.loads(path.read_text(encoding="utf-8"))
+    assert (book["nbformat"], book["nbformat_minor"]) == (4, 5)
+    cells = [cell for cell in book["cells"] if cell["cell_type"] == "code"]
+    assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in cells)
+    assert len({cell["id"] for cell in book["cells"]}) == len(book["cells"])
+    script = tmp_path / "cells.py"
+    script.write_text("\n".join("".join(cell["source"]) for cell in cells) + """
+assert losses[-1] < losses[0] and max(abs(a - b) for a, b in zip(losses, eager_losses)) < 1e-2
+assert onnxtrain.stats(model)["engine_steps"] == 17 and difference < 1e-3
+""")
+    done = subprocess.run([sys.executable, "-W", "ignore", script], capture_output=True, text=True, env={
+        **os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(path.parent)]), "OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "16 in the engine, 0 in PyTorch" in done.stdout
+
+
+def test_gpt2(text, tmp_path, capsys):
     pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
     example = module_of(EXAMPLES / "gpt2_wikitext/finetune.py")
@@ -58,6 +77,7 @@ def test_gpt2(text, tmp_path):
         assert len(losses) == 12 and losses[-1] < 0.8 * losses[0]
         assert after["engine_steps"] - before["engine_steps"] >= 24
         assert after["fallback_steps"] == before["fallback_steps"]
+        assert "24 of 24 micro-batches in the engine" in capsys.readouterr().out
         assert (tmp_path / kind / "model.safetensors").exists()
 
 
