@@ -10,7 +10,7 @@ import torch
 
 from onnxtrain.ortmodule import DebugOptions, ORTModule
 
-# Of the package that is installed: a Trainer of one refuses tasks of the other.
+# Either package: they call the same hooks.
 _name = "lightning.pytorch" if importlib.util.find_spec("lightning") else "pytorch_lightning"
 _Callback: Any = importlib.import_module(_name).Callback
 

@@ -15,6 +15,7 @@ import tokenizers  # noqa: E402
 import transformers  # noqa: E402
 
 import onnxtrain  # noqa: E402
+from onnxtrain.integrations import wrap_trainer  # noqa: E402
 from onnxtrain.ortmodule import ORTModule  # noqa: E402
 
 WORDS = "[PAD] [UNK] <s> </s> the a cat dog sits runs on mat road red blue big small sees house tree".split()
@@ -74,3 +75,18 @@ def test_steps_run_in_the_engine(make, given, tmp_path):
         torch.testing.assert_close(b, a, rtol=1e-3, atol=1e-5, msg=name)
     counts = onnxtrain.stats(wrapped)
     assert (counts["engine_steps"], counts["fallback_steps"]) == ((3, 1) if given else (4, 0)), counts
+
+
+@pytest.mark.parametrize("make", [sft, dpo])
+def test_wrap_trainer(make, tmp_path):
+    runs = []
+    for wrap in (lambda trainer: trainer, wrap_trainer):
+        trainer = wrap(make(llama(), tmp_path / str(len(runs))))
+        trainer.train()
+        runs.append((trainer, [row["loss"] for row in trainer.state.log_history if "loss" in row]))
+    (plain, want), (ours, got) = runs
+    assert len(got) == 4 and got == pytest.approx(want, rel=1e-5) and type(ours.model) is transformers.LlamaForCausalLM
+    for (name, a), b in zip(plain.model.named_parameters(), ours.model.parameters(), strict=True):
+        torch.testing.assert_close(b, a, rtol=1e-3, atol=1e-5, msg=name)
+    counts = onnxtrain.stats(ours.model_wrapped)
+    assert (counts["engine_steps"], counts["fallback_steps"]) == (4, 0), counts
