@@ -9,6 +9,7 @@ import ast
 import inspect
 import re
 import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,7 +19,8 @@ PAGES = {
     "api/optim.md": ["onnxtrain.optim", "onnxtrain.optim.fp16_optimizer"],
     "api/training.md": ["onnxtrain.training", "onnxtrain.training.optim", "onnxtrain.training.amp",
                         "onnxtrain.training.checkpoint"],
-    "api/utils.md": ["onnxtrain.utils", "onnxtrain.utils.data", "onnxtrain.utils.hooks", "onnxtrain.backend"],
+    "api/utils.md": ["onnxtrain.integrations", "onnxtrain.utils", "onnxtrain.utils.data", "onnxtrain.utils.hooks",
+                     "onnxtrain.backend"],
 }
 HEAD = """# API: {modules}
 
@@ -112,7 +114,7 @@ def markdown(doc: str) -> Iterator[str]:
         first, _, rest = block.partition("\n")
         if first.rstrip(":") in SECTIONS and first.endswith(":"):
             entries: list[str] = []
-            for line in inspect.cleandoc(rest).splitlines():
+            for line in textwrap.dedent(rest).splitlines():
                 if line.startswith(" ") and entries:
                     entries[-1] += " " + line.strip()
                 else:
