@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
+from onnxtrain._export import packed
+
 
 def _number(x: Any) -> Tensor:
     return torch.scalar_tensor(x, dtype=torch.int64)
@@ -41,6 +43,8 @@ _SIZED: dict[Any, Callable[..., Tensor]] = {torch.narrow: _narrow, Tensor.narrow
 
 def of_sizes(function: Any, args: Any, kwargs: dict[str, Any]) -> Tensor | None:
     """What has to hold for torch not to raise in this call, where it takes whole numbers made of contents."""
+    if function in packed.CHECKS:
+        return packed.CHECKS[function](*args, **kwargs)
     condition = _SIZED.get(function)
     if condition is None:
         return None

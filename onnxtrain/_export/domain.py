@@ -18,14 +18,14 @@ DOMAIN = "ai.onnxtrain"
 DOMAIN_VERSION = 1
 MICROSOFT = "com.microsoft"  # onnxruntime's operators; of version 1
 
-_library = torch.library.Library("onnxtrain", "DEF")
-_library.define("batch_norm(Tensor x, Tensor? weight, Tensor? bias, float eps) -> (Tensor, Tensor, Tensor)")
-_library.define("stop_gradient(Tensor x) -> Tensor")
-_library.define("ctc_loss(Tensor log_probs, Tensor targets, Tensor input_lengths, Tensor target_lengths, int blank, "
+library = torch.library.Library("onnxtrain", "DEF")
+library.define("batch_norm(Tensor x, Tensor? weight, Tensor? bias, float eps) -> (Tensor, Tensor, Tensor)")
+library.define("stop_gradient(Tensor x) -> Tensor")
+library.define("ctc_loss(Tensor log_probs, Tensor targets, Tensor input_lengths, Tensor target_lengths, int blank, "
                 "bool zero_infinity) -> Tensor")
-_library.define("grouped_mm(Tensor x, Tensor w, Tensor ends) -> Tensor")
-_library.define("in_range(Tensor x, SymInt limit) -> Tensor")
-_library.define("matmul_bnb4(Tensor a, Tensor b, Tensor absmax, int n, int k, int block_size, int quant_type, "
+library.define("grouped_mm(Tensor x, Tensor w, Tensor ends) -> Tensor")
+library.define("in_range(Tensor x, SymInt limit) -> Tensor")
+library.define("matmul_bnb4(Tensor a, Tensor b, Tensor absmax, int n, int k, int block_size, int quant_type, "
                 "int grad_weight_dtype) -> Tensor")
 
 
@@ -59,24 +59,24 @@ def _in_range(x: Tensor, limit: int) -> Tensor:
     return x.clone()
 
 
-_library.impl("batch_norm", _batch_norm, "CompositeExplicitAutograd")
-_library.impl("in_range", _in_range, "CompositeExplicitAutograd")
-torch.library.register_fake("onnxtrain::in_range", lambda x, limit: torch.empty_like(x), lib=_library)
-_library.impl("stop_gradient", lambda x: x.detach().clone(), "CompositeExplicitAutograd")
-torch.library.register_fake("onnxtrain::batch_norm", _batch_norm_fake, lib=_library)
+library.impl("batch_norm", _batch_norm, "CompositeExplicitAutograd")
+library.impl("in_range", _in_range, "CompositeExplicitAutograd")
+torch.library.register_fake("onnxtrain::in_range", lambda x, limit: torch.empty_like(x), lib=library)
+library.impl("stop_gradient", lambda x: x.detach().clone(), "CompositeExplicitAutograd")
+torch.library.register_fake("onnxtrain::batch_norm", _batch_norm_fake, lib=library)
 
 
 def _grouped_mm_fake(x: Tensor, w: Tensor, ends: Tensor) -> Tensor:
     return x.new_empty(x.shape[0], w.shape[2])
 
 
-_library.impl("grouped_mm", lambda x, w, ends: torch._grouped_mm(x, w, ends), "CompositeExplicitAutograd")
-torch.library.register_fake("onnxtrain::grouped_mm", _grouped_mm_fake, lib=_library)
+library.impl("grouped_mm", lambda x, w, ends: torch._grouped_mm(x, w, ends), "CompositeExplicitAutograd")
+torch.library.register_fake("onnxtrain::grouped_mm", _grouped_mm_fake, lib=library)
 torch.library.register_fake("onnxtrain::matmul_bnb4", lambda a, b, absmax, n, *_: a.new_empty(*a.shape[:-1], n),
-                            lib=_library)
-_library.impl("ctc_loss", _ctc_loss, "CompositeExplicitAutograd")
-torch.library.register_fake("onnxtrain::stop_gradient", torch.empty_like, lib=_library)
-torch.library.register_fake("onnxtrain::ctc_loss", _ctc_loss_fake, lib=_library)
+                            lib=library)
+library.impl("ctc_loss", _ctc_loss, "CompositeExplicitAutograd")
+torch.library.register_fake("onnxtrain::stop_gradient", torch.empty_like, lib=library)
+torch.library.register_fake("onnxtrain::ctc_loss", _ctc_loss_fake, lib=library)
 
 
 def _register_schemas() -> None:

@@ -19,6 +19,7 @@ from onnxtrain._export.arguments import arguments
 from onnxtrain._export.domain import DOMAIN, DOMAIN_VERSION, MICROSOFT
 from onnxtrain._export.elementary import elementary
 from onnxtrain._export.errors import Untraceable
+from onnxtrain._export.packed_onnx import packed
 from onnxtrain._export.parts import parts
 from onnxtrain._export.state import replaced
 from onnxtrain.utils.torch_io_helper import onnx_dtype_to_pytorch_dtype, pytorch_type_to_onnx_dtype
@@ -43,7 +44,7 @@ def translations(opset: int) -> Table:
                                      "aten.special_log_ndtr.default"))
     return (_own(op, own) | _groups(op, own) | _bounds(op, own) | _functions(op, own) | _numbers(op)
             | _wider(op) | elementary(op, own) | arguments(op, own) | _picked(op, own) | _resized(op) | _reshaped(op)
-            | parts(op, own) | python_op)
+            | parts(op, own) | packed(op, own) | python_op)
 
 
 def _number(op: Any, value: float, like: Any) -> Any:

@@ -40,7 +40,7 @@ from onnxtrain._export import formulas
 from onnxtrain._export.captured import Place, graph_of, places_of
 from onnxtrain._export.state import replaced
 from onnxtrain._export.twins import Twins
-from onnxtrain.ortmodule import _announce, _lean, _random, _repeats, _sharded
+from onnxtrain.ortmodule import _announce, _lean, _packed, _random, _repeats, _sharded
 from onnxtrain.ortmodule._fallback import FallbackPolicy
 from onnxtrain.ortmodule._gone import forget
 from onnxtrain.ortmodule._key import describe
@@ -222,6 +222,7 @@ def capturing(args: tuple[Any, ...], kwargs: dict[str, Any], wanted: dict[str, A
         stack.enter_context(formulas.bounded())
         stack.enter_context(_lean.capturing())
         stack.enter_context(_repeats.remembered())
+        stack.enter_context(_packed.followed())
         if gc.isenabled():  # a capture makes millions of objects, and few of them are garbage
             gc.disable()
             stack.callback(_collect_later)

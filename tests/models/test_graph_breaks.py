@@ -14,11 +14,8 @@ from transformers_zoo import CASES
 import onnxtrain
 from onnxtrain.ortmodule import ORTModule
 
-PACKED = ["Attempted to call function marked as skipped", "Python decides by a number that a tensor held"]
 #: model -> what stats() says
 BREAKS: dict[str, list[str]] = {
-    "lstm-packed": PACKED,  # packed sequences have sizes that Python reads from lengths
-    "gru-packed": PACKED,
     "wav2vec2": ["Data-dependent branching",  # whether a label is too large
                  "setattr() on Tensor.requires_grad",  # of the input, for checkpoints of its layers
                  "torch.* op returned non-Tensor", "Dynamo failed on a function, which Python runs"],

@@ -97,8 +97,8 @@ class Model:
 MODELS = {
     "resnet50": Model(zoo.ResNet50, images(4, 3, 64, 64), classify),
     "dcgan-pair": Model(zoo.GAN, lambda: (torch.randn(4, 8, 1, 1), torch.randn(4, 3, 32, 32)), both_sides),
-    "lstm-packed": Model(zoo.PackedLM, of_lengths, next_token, engine=False),
-    "gru-packed": Model(lambda: zoo.PackedLM(nn.GRU, layers=1), of_lengths, next_token, engine=False),
+    "lstm-packed": Model(zoo.PackedLM, of_lengths, next_token),
+    "gru-packed": Model(lambda: zoo.PackedLM(nn.GRU, layers=1), of_lengths, next_token),
     "graph": Model(zoo.GraphNet, a_graph, classify),
     "checkpoint": Model(zoo.CheckpointedTransformer, tokens(3, 7), next_token),
     "checkpoint-reentrant": Model(lambda: zoo.CheckpointedTransformer(True), tokens(3, 7), next_token),
@@ -269,8 +269,8 @@ class Dropped(nn.Module):
         return self.body(x, *others)
 
 
-# Of these nothing can be dropped: tokens in, one layer, or packed sequences, which run in PyTorch.
-UNDROPPED = {"lstm-bidirectional", "rnn", "lstm-packed", "gru-packed"}
+# Of these nothing can be dropped: tokens in, one layer.
+UNDROPPED = {"lstm-bidirectional", "rnn", "gru-packed"}
 RANDOM = {name: Model(lambda m=model: Dropped(m.make()), model.data, model.loss) for name, model in MODELS.items()
           if name not in UNDROPPED}
 RANDOM["sampling-vae"] = Model(zoo.SamplingVAE, lambda: (torch.rand(3, 1, 16, 16),), elbo)

@@ -1,0 +1,137 @@
+"""Dynamo follows packed sequences: torch's Python around them decides by numbers that tensors hold.
+
+Used by _captured.py while it captures. What stays with PyTorch is a call that Dynamo cuts the graph for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from types import CodeType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils import rnn
+from torch.nn.utils.rnn import PackedSequence
+
+from onnxtrain._export import packed
+from onnxtrain._export.state import replaced
+
+for _function in packed.CHECKS:
+    torch.compiler.allow_in_graph(_function)
+
+
+def _by_torch() -> None:
+    """Cuts the graph before the call."""
+    torch._dynamo.graph_break()
+
+
+def _in_engine(*tensors: Tensor) -> bool:
+    return not torch._C._is_any_autocast_enabled() and all([tensor.device.type == "cpu" for tensor in tensors])
+
+
+def _pack_padded_sequence(input: Tensor, lengths: Any, batch_first: bool = False, enforce_sorted: bool = True) -> Any:
+    if not isinstance(lengths, Tensor):
+        lengths = torch.as_tensor(lengths, dtype=torch.int64, device="cpu")
+    lengths = lengths.to(dtype=torch.int64)
+    axis = 0 if batch_first else 1
+    if not _in_engine(input, lengths) or input.dim() < 2 or lengths.dim() != 1:
+        _by_torch()
+    order = None
+    if enforce_sorted:
+        if lengths.size(0) != input.size(axis):
+            _by_torch()
+    else:
+        lengths, order = torch.sort(lengths, descending=True)
+        input = input.index_select(axis, order)
+    data, batch_sizes = packed.pack(input, lengths, batch_first)
+    return PackedSequence(data, batch_sizes, order, rnn.invert_permutation(order))
+
+
+def _pad_packed_sequence(sequence: PackedSequence, batch_first: bool = False, padding_value: float = 0.0,
+                         total_length: int | None = None) -> tuple[Tensor, Tensor]:
+    data, batch_sizes, _, order = sequence
+    if not _in_engine(data, batch_sizes):
+        _by_torch()
+    padded, lengths = packed.pad(data, batch_sizes, batch_first, float(padding_value), total_length)
+    if order is None:
+        return padded, lengths
+    return padded.index_select(0 if batch_first else 1, order), lengths[order]
+
+
+def _forward(self: torch.nn.RNNBase, input: PackedSequence, hx: Any = None) -> Any:
+    """That of nn.RNN, nn.GRU and nn.LSTM."""
+    data, batch_sizes, order, back = input
+    self.check_input(data, batch_sizes)
+    several = self.mode == "LSTM"
+    states = () if hx is None else tuple(hx) if several else (hx,)
+    widths = (self.proj_size or self.hidden_size, self.hidden_size)
+    layers = self.num_layers * (2 if self.bidirectional else 1)
+    if not _in_engine(data, batch_sizes, *states) or data.dtype not in (torch.float32, torch.float64):
+        _by_torch()
+    if self.proj_size:
+        _by_torch()
+    for state, width in zip(states, widths):
+        if state.dim() != 3 or state.size(0) != layers or state.size(2) != width or state.dtype != data.dtype:
+            _by_torch()
+    if order is not None:
+        states = tuple([state.index_select(1, order) for state in states])
+    weights: Any = self._flat_weights
+    output, *last = packed.recur(self.mode.lower(), data, batch_sizes, states, weights, self.bias,
+                                 self.num_layers, float(self.dropout), self.training, self.bidirectional)
+    if back is not None:
+        last = [state.index_select(1, back) for state in last]
+    return PackedSequence(output, batch_sizes, order, back), tuple(last) if several else last[0]
+
+
+def _replace(self: Any, /, **fields: Any) -> Any:
+    """That of a named tuple. Of a class with a `__new__` of its own, Dynamo would give an empty one."""
+    result = self._make([fields.pop(name, value) for name, value in zip(self._fields, self)])
+    if fields:
+        raise ValueError(f"Got unexpected field names: {list(fields)!r}")
+    return result
+
+
+_INSTEAD: dict[CodeType, Any] = {
+    rnn.pack_padded_sequence.__code__: _pack_padded_sequence,
+    rnn.pad_packed_sequence.__code__: _pad_packed_sequence,
+    PackedSequence._replace.__code__: _replace,
+}
+_FORWARDS = {kind.forward.__code__: _forward for kind in (torch.nn.RNN, torch.nn.GRU, torch.nn.LSTM)}
+
+
+def _is_packed(argument: Any) -> bool:
+    try:
+        return argument.python_type() is PackedSequence
+    except NotImplementedError:
+        return False
+
+
+def _followed(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """call_function of Dynamo's variable for a function."""
+    def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        from torch._dynamo.variables import UserFunctionVariable
+
+        function = getattr(self, "fn", None) or getattr(self, "value", None)
+        code: Any = getattr(function, "__code__", None)
+        instead = _INSTEAD.get(code)
+        if instead is None and code in _FORWARDS and any(map(_is_packed, (*args, *kwargs.values()))):
+            instead = _forward
+        if instead is None:
+            return plain(self, tx, args, kwargs)
+        bound = self.self_args() if hasattr(self, "self_args") else []
+        return UserFunctionVariable(instead).call_function(tx, [*bound, *args], kwargs)
+
+    return call_function
+
+
+@contextlib.contextmanager
+def followed() -> Iterator[None]:
+    """Within, Dynamo captures calls of these functions as those of ours."""
+    from torch._dynamo.variables import SkipFunctionVariable, UserFunctionVariable, UserMethodVariable
+
+    with contextlib.ExitStack() as stack:
+        for kind in (UserFunctionVariable, UserMethodVariable, SkipFunctionVariable):
+            stack.enter_context(replaced(kind, "call_function", _followed(kind.call_function)))
+        yield
