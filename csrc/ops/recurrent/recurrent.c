@@ -1,13 +1,15 @@
 /*
- * LSTM, GRU and RNN by expansion, unrolled over time: one GEMM computes the input's part of all gates for all steps,
- * and each step adds the state's part. The gradient is that of the expansion (back-propagation through time). Past its
- * end, a shorter sequence keeps its state and gives zeros; backwards in time it starts at its own end.
+ * LSTM, GRU and RNN by expansion: one GEMM computes the input's part of all gates for all steps. With torch's
+ * activations, RecurrentSteps (recurrent_steps.c) does the steps. Any other cell is unrolled over time: each step adds
+ * the state's part, and the gradient is that of the expansion (back-propagation through time). Past its end, a shorter
+ * sequence keeps its state and gives zeros; backwards in time it starts at its own end.
  */
 #include <inttypes.h>
 #include <string.h>
 #include <strings.h>
 
 #include "ops/support/compose.h"
+#include "simd/recurrent/recurrent.h"
 
 enum { MAX_STEPS = 4096, MAX_ACTIVATIONS = 6 };
 
@@ -212,8 +214,6 @@ static ont_status read_recurrent(const ont_node *node, cell kind, recurrent *r)
     if (ont_attr_int(node, "hidden_size", r->hidden) != r->hidden)
         return ont_fail(ONT_EINVAL, "hidden_size is %" PRId64 ", R has %" PRId64, ont_attr_int(node, "hidden_size", 0),
                         r->hidden);
-    if (r->steps > MAX_STEPS)
-        return ont_fail(ONT_EUNSUPPORTED, "%" PRId64 " time steps, at most %d are unrolled", r->steps, MAX_STEPS);
     r->clip = ont_attr_float(node, "clip", 0);
     r->input_forget = ont_attr_int(node, "input_forget", 0) != 0;
     r->linear_before_reset = ont_attr_int(node, "linear_before_reset", 0) != 0;
@@ -358,6 +358,8 @@ static state run_direction(const recurrent *r, const weights *w, int d, state s,
                                                                                                   step_lstm};
     ont_value **inputs = ont_arena_array(&r->b->graph->arena, (size_t)r->steps + 1, sizeof *inputs);
     if (!inputs) ont_build_fail(r->b, ONT_ENOMEM, "out of memory");
+    if (r->steps > MAX_STEPS)
+        ont_build_fail(r->b, ONT_EUNSUPPORTED, "%" PRId64 " time steps, at most %d are unrolled", r->steps, MAX_STEPS);
     if (inputs && r->steps) ont_build_split_even(r->b, w->input, 0, (uint32_t)r->steps, inputs);
     for (int64_t k = 0; k < r->steps && r->b->status == ONT_OK; k++) {
         int64_t t = r->reversed[d] ? r->steps - 1 - k : k;
@@ -367,6 +369,38 @@ static state run_direction(const recurrent *r, const weights *w, int d, state s,
         s = fresh;
     }
     return s;
+}
+
+/* The cell as RecurrentSteps has it, or ONT_CELLS if it does not have it. */
+static ont_cell known_cell(const recurrent *r, const ont_node *node, int d)
+{
+    static const char *const torchs[] = {"Sigmoid", "Tanh", "Tanh"};
+    const activation *act = &r->act[d * r->acts];
+    bool device = r->b->graph->device != NULL, whole = r->dtype == ONT_FLOAT32 || r->dtype == ONT_FLOAT64;
+    if (device || !whole || r->clip > 0 || r->input_forget || ont_node_in(node, 7) || !r->steps || !r->batch ||
+        !r->hidden)
+        return ONT_CELLS;
+    if (r->cell == CELL_RNN)
+        return !strcmp(act[0].kind->name, "Tanh") ? ONT_CELL_TANH
+               : !strcmp(act[0].kind->name, "Relu") ? ONT_CELL_RELU
+                                                    : ONT_CELLS;
+    for (int i = 0; i < r->acts; i++)
+        if (strcmp(act[i].kind->name, torchs[i])) return ONT_CELLS;
+    if (r->cell == CELL_LSTM) return ONT_CELL_LSTM;
+    return r->linear_before_reset ? ONT_CELL_GRU : ONT_CELLS;
+}
+
+/* The same as run_direction(), as one node; *y is (T, B, H). */
+static state run_steps(const recurrent *r, const weights *w, int d, ont_cell cell, state s, ont_value **y)
+{
+    ont_builder *b = r->b;
+    ont_value *inputs[] = {w->input, w->rec, s.h, s.c, r->lens, w->bias_new};
+    ont_node *node = ont_build_node(b, ONT_DOMAIN, "RecurrentSteps", inputs, 6, cell == ONT_CELL_LSTM ? 4 : 3);
+    if (node) b->status = ont_attr_set_int(b->graph, node, "cell", cell);
+    if (node && b->status == ONT_OK) b->status = ont_attr_set_int(b->graph, node, "reverse", r->reversed[d]);
+    *y = ont_build_done(b, node);
+    if (b->status != ONT_OK) return s;
+    return (state){.h = ont_node_out(node, 1), .c = ont_node_out(node, 3)};
 }
 
 static ont_value *initial_state(const recurrent *r, ont_node *node, uint32_t index, int d)
@@ -393,13 +427,16 @@ static ont_value *read_lens(const recurrent *r, ont_value *lens)
 
 /* ---- the expansion ---- */
 
-/* Joins the steps of all directions to Y: (T, D, B, H), or with layout 1 (B, T, D, H). */
-static ont_value *join_steps(const recurrent *r, ont_value **ys)
+/* Joins the steps of all directions, or whole directions, to Y: (T, D, B, H), or with layout 1 (B, T, D, H). */
+static ont_value *join_steps(const recurrent *r, ont_value **ys, ont_value *const *whole)
 {
     ont_shape shape = ont_shape_of(4, (int64_t[]){r->steps, r->directions, r->batch, r->hidden});
     ont_value *y;
     if (!r->steps) {
         y = ont_build_full(r->b, r->dtype, &shape, 0);
+    } else if (whole[0]) {
+        y = r->directions > 1 ? ont_build_concat(r->b, whole, 2, 1) : whole[0];
+        y = ont_build_reshape(r->b, y, &shape);
     } else {
         uint32_t n = (uint32_t)(r->steps * r->directions);
         ont_value **order = ont_arena_array(&r->b->graph->arena, n, sizeof *order);
@@ -423,22 +460,25 @@ static void expand_recurrent(ont_builder *b, ont_node *node, ont_value **outputs
     recurrent r = {.b = b};
     b->status = read_recurrent(node, kind, &r);
     if (b->status != ONT_OK) return;
-    ont_value *x = ont_node_in(node, 0), *last_h[2] = {0}, *last_c[2] = {0};
+    ont_value *x = ont_node_in(node, 0), *last_h[2] = {0}, *last_c[2] = {0}, *whole[2] = {0};
     ont_value **ys = ont_arena_array(&b->graph->arena, (size_t)(r.steps * r.directions) + 1, sizeof *ys);
     if (!ys) ont_build_fail(b, ONT_ENOMEM, "out of memory");
     r.lens = read_lens(&r, ont_node_in(node, 4));
     if (r.batch_first) x = ont_build_transpose(b, x, (int64_t[]){1, 0, 2});
+    bool one_node = true;
+    for (int d = 0; d < r.directions; d++) one_node &= known_cell(&r, node, d) != ONT_CELLS;
     for (int d = 0; d < r.directions && b->status == ONT_OK; d++) {
         weights w = {0};
         prepare_weights(&r, node, x, d, &w);
         state s = {.h = initial_state(&r, node, 5, d)};
         if (kind == CELL_LSTM) s.c = initial_state(&r, node, 6, d);
-        s = run_direction(&r, &w, d, s, ys + d * r.steps);
+        s = one_node ? run_steps(&r, &w, d, known_cell(&r, node, d), s, &whole[d])
+                     : run_direction(&r, &w, d, s, ys + d * r.steps);
         last_h[d] = s.h;
         last_c[d] = s.c;
     }
     if (b->status != ONT_OK) return;
-    if (ont_node_out(node, 0)) outputs[0] = join_steps(&r, ys);
+    if (ont_node_out(node, 0)) outputs[0] = join_steps(&r, ys, whole);
     if (ont_node_out(node, 1)) outputs[1] = join_states(&r, last_h);
     if (ont_node_out(node, 2)) outputs[2] = join_states(&r, last_c);
 }
