@@ -1,4 +1,4 @@
-"""Packed sequences: what a captured graph calls to pack, to pad and to run a recurrent layer over them.
+"""Recurrent networks, and packed sequences: what a captured graph calls to pack, to pad and to run such a network.
 
 Each function is one node of the graph. Of real tensors it is torch's own, gradients included, so that PyTorch can run
 the graph. While Dynamo captures, and in an export, it is an operator of torch.ops.onnxtrain, whose sizes depend on
@@ -25,6 +25,9 @@ library.define("pad(Tensor data, Tensor batch_sizes, bool batch_first, float val
 for _kind in KINDS:
     library.define(f"{_kind}(Tensor data, Tensor batch_sizes, Tensor[] states, Tensor[] weights, bool bias, "
                    "int layers, float dropout, bool train, bool bidirectional, SymInt sequences) -> "
+                   f"({', '.join(['Tensor'] * (3 if _kind == 'lstm' else 2))})")
+    library.define(f"{_kind}_padded(Tensor input, Tensor[] states, Tensor[] weights, bool bias, int layers, "
+                   "float dropout, bool train, bool bidirectional, bool batch_first) -> "
                    f"({', '.join(['Tensor'] * (3 if _kind == 'lstm' else 2))})")
 
 
@@ -58,10 +61,16 @@ def _lstm_fake(data: Tensor, batch_sizes: Tensor, states: list[Tensor], weights:
     return output, last, data.new_empty(*last.shape[:2], weights[0].shape[0] // 4)
 
 
+def _padded_fake(input: Tensor, states: list[Tensor], weights: list[Tensor], *settings: Any) -> tuple[Tensor, ...]:
+    width = weights[1].shape[1] * (1 + settings[4])
+    return input.new_empty(*input.shape[:2], width), *[torch.empty_like(state) for state in states]
+
+
 torch.library.register_fake("onnxtrain::pack", _pack_fake, lib=library)
 torch.library.register_fake("onnxtrain::pad", _pad_fake, lib=library)
 for _kind in KINDS:
     torch.library.register_fake(f"onnxtrain::{_kind}", _lstm_fake if _kind == "lstm" else _recur_fake, lib=library)
+    torch.library.register_fake(f"onnxtrain::{_kind}_padded", _padded_fake, lib=library)
 
 
 def _is_traced(tensor: Tensor) -> bool:
@@ -128,6 +137,18 @@ def recur(kind: str, data: Tensor, batch_sizes: Tensor, states: Sequence[Tensor]
         if state.shape != expected:
             raise RuntimeError(f"Expected hidden size {expected}, got {list(state.shape)}")
     return getattr(torch._VF, kind)(data, batch_sizes, states if kind == "lstm" else states[0], weights, *settings)
+
+
+def recur_padded(kind: str, input: Tensor, states: Sequence[Tensor], weights: Sequence[Tensor], *settings: Any,
+                 ) -> tuple[Tensor, ...]:
+    """The results of a recurrent network over sequences of one length, and its last states; see recur().
+
+    torch's own operator, traced, would be one of its steps after the other, and of this length alone.
+    """
+    if isinstance(input, FakeTensor) or torch.compiler.is_exporting():
+        operator = getattr(torch.ops.onnxtrain, f"{kind}_padded")
+        return operator(input, states, weights, *settings)
+    return getattr(torch._VF, kind)(input, states if kind == "lstm" else states[0], weights, *settings)
 
 
 # ---- what torch would raise ----

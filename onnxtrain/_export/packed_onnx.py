@@ -102,28 +102,43 @@ def packed(op: Any, own: Any) -> dict[Any, Callable[..., Any]]:
         if kind.startswith("rnn"):  # the schema's default is for two directions
             more["activations"] = ["Relu" if kind == "rnn_relu" else "Tanh"] * directions
         write = getattr(op, {"lstm": "LSTM", "gru": "GRU"}.get(kind, "RNN"))
-        y, *last = write(x, first, again, biases, op.Cast(lens, to=onnx.TensorProto.INT32), *states,
-                         hidden_size=int(hidden), direction="bidirectional" if directions > 1 else "forward", **more)
+        counts = None if lens is None else op.Cast(lens, to=onnx.TensorProto.INT32)
+        y, *last = write(x, first, again, biases, counts, *states, hidden_size=int(hidden),
+                         direction="bidirectional" if directions > 1 else "forward", **more)
         y = op.Transpose(y, perm=[0, 2, 1, 3])
         return op.Reshape(y, ints(0, 0, directions * int(hidden))), last
 
+    def layers_of(kind: str, x: Any, lens: Any, states: Sequence[Any], weights: Sequence[Any], bias: bool, layers: int,
+                  dropout: float, train: bool, bidirectional: bool) -> tuple[Any, ...]:
+        """y (T, B, D * H), and last states."""
+        directions = 2 if bidirectional else 1
+        each, last = len(weights) // layers, []
+        for k in range(layers):
+            of_layer = [op.Slice(s, ints(k * directions), ints((k + 1) * directions), ints(0)) for s in states]
+            if k and dropout and train:
+                x, _ = op.Dropout(x, number(onnx.TensorProto.FLOAT, dropout), number(onnx.TensorProto.BOOL, True))
+            x, ends = layer(kind, x, lens, of_layer, weights[k * each:(k + 1) * each], bias)
+            last.append(ends)
+        return x, *[op.Concat(*ends, axis=0) if layers > 1 else ends[0] for ends in zip(*last)]
+
     def network(kind: str) -> Callable[..., Any]:
-        def translate(data: Any, batch_sizes: Any, states: Sequence[Any], weights: Sequence[Any], bias: bool,
-                      layers: int, dropout: float, train: bool, bidirectional: bool, sequences: Any) -> tuple[Any, ...]:
-            x, lens, _ = padded(data, batch_sizes, sequences)
-            directions = 2 if bidirectional else 1
-            each, last = len(weights) // layers, []
-            for k in range(layers):
-                of_layer = [op.Slice(s, ints(k * directions), ints((k + 1) * directions), ints(0)) for s in states]
-                if k and dropout and train:
-                    x, _ = op.Dropout(x, number(onnx.TensorProto.FLOAT, dropout), number(onnx.TensorProto.BOOL, True))
-                x, ends = layer(kind, x, lens, of_layer, weights[k * each:(k + 1) * each], bias)
-                last.append(ends)
-            joined = [op.Concat(*ends, axis=0) if layers > 1 else ends[0] for ends in zip(*last)]
-            return marked(x, 3, lens, True)[0], *joined
+        def translate(data: Any, batch_sizes: Any, states: Sequence[Any], weights: Sequence[Any], *settings: Any,
+                      ) -> tuple[Any, ...]:
+            x, lens, _ = padded(data, batch_sizes, settings[-1])
+            y, *last = layers_of(kind, x, lens, states, weights, *settings[:-1])
+            return marked(y, 3, lens, True)[0], *last
+
+        return translate
+
+    def network_padded(kind: str) -> Callable[..., Any]:
+        def translate(input: Any, states: Sequence[Any], weights: Sequence[Any], *settings: Any) -> tuple[Any, ...]:
+            turn = (lambda x: op.Transpose(x, perm=[1, 0, 2])) if settings[-1] else lambda x: x
+            y, *last = layers_of(kind, turn(input), None, states, weights, *settings[:-1])
+            return turn(y), *last
 
         return translate
 
     own_ops = torch.ops.onnxtrain
     return {own_ops.pack.default: pack, own_ops.pad.default: pad,
-            **{getattr(own_ops, kind).default: network(kind) for kind in KINDS}}
+            **{getattr(own_ops, kind).default: network(kind) for kind in KINDS},
+            **{getattr(own_ops, f"{kind}_padded").default: network_padded(kind) for kind in KINDS}}

@@ -1,6 +1,7 @@
-"""Dynamo follows packed sequences: torch's Python around them decides by numbers that tensors hold.
+"""Dynamo follows packed sequences, and captures recurrent networks as one node whatever the length of sequences.
 
-Used by _captured.py while it captures. What stays with PyTorch is a call that Dynamo cuts the graph for.
+torch's Python around packed sequences decides by numbers that tensors hold. Used by _captured.py while it captures.
+What stays with PyTorch is a call that Dynamo cuts the graph for.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from torch.nn.utils.rnn import PackedSequence
 from onnxtrain._export import packed
 from onnxtrain._export.state import replaced
 
-for _function in packed.CHECKS:
+for _function in (*packed.CHECKS, packed.recur_padded):
     torch.compiler.allow_in_graph(_function)
 
 
@@ -60,6 +61,21 @@ def _pad_packed_sequence(sequence: PackedSequence, batch_first: bool = False, pa
     return padded.index_select(0 if batch_first else 1, order), lengths[order]
 
 
+def _forward_padded(self: torch.nn.RNNBase, input: Tensor, hx: Any = None) -> Any:
+    """That of nn.RNN, nn.GRU and nn.LSTM for padded sequences, where _is_padded() holds."""
+    several = self.mode == "LSTM"
+    if hx is None:
+        layers = self.num_layers * (2 if self.bidirectional else 1)
+        zeros = input.new_zeros(layers, input.size(0 if self.batch_first else 1), self.hidden_size)
+        hx = (zeros, zeros) if several else zeros
+    self.check_forward_args(input, hx, None)
+    weights: Any = self._flat_weights
+    output, *last = packed.recur_padded(self.mode.lower(), input, tuple(hx) if several else (hx,), weights, self.bias,
+                                        self.num_layers, float(self.dropout), self.training, self.bidirectional,
+                                        self.batch_first)
+    return output, tuple(last) if several else last[0]
+
+
 def _forward(self: torch.nn.RNNBase, input: PackedSequence, hx: Any = None) -> Any:
     """That of nn.RNN, nn.GRU and nn.LSTM."""
     data, batch_sizes, order, back = input
@@ -98,7 +114,7 @@ _INSTEAD: dict[CodeType, Any] = {
     rnn.pad_packed_sequence.__code__: _pad_packed_sequence,
     PackedSequence._replace.__code__: _replace,
 }
-_FORWARDS = {kind.forward.__code__: _forward for kind in (torch.nn.RNN, torch.nn.GRU, torch.nn.LSTM)}
+_FORWARDS = {kind.forward.__code__ for kind in (torch.nn.RNN, torch.nn.GRU, torch.nn.LSTM)}
 
 
 def _is_packed(argument: Any) -> bool:
@@ -106,6 +122,18 @@ def _is_packed(argument: Any) -> bool:
         return argument.python_type() is PackedSequence
     except NotImplementedError:
         return False
+
+
+def _instead_of_forward(module: Any, arguments: list[Any]) -> Any:
+    """What Dynamo captures of a recurrent network; None: its own forward."""
+    if any(map(_is_packed, arguments)):
+        return _forward
+    examples = [argument.as_proxy().node.meta.get("example_value") for argument in arguments
+                if argument.is_tensor()]
+    network = getattr(module, "value", None)
+    fits = isinstance(network, torch.nn.RNNBase) and not network.proj_size and bool(examples) and _in_engine(*examples)
+    return _forward_padded if fits and all([example.dim() == 3 and example.dtype in (torch.float32, torch.float64)
+                                            for example in examples]) else None
 
 
 def _followed(plain: Callable[..., Any]) -> Callable[..., Any]:
@@ -116,12 +144,12 @@ def _followed(plain: Callable[..., Any]) -> Callable[..., Any]:
         function = getattr(self, "fn", None) or getattr(self, "value", None)
         code: Any = getattr(function, "__code__", None)
         instead = _INSTEAD.get(code)
-        if instead is None and code in _FORWARDS and any(map(_is_packed, (*args, *kwargs.values()))):
-            instead = _forward
+        given: list[Any] = [*(self.self_args() if hasattr(self, "self_args") else ()), *args]
+        if code in _FORWARDS:
+            instead = _instead_of_forward(given[0], [*given[1:], *kwargs.values()])
         if instead is None:
             return plain(self, tx, args, kwargs)
-        bound = self.self_args() if hasattr(self, "self_args") else []
-        return UserFunctionVariable(instead).call_function(tx, [*bound, *args], kwargs)
+        return UserFunctionVariable(instead).call_function(tx, given, kwargs)
 
     return call_function
 

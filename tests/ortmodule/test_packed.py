@@ -303,3 +303,45 @@ def test_replaced_fields_of_a_named_tuple():
         return step(pack_padded_sequence(X, torch.tensor([7, 5, 2]), True))(model)
 
     in_engine(both(Scaled, run))
+
+
+class Padded(nn.Module):
+    """Sequences of one length."""
+
+    def __init__(self, kind, **settings):
+        super().__init__()
+        self.rnn = KINDS[kind](4, 5, **settings)
+
+    def forward(self, x, state=None):
+        return self.rnn(x, state)
+
+
+@pytest.mark.parametrize("settings", [{"num_layers": 2, "bidirectional": True}, {"batch_first": True, "bias": False}],
+                         ids=["both directions", "batch first"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_sequences_of_one_length(kind, settings):
+    """One export serves every length, but for 1, and one more where states are given."""
+    def run(model):
+        results = []
+        for steps, batch, given in (7, 3, False), (9, 3, False), (2, 4, False), (5, 3, True), (6, 2, True):
+            x = torch.randn((batch, steps, 4) if "batch_first" in settings else (steps, batch, 4), dtype=torch.float64)
+            states = [torch.randn(4 if "bidirectional" in settings else 1, batch, 5, dtype=torch.float64,
+                                  requires_grad=True) for _ in range(2)]
+            state = [tuple(states) if kind == "lstm" else states[0]] * given
+            results.append(step(x.requires_grad_(), *state)(model))
+        return results
+
+    counts = in_engine(both(lambda: Padded(kind, **settings).double(), run, TIGHT), 5)
+    assert counts["exports"] == 2 and not counts["graph_breaks"]
+
+
+def test_states_of_another_batch():
+    eager = Padded("gru", batch_first=True)
+    ours = ORTModule(copy.deepcopy(eager))
+    equal(ours(X), eager(X))
+    messages = []
+    for model in (eager, ours):
+        with pytest.raises(RuntimeError) as error:
+            model(X, torch.randn(1, 2, 5))
+        messages.append(str(error.value))
+    assert messages[0] == messages[1]
