@@ -136,6 +136,18 @@ def _instead_of_forward(module: Any, arguments: list[Any]) -> Any:
                                             for example in examples]) else None
 
 
+def _is_given_list(arguments: list[Any], named: dict[str, Any]) -> bool:
+    """Whether lengths are numbers of the caller's: each list of them would be a graph of its own."""
+    from torch._dynamo.variables import LazyVariableTracker
+
+    lengths = named.get("lengths", arguments[1] if len(arguments) > 1 else None)
+    if isinstance(lengths, LazyVariableTracker) and not lengths.is_realized():
+        return isinstance(lengths.original_value(), (list, tuple))
+    items = getattr(lengths, "items", ())
+    return isinstance(items, list) and any([getattr(item, "source", None) is not None or isinstance(
+        item, LazyVariableTracker) and not item.is_realized() for item in items])
+
+
 def _followed(plain: Callable[..., Any]) -> Callable[..., Any]:
     """call_function of Dynamo's variable for a function."""
     def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
@@ -147,7 +159,7 @@ def _followed(plain: Callable[..., Any]) -> Callable[..., Any]:
         given: list[Any] = [*(self.self_args() if hasattr(self, "self_args") else ()), *args]
         if code in _FORWARDS:
             instead = _instead_of_forward(given[0], [*given[1:], *kwargs.values()])
-        if instead is None:
+        if instead is None or instead is _pack_padded_sequence and _is_given_list(given, kwargs):
             return plain(self, tx, args, kwargs)
         return UserFunctionVariable(instead).call_function(tx, given, kwargs)
 

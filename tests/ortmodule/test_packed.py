@@ -94,8 +94,9 @@ def test_given_states(kind, ordered):
 
 
 def test_lengths_in_a_list():
+    """Each list would be a graph of its own: PyTorch packs, as without us."""
     model = both(lambda: Tagger().double(), use([3, 8, 2], [4, 8, 3], [5, 6, 7], as_list=True), TIGHT)
-    assert not in_engine(model)["graph_breaks"]
+    assert onnxtrain.stats(model)["exports"] <= 1
 
 
 def test_other_lengths_and_batches_need_no_export():
