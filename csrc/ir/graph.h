@@ -74,7 +74,7 @@ struct ont_node {
      * it is in none.
      */
     const char *region;
-    const ont_node *origin; /* forward node whose gradient or recomputation this node is, or NULL */
+    const ont_node *origin; /* forward node whose gradient, recomputation or replacement this node is, or NULL */
 };
 
 struct ont_graph {
@@ -180,6 +180,12 @@ ont_node *ont_single_user(const ont_graph *g, const ont_value *value);
 /* The same, but NULL if the user belongs to another phase (forward or backward) than the value. */
 ont_node *ont_single_user_in_phase(const ont_graph *g, const ont_value *value);
 
+/* The node of the model that a node belongs to: the forward node that it differentiates or repeats, or itself. */
+static inline const ont_node *ont_node_origin(const ont_node *node)
+{
+    while (node->origin) node = node->origin;
+    return node;
+}
 static inline ont_value *ont_node_in(const ont_node *node, uint32_t index)
 {
     return index < node->n_inputs ? node->inputs[index].value : NULL;

@@ -379,7 +379,7 @@ static ont_status replace_output(ont_graph *g, ont_node *node, uint32_t i, ont_v
 
 ont_status ont_op_expand(ont_graph *g, ont_node *node, ont_node **first)
 {
-    ont_builder b = {.graph = g, .before = node, .backward = node->backward, .origin = node->origin,
+    ont_builder b = {.graph = g, .before = node, .backward = node->backward, .origin = ont_node_origin(node),
                      .scope = node->name, .status = ONT_OK};
     ont_node *previous = node->prev;
     ont_value **results = ont_arena_array(&g->arena, node->n_outputs + ONT_EXPAND_SPARE, sizeof *results);

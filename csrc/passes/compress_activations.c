@@ -156,7 +156,7 @@ static ont_status read_instead(ont_graph *g, const ont_value *from, ont_value *t
 static ont_status compress(ont_graph *g, ont_value *v, const kept_value *k, ont_node **packed)
 {
     ont_node *behind = k->last_forward ? k->last_forward : v->def;
-    ont_builder b = {.graph = g, .before = behind->next};
+    ont_builder b = {.graph = g, .before = behind->next, .origin = v->def ? ont_node_origin(v->def) : NULL};
     bool quantized = g->kept.dtype == ONT_INT8;
     ont_node *node = ont_build_node(&b, quantized ? ONT_DOMAIN : "", quantized ? "QuantizeActivation" : "Cast", &v, 1,
                                     quantized ? 2 : 1);

@@ -574,7 +574,7 @@ static ont_status fuse(ont_graph *g, match *m, bool *done)
     ont_attention a = {.n_batch_dims = 0};
     if (!find(m)) return ONT_OK;
     if (m->second_bias) {
-        ont_builder b = {.graph = g, .before = m->softmax, .status = ONT_OK};
+        ont_builder b = {.graph = g, .before = m->softmax, .origin = ont_node_origin(m->softmax)};
         m->bias = ont_build2(&b, "Add", m->second_bias, m->bias);
         ONT_TRY(b.status);
         *done = true; /* if fusion fails below, DCE removes the sum */
@@ -584,7 +584,7 @@ static ont_status fuse(ont_graph *g, match *m, bool *done)
         a.n_batch_dims = 1;
         a.batch_dims[0] = 1;
     }
-    ont_builder b = {.graph = g, .before = m->result->def, .status = ONT_OK};
+    ont_builder b = {.graph = g, .before = m->result->def, .origin = ont_node_origin(m->softmax)};
     ont_value *inputs[ONT_ATTENTION_INPUTS] = {m->view[0].root, m->view[1].root, m->view[2].root,
                                                m->bias,         m->mask,         NULL};
     if (m->mask) inputs[ONT_ATTENTION_MASK] = m->view[ONT_ATTENTION_MASK].root;

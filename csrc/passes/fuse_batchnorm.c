@@ -50,7 +50,8 @@ static ont_status fuse_forward(ont_graph *g, ont_node *norm, ont_node **next)
     ont_value *inputs[RESIDUAL + 1];
     for (uint32_t i = 0; i < RESIDUAL; i++) inputs[i] = ont_node_in(norm, i);
     inputs[RESIDUAL] = residual;
-    ont_builder b = {.graph = g, .before = insertion_point, .backward = norm->backward, .origin = norm->origin};
+    ont_builder b = {.graph = g, .before = insertion_point, .backward = norm->backward,
+                     .origin = ont_node_origin(norm)};
     ont_node *fused = ont_build_node(&b, ONT_DOMAIN, "FusedBatchNorm", inputs, RESIDUAL + (residual != NULL),
                                      norm->n_outputs);
     if (!fused) return b.status;
@@ -102,7 +103,7 @@ static ont_status fuse_backward(ont_graph *g, ont_node *norm)
     inputs[DY] = dy;
     inputs[GRAD_Y] = recompute_sign ? NULL : y;
     inputs[GRAD_BIAS] = recompute_sign ? ont_node_in(producer, BIAS) : NULL;
-    ont_builder b = {.graph = g, .before = norm, .backward = norm->backward, .origin = norm->origin};
+    ont_builder b = {.graph = g, .before = norm, .backward = norm->backward, .origin = ont_node_origin(norm)};
     ont_node *fused = ont_build_node(&b, ONT_DOMAIN, "BatchNormGrad", inputs, GRAD_BIAS + recompute_sign,
                                      norm->n_outputs);
     if (!fused) return b.status;

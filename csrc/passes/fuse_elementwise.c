@@ -213,7 +213,7 @@ static ont_status replace(fusion *f, const group *a, ont_node *before)
     if (!write_program(f, a, &p, operands, results))
         return ont_fail(ONT_EINTERNAL, "a group that was found cannot be written");
     const ont_node *last = f->nodes[a->member[a->n - 1]];
-    ont_builder b = {.graph = f->g, .before = before, .backward = last->backward, .origin = last->origin,
+    ont_builder b = {.graph = f->g, .before = before, .backward = last->backward, .origin = ont_node_origin(last),
                      .scope = last->name};
     ont_node *node = ont_build_node(&b, ONT_DOMAIN, "FusedElementwise", operands, (uint32_t)p.n_operands,
                                     (uint32_t)p.n_results);

@@ -29,7 +29,7 @@ static ont_status build(ont_graph *g, const char *op_type, ont_node *before, con
                         uint32_t n_outputs, ont_node **result)
 {
     ont_value *inputs[] = {ont_node_in(product, 0), ont_node_in(product, 1), third};
-    ont_builder b = {.graph = g, .before = before, .backward = before->backward, .origin = before->origin};
+    ont_builder b = {.graph = g, .before = before, .backward = before->backward, .origin = ont_node_origin(before)};
     *result = NULL;
     ont_node *node = ont_build_node(&b, ONT_DOMAIN, op_type, inputs, 3, n_outputs);
     if (!node) return b.status;

@@ -37,7 +37,7 @@ static ont_value *added_bias(const ont_node *product, const ont_node *user)
 static ont_status fuse_bias(ont_graph *g, ont_node *product, ont_node *user, ont_value *bias, ont_node **fused)
 {
     ont_value *inputs[] = {ont_node_in(product, 0), ont_node_in(product, 1), bias};
-    ont_builder b = {.graph = g, .before = user, .backward = product->backward, .origin = product->origin};
+    ont_builder b = {.graph = g, .before = user, .backward = product->backward, .origin = ont_node_origin(product)};
     ont_node *node = ont_build_node(&b, ONT_DOMAIN, "FusedMatMul", inputs, 3, 1);
     if (!node) return b.status;
     node->name = product->name;

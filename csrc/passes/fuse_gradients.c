@@ -19,7 +19,7 @@ static ont_status add_rows_to(ont_graph *g, ont_node *node)
         return ONT_OK;
     if (!ont_shape_equal(&other->shape, &y->shape) || other->dtype != y->dtype) return ONT_OK;
     ont_value *inputs[] = {ont_node_in(node, 0), ont_node_in(node, 1), other};
-    ont_builder b = {.graph = g, .before = add, .backward = node->backward, .origin = node->origin};
+    ont_builder b = {.graph = g, .before = add, .backward = node->backward, .origin = ont_node_origin(node)};
     ont_node *joined = ont_build_node(&b, ONT_DOMAIN, "GatherGrad", inputs, 3, 1);
     if (!joined) return b.status;
     joined->name = node->name;

@@ -133,8 +133,8 @@ static ont_status rewrite(fused *f)
     }
     if (!ont_tile_link(&f->p)) return ONT_OK; /* not enough registers */
     for (int i = 0; i < f->p.n_operands; i++) operands[i] = f->node->inputs[i].value;
-    ont_builder b = {.graph = f->g, .before = f->node, .backward = f->node->backward, .origin = f->node->origin,
-                     .scope = f->node->name};
+    ont_builder b = {.graph = f->g, .before = f->node, .backward = f->node->backward,
+                     .origin = ont_node_origin(f->node), .scope = f->node->name};
     ont_node *node = ont_build_node(&b, ONT_DOMAIN, "FusedReduce", operands, (uint32_t)f->p.n_operands,
                                     (uint32_t)(f->p.n_results + f->p.n_sinks));
     if (!node) return b.status;

@@ -59,7 +59,7 @@ static ont_value *build_matmul(ont_builder *b, const ont_node *like, ont_value *
 
 static ont_status lower(ont_graph *g, ont_node *node, ont_matmul_precision precision)
 {
-    ont_builder b = {.graph = g, .before = node, .backward = node->backward, .origin = node->origin};
+    ont_builder b = {.graph = g, .before = node, .backward = node->backward, .origin = ont_node_origin(node)};
     ont_value *x = ont_node_in(node, 0), *y = ont_node_in(node, 1), *c = ont_node_in(node, 2), *sum;
     if (precision == ONT_PRECISION_HIGH) {
         if (ONT_IS(node, FusedMatMul)) return ont_attr_set_int(g, node, "bf16x3", 1);

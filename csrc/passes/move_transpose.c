@@ -121,7 +121,7 @@ static ont_status sink_transpose(ont_graph *g, ont_node *linear, bool *changed)
     if (bias_of(add) < 0 || ont_node_in(add, (uint32_t)(1 - bias_of(add))) != y) add = NULL;
     ont_value *last = add ? add->outputs[0] : y;
     if (!leads_to_attention(g, last, 0)) return ONT_OK;
-    ont_builder b = {.graph = g, .before = last->def, .status = ONT_OK};
+    ont_builder b = {.graph = g, .before = last->def, .origin = ont_node_origin(linear)};
     ont_value *moved = clone_linear(&b, linear, ont_node_in(transpose, 0), add);
     ont_value *result = moved ? ont_build_transpose(&b, moved, perm) : NULL;
     ONT_TRY(b.status);
@@ -152,7 +152,7 @@ static ont_status hoist_transpose(ont_graph *g, ont_node *transpose, bool *chang
     int rank = w->shape.rank;
     int64_t k = x->shape.dims[x->shape.rank - 1], n = y->shape.dims[y->shape.rank - 1];
     if (!k || w->shape.dims[rank - 1] != n || !ont_shape_count(&x->shape) || !comes_from_attention(g, x)) return ONT_OK;
-    ont_builder b = {.graph = g, .before = transpose, .status = ONT_OK};
+    ont_builder b = {.graph = g, .before = transpose, .origin = ont_node_origin(linear)};
     ont_shape rows = w->shape, matrix = ont_shape_of(2, (int64_t[]){ont_shape_count(&x->shape) / k, k});
     rows.dims[rank - 1] = k;
     ont_value *split = ont_build_reshape(&b, x, &rows);

@@ -70,8 +70,8 @@ static ont_status fits(ont_graph *g, const ont_node *node, const promotion *w, t
 
 static ont_status promote_node(ont_graph *g, ont_node *node, const promotion *w, const trial *t)
 {
-    ont_builder before = {.graph = g, .before = node, .backward = node->backward, .origin = node->origin};
-    ont_builder after = {.graph = g, .before = node->next, .backward = node->backward, .origin = node->origin};
+    ont_builder before = {.graph = g, .before = node, .backward = node->backward, .origin = ont_node_origin(node)};
+    ont_builder after = {.graph = g, .before = node->next, .backward = node->backward, .origin = ont_node_origin(node)};
     for (uint32_t i = 0; i < node->n_inputs; i++) {
         ont_value *v = node->inputs[i].value;
         if (!v || w->to[v->dtype] == ONT_UNDEFINED) continue;

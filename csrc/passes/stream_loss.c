@@ -224,7 +224,7 @@ static ont_status stream_forward(ont_graph *g, const head *x, int64_t rows, ont_
 {
     ont_value *operands[] = {x->h, x->w, ont_node_in(x->loss, 1), x->row};
     ont_value *const gradients[] = {x->grad_h, x->grad_w, x->grad_row};
-    ont_builder b = {.graph = g, .before = x->loss, .origin = x->loss->origin};
+    ont_builder b = {.graph = g, .before = x->loss, .origin = ont_node_origin(x->loss)};
     ont_node *node = ont_build_node(&b, ONT_DOMAIN, "StreamedCrossEntropy", operands, 4, rows ? EARLY + 3 : 2);
     if (!node) return b.status;
     node->name = x->loss->name;
@@ -254,7 +254,7 @@ static ont_status replace_gradient(ont_builder *b, ont_value *old, ont_value *gr
 static ont_status scale_backward(ont_graph *g, const head *x, const ont_node *forward)
 {
     ont_value *const gradients[] = {x->grad_h, x->grad_w, x->grad_row};
-    ont_builder b = {.graph = g, .before = x->grad, .backward = true, .origin = x->grad->origin};
+    ont_builder b = {.graph = g, .before = x->grad, .backward = true, .origin = ont_node_origin(x->grad)};
     for (uint32_t i = 0; i < 3; i++) {
         ont_value *operands[] = {forward->outputs[EARLY + i], ont_node_in(x->grad, 3)};
         if (!gradients[i]) continue;
@@ -270,7 +270,7 @@ static ont_status stream_backward(ont_graph *g, const head *x, ont_value *pairs)
 {
     ont_value *operands[] = {x->h, x->w, ont_node_in(x->loss, 1), x->row, ont_node_in(x->grad, 3), pairs};
     ont_value *const gradients[] = {x->grad_h, x->grad_w, x->grad_row};
-    ont_builder b = {.graph = g, .before = x->grad, .backward = true, .origin = x->grad->origin};
+    ont_builder b = {.graph = g, .before = x->grad, .backward = true, .origin = ont_node_origin(x->grad)};
     ont_node *node = ont_build_node(&b, ONT_DOMAIN, "StreamedCrossEntropyGrad", operands, 6, 3);
     if (!node) return b.status;
     for (uint32_t i = 0; i < 3; i++)

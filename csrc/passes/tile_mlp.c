@@ -476,7 +476,7 @@ static ont_node *first_reader(const mlp *m, ont_value **dy)
 static ont_status build(writer *w, ont_node **result)
 {
     const mlp *m = w->m;
-    ont_builder b = {.graph = m->g, .backward = true, .origin = m->dy->origin};
+    ont_builder b = {.graph = m->g, .backward = true, .origin = ont_node_origin(m->dy)};
     b.before = first_reader(m, &w->inputs[ONT_MLP_DY]);
     w->inputs[ONT_MLP_X] = ont_node_in(m->products[0], 0); /* not m->x, which another MLP may have replaced */
     ont_node *node = ont_build_node(&b, ONT_DOMAIN, "MlpGrad", w->inputs, (uint32_t)w->n_inputs,
@@ -493,7 +493,7 @@ static ont_status build(writer *w, ont_node **result)
 /* The gradient of X in place of the first row gradient, the sum of all; the others are no longer added. */
 static ont_status replace_row_grads(const mlp *m, ont_node *node)
 {
-    ont_builder b = {.graph = m->g, .before = node->next, .backward = true, .origin = node->origin};
+    ont_builder b = {.graph = m->g, .before = node->next, .backward = true, .origin = ont_node_origin(node)};
     for (int i = 1; i < m->n_row_grads; i++) {
         ont_value *other;
         ont_node *addition = addition_of(m->g, m->row_grads[i].node->outputs[0], &other);
@@ -515,7 +515,7 @@ static ont_status rewrite(writer *w)
     ONT_TRY(build(w, &node));
     for (int i = 0; i < m->n_weight_grads; i++)
         ont_value_replace_uses(m->g, m->weight_grads[i].node->outputs[0], node->outputs[at++]);
-    ont_builder b = {.graph = m->g, .before = node->next, .backward = true, .origin = node->origin};
+    ont_builder b = {.graph = m->g, .before = node->next, .backward = true, .origin = ont_node_origin(node)};
     for (int i = 0; i < m->n_sums; i++) {
         ont_value *old = m->sums[i].node->outputs[0], *sum = node->outputs[at++];
         if (old->dtype != sum->dtype) sum = ont_build_cast(&b, sum, old->dtype);

@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 from onnxtrain._export.errors import Untraceable
 
 TRANSLATED = ("transformers.grouped_mm_fallback",)  # operators of libraries that an export knows by their names
+_ROOT = re.compile(r"(\w*\['[^']*'\]|[^.]*).*")  # in Dynamo's expression of a module: the one whose forward it follows
 _NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _OF_STRIDES = frozenset(("as_strided", "as_strided_", "as_strided_copy", "as_strided_scatter", "is_contiguous",
                          "stride", "storage_offset", "untyped_storage", "data_ptr"))
@@ -232,7 +233,7 @@ def _name_modules(node: torch.fx.Node) -> None:
     of each.
     """
     found = list((node.meta.get("nn_module_stack") or {}).items())
-    root = found[0][1][0] if found else ""
+    root = _ROOT.sub(r"\1", found[0][1][0], count=1) if found else ""
     node.meta = {"nn_module_stack": {
         str(key): ("module" + str(name).removeprefix(root), str(kind))
         for key, (name, kind) in found if str(name).startswith(root)}} if found else {}

@@ -177,6 +177,8 @@ def _scope(text: str | None) -> str:
     """The user's module that a node comes from: 'encoder.layers.0.linear1' out of the exporter's list of scopes."""
     scopes = re.findall(r"'([^']*)'", text or "")
     inner = scopes[-2] if len(scopes) > 1 else ""
+    if inner.startswith("_empty_nn_module_stack"):  # torch.export's word for no module
+        return ""
     return inner.removeprefix("module").removeprefix(".")
 
 
