@@ -1,6 +1,6 @@
 """The C core of onnxtrain: sessions over one exported graph."""
 
-from typing import Any, Callable, Sequence, final
+from typing import Any, Callable, ContextManager, Sequence, final
 
 from torch import Generator, Tensor
 
@@ -159,6 +159,15 @@ class Session:
 
         The times are of its latest run since set_timing(True), in seconds of the monotonic clock; zero before. A
         backward step has the name of the node that it differentiates."""
+
+    def timings(self) -> list[tuple[bool, int, float, float, float,
+                                    list[tuple[str, str, str, str, int, bool, float, float]]]]:
+        """Every forward and backward since set_timing(True, True) that an earlier call has not returned.
+
+        Returns:
+            (backward, thread, start, end, seconds in the callback that receives gradients, steps); of each step what
+            timeline() says, with the bytes of its operands and results before `backward`.
+        """
 
 @final
 class Run:
@@ -350,8 +359,16 @@ def set_graphs(on: bool) -> None:
 def set_tf32(products: bool, convolutions: bool) -> None:
     """Sets whether float32 products and convolutions on CUDA may use TF32, in programs that are built later."""
 
-def set_timing(on: bool) -> None:
-    """Sets whether runs record the begin and end of each step, for Session.timeline()."""
+def set_timing(on: bool, record: bool = False) -> None:
+    """Sets whether runs note the begin and end of each step for Session.timeline(), and record them for
+    Session.timings(). Turning recording off drops what was not read."""
+
+def lost_timings() -> int:
+    """How many forwards and backwards were not recorded since set_timing(True, True): memory was short, 4 million steps
+    were not read, or their session was gone before they were read."""
+
+def set_ranges(make: Callable[[str], ContextManager[Any]] | None) -> None:
+    """Sets what is made for each step of a run, by name, and entered while the step runs; None: nothing."""
 
 def set_log_level(level: int) -> None:
     """Sets the lowest `logging` level for which the core makes log lines."""

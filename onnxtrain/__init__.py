@@ -4,6 +4,8 @@ import torch  # noqa: F401  first: the core shares its libgomp and finds its BLA
 
 from onnxtrain._C import UnsupportedError, __version__
 from onnxtrain._memory import MemoryReport, max_batch, memory_report
+from onnxtrain._profile import profile
 from onnxtrain._report import explain, stats
 
-__all__ = ["MemoryReport", "UnsupportedError", "__version__", "explain", "max_batch", "memory_report", "stats"]
+__all__ = ["MemoryReport", "UnsupportedError", "__version__", "explain", "max_batch", "memory_report", "profile",
+           "stats"]

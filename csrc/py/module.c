@@ -16,9 +16,9 @@
 #include "passes/recompute.h"
 #include "py/dist.h"
 #include "py/grads.h"
+#include "py/timing.h"
 #include "py/torch_abi.h"
 #include "py/bind_args.h"
-#include "run/run.h"
 #include "simd/simd.h"
 
 #ifndef ONT_VERSION
@@ -45,15 +45,6 @@ static void log_to_python(ont_log_level level, const char *line)
     Py_XDECREF(logging);
     PyErr_Restore(type, value, trace);
     PyGILState_Release(gil);
-}
-
-static PyObject *set_timing(PyObject *module, PyObject *args)
-{
-    (void)module;
-    int on;
-    if (!PyArg_ParseTuple(args, "p:set_timing", &on)) return NULL;
-    ont_run_set_timing(on);
-    Py_RETURN_NONE;
 }
 
 static PyObject *set_log_level(PyObject *module, PyObject *args)
@@ -321,7 +312,10 @@ static PyMethodDef methods[] = {
     {"mpi_broadcast", ont_mpi_broadcast, METH_VARARGS, "mpi_broadcast(tensor, root): that of process root"},
     {"mpi_barrier", ont_mpi_barrier, METH_NOARGS, "mpi_barrier(): waits for all processes"},
     {"mpi_leave", ont_mpi_leave, METH_NOARGS, "mpi_leave(): waits until all processes leave"},
-    {"set_timing", set_timing, METH_VARARGS, "set_timing(on): runs note when their steps begin and end"},
+    {"set_timing", ont_py_set_timing, METH_VARARGS,
+     "set_timing(on, record=False): runs note when their steps begin and end"},
+    {"lost_timings", ont_py_lost_timings, METH_NOARGS, "lost_timings() -> runs that were not recorded"},
+    {"set_ranges", ont_py_set_ranges, METH_O, "set_ranges(make): make(name) is entered around each step of a run"},
     {"set_log_level", set_log_level, METH_VARARGS, "set_log_level(level): lines below it are not made"},
     {NULL, NULL, 0, NULL},
 };

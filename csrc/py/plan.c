@@ -7,21 +7,14 @@
 #include "base/alloc.h"
 #include "passes/recompute.h"
 
-/* Name of the model's node that a node belongs to: of a gradient or a recomputation that of its forward node. */
-static const char *name_of(const ont_node *node)
-{
-    while (node->origin) node = node->origin;
-    return node->name;
-}
-
 static PyObject *describe_lifetimes(const ont_program *p)
 {
     PyObject *list = PyList_New(0);
     for (uint32_t i = 0; list && i < p->plan.n_lifetimes; i++) {
         const ont_plan_lifetime *l = &p->plan.lifetimes[i];
         const ont_node *node = p->graph->values[l->value]->def;
-        PyObject *item = Py_BuildValue("ssOnII", name_of(node), node->op_type, node->backward ? Py_True : Py_False,
-                                       (Py_ssize_t)l->bytes, l->first, l->last);
+        PyObject *item = Py_BuildValue("ssOnII", ont_node_origin(node)->name, node->op_type,
+                                       node->backward ? Py_True : Py_False, (Py_ssize_t)l->bytes, l->first, l->last);
         if (!item || PyList_Append(list, item) < 0) Py_CLEAR(list);
         Py_XDECREF(item);
     }
@@ -33,8 +26,8 @@ static PyObject *describe_steps(const ont_program *p)
     PyObject *list = PyList_New(0);
     for (uint32_t t = 0; list && t < p->n_steps; t++) {
         const ont_node *node = p->steps[t].node;
-        PyObject *item = Py_BuildValue("ssOn", name_of(node), node->op_type, node->backward ? Py_True : Py_False,
-                                       (Py_ssize_t)p->steps[t].work_bytes);
+        PyObject *item = Py_BuildValue("ssOn", ont_node_origin(node)->name, node->op_type,
+                                       node->backward ? Py_True : Py_False, (Py_ssize_t)p->steps[t].work_bytes);
         if (!item || PyList_Append(list, item) < 0) Py_CLEAR(list);
         Py_XDECREF(item);
     }

@@ -38,6 +38,7 @@ typedef struct ont_session_object {
     PyObject *module;
 } ont_session_object;
 
+ont_session *ont_session_of(PyObject *session);                  /* session.c; NULL with an exception */
 PyObject *ont_session_infer(PyObject *session, PyObject *unused); /* infer.c */
 PyObject *ont_session_plan(PyObject *session, PyObject *args);    /* plan.c */
 

@@ -12,6 +12,7 @@
 #include "passes/pack_rows.h"
 #include "passes/recompute.h"
 #include "py/call.h"
+#include "py/timing.h"
 #include "run/replay.h"
 
 /* ---- descriptions ---- */
@@ -170,7 +171,7 @@ static void session_dealloc(PyObject *object)
 }
 
 /* NULL and RuntimeError for an object whose __init__() did not run or failed. */
-static ont_session *session_of(PyObject *object)
+ont_session *ont_session_of(PyObject *object)
 {
     ont_session *session = ((ont_session_object *)object)->session;
     if (!session) PyErr_SetString(PyExc_RuntimeError, "this Session was never initialised");
@@ -180,7 +181,7 @@ static ont_session *session_of(PyObject *object)
 static PyObject *session_inputs(PyObject *object, void *closure)
 {
     (void)closure;
-    const ont_session *session = session_of(object);
+    const ont_session *session = ont_session_of(object);
     if (!session) return NULL;
     const ont_graph *g = ont_session_graph(session);
     return describe_values(g, g->inputs, g->n_inputs);
@@ -189,7 +190,7 @@ static PyObject *session_inputs(PyObject *object, void *closure)
 static PyObject *session_outputs(PyObject *object, void *closure)
 {
     (void)closure;
-    const ont_session *session = session_of(object);
+    const ont_session *session = ont_session_of(object);
     if (!session) return NULL;
     const ont_graph *g = ont_session_graph(session);
     return describe_values(g, g->outputs, g->n_outputs);
@@ -198,7 +199,7 @@ static PyObject *session_outputs(PyObject *object, void *closure)
 static PyObject *session_random(PyObject *object, void *closure)
 {
     (void)closure;
-    const ont_session *session = session_of(object);
+    const ont_session *session = ont_session_of(object);
     return session ? PyBool_FromLong(ont_session_is_random(session)) : NULL;
 }
 
@@ -352,7 +353,7 @@ PyObject *ont_session_object_forward(PyObject *object, PyObject *tensors, const 
                                      PyObject *seed)
 {
     ont_session_object *self = (ont_session_object *)object;
-    if (!session_of(object)) return NULL;
+    if (!ont_session_of(object)) return NULL;
     Py_ssize_t n = (Py_ssize_t)ont_session_graph(self->session)->n_inputs;
     if (mask_size != n) return PyErr_Format(PyExc_ValueError, "grad_mask has %zd bytes, expected %zd", mask_size, n);
     PyObject *tuple = ont_sequence(tensors, n, "tensors");
@@ -383,7 +384,7 @@ static PyObject *session_stats(PyObject *object, PyObject *unused)
 {
     (void)unused;
     ont_session_stats s = {0};
-    const ont_session *session = session_of(object);
+    const ont_session *session = ont_session_of(object);
     if (!session) return NULL;
     ont_session_get_stats(session, &s);
     return Py_BuildValue("{sK sK sK sK sd sd sn sn sn sn sn sn sI sd sn sI sI sn sn sn sK sK sK sK sI sL sL sL sL sL "
@@ -413,7 +414,7 @@ static PyObject *session_text(PyObject *object, PyObject *args)
 {
     ont_session_object *self = (ont_session_object *)object;
     const char *stage = "loaded";
-    if (!PyArg_ParseTuple(args, "|s:text", &stage) || !session_of(object)) return NULL;
+    if (!PyArg_ParseTuple(args, "|s:text", &stage) || !ont_session_of(object)) return NULL;
     const ont_graph *g = ont_session_graph(self->session);
     if (!strcmp(stage, "program")) {
         const ont_program *program = ont_session_last_program(self->session);
@@ -476,7 +477,7 @@ static PyObject *session_save(PyObject *object, PyObject *args)
 static PyObject *session_kernels(PyObject *object, PyObject *unused)
 {
     (void)unused;
-    const ont_session *session = session_of(object);
+    const ont_session *session = ont_session_of(object);
     if (!session) return NULL;
     const ont_program *p = ont_session_last_program(session);
     PyObject *list = PyList_New(0);
@@ -489,30 +490,10 @@ static PyObject *session_kernels(PyObject *object, PyObject *unused)
     return list;
 }
 
-static PyObject *session_timeline(PyObject *object, PyObject *unused)
-{
-    (void)unused;
-    const ont_session *session = session_of(object);
-    if (!session) return NULL;
-    const ont_program *p = ont_session_last_program(session);
-    PyObject *list = PyList_New(0);
-    for (uint32_t t = 0; list && p && t < p->n_steps; t++) {
-        const ont_node *node = p->steps[t].node;
-        char shape[ONT_SHAPE_TEXT] = "";
-        if (ont_node_out(node, 0)) ont_shape_text(&ont_node_out(node, 0)->shape, shape);
-        PyObject *item = Py_BuildValue("ssssOdd", node->origin ? node->origin->name : node->name, node->op_type,
-                                       p->steps[t].kernel->name, shape, node->backward ? Py_True : Py_False,
-                                       p->times[t][0], p->times[t][1]);
-        if (!item || PyList_Append(list, item) < 0) Py_CLEAR(list);
-        Py_XDECREF(item);
-    }
-    return list;
-}
-
 static PyObject *session_subgraphs(PyObject *object, PyObject *unused)
 {
     (void)unused;
-    const ont_session *session = session_of(object);
+    const ont_session *session = ont_session_of(object);
     if (!session) return NULL;
     const ont_program *p = ont_session_last_program(session);
     PyObject *list = PyList_New(0);
@@ -529,7 +510,7 @@ static PyObject *session_subgraphs(PyObject *object, PyObject *unused)
 static PyObject *session_graphs(PyObject *object, PyObject *unused)
 {
     (void)unused;
-    const ont_session *session = session_of(object);
+    const ont_session *session = ont_session_of(object);
     if (!session) return NULL;
     const ont_program *p = ont_session_last_program(session);
     PyObject *list = PyList_New(0);
@@ -559,8 +540,9 @@ static PyMethodDef session_methods[] = {
      "subgraphs() -> [(subgraph, compromise, frequency, applied, bytes)] that the latest program could recompute"},
     {"graphs", session_graphs, METH_NOARGS,
      "graphs() -> [(phase, recorded, replayed, reason)] of the latest program, on a device"},
-    {"timeline", session_timeline, METH_NOARGS,
+    {"timeline", ont_session_timeline, METH_NOARGS,
      "timeline() -> [(node, operator, kernel, shape, backward, start, end)] of the latest program's timed run"},
+    {"timings", ont_session_timings, METH_NOARGS, "timings() -> what was recorded of runs since the last call"},
     {NULL, NULL, 0, NULL},
 };
 

@@ -13,6 +13,7 @@
 #include "base/asan.h"
 #include "run/device_memory.h"
 #include "run/replay.h"
+#include "run/timing.h"
 
 struct ont_run {
     ont_program *program;
@@ -35,8 +36,6 @@ struct ont_run {
     ont_replay replays[2]; /* of forward and of backward */
     ont_run *next;         /* next in the program's list of idle runs */
 };
-
-static bool timing; /* read once per phase */
 
 enum { MAX_IDLE_RUNS = 2 }; /* idle runs kept with their slabs: one for training, one for overlapping forwards */
 
@@ -217,11 +216,6 @@ static void set_bound_pointers(ont_run *run, void *const *inputs)
     }
 }
 
-void ont_run_set_timing(bool on)
-{
-    __atomic_store_n(&timing, on, __ATOMIC_RELAXED);
-}
-
 /* Passes the gradients that are due before step t to the callback. */
 static ont_status deliver_due(ont_run *run, uint32_t t)
 {
@@ -267,16 +261,58 @@ static void poison_slab(const ont_run *run, const ont_step *step)
     ONT_UNPOISON(run->slab + step->work_offset, step->work_bytes);
 }
 
-static ont_status execute_steps(ont_run *run, uint32_t first, uint32_t last)
+/* Who looks at the steps of a phase while they run. */
+typedef struct observer {
+    bool timed;
+    ont_phase_record *record;  /* NULL: none is kept */
+    const ont_step_hook *hook; /* NULL: none */
+    void *phase;               /* what the hook's begin has returned for the phase */
+} observer;
+
+static observer observe(const ont_run *run, uint32_t first, uint32_t last)
 {
-    ONT_ASSERT(first <= last && last <= run->program->n_steps);
+    observer o = {.timed = ont_timing_is_on(), .hook = ont_timing_hook()};
+    if (o.timed) o.record = ont_timing_begin(run->program, run->pool, first, last);
+    if (o.hook) o.phase = o.hook->begin(NULL, first != 0);
+    return o;
+}
+
+static void observe_end(const observer *o)
+{
+    if (o->hook) o->hook->end(o->phase);
+    ont_timing_end(o->record);
+}
+
+static ont_status run_observed(const observer *o, const ont_program *p, const ont_call *call)
+{
+    const ont_step *step = &p->steps[call->step];
+    void *begun = o->hook ? o->hook->begin(step, step->node->backward) : NULL;
+    double *times = p->times[call->step];
+    if (o->timed) times[0] = ont_seconds();
+    ont_status status = step->kernel->run(call);
+    if (o->timed) times[1] = ont_seconds();
+    if (o->record) memcpy(o->record->times[(uint32_t)call->step - o->record->first], times, sizeof p->times[0]);
+    if (o->hook) o->hook->end(begun);
+    return status;
+}
+
+static ont_status deliver_observed(const observer *o, ont_run *run, uint32_t t)
+{
+    double begin = o->record ? ont_seconds() : 0;
+    ont_status status = deliver_due(run, t);
+    if (o->record) o->record->deliver_seconds += ont_seconds() - begin;
+    return status;
+}
+
+static ont_status execute_observed(ont_run *run, uint32_t first, uint32_t last, const observer *o)
+{
     const ont_program *p = run->program;
     ont_call call = {.in = run->in, .out = run->out, .seed = run->random.key, .device = p->device,
                      .stream = run->stream, .seed_at = seed_at(run), .fault = p->fault};
-    bool timed = __atomic_load_n(&timing, __ATOMIC_RELAXED);
+    bool observed = o->timed || o->hook;
     for (uint32_t t = first; t < last; t++) {
         const ont_step *step = &p->steps[t];
-        if (has_delivery_due(run, t)) ONT_TRY(deliver_due(run, t));
+        if (has_delivery_due(run, t)) ONT_TRY(deliver_observed(o, run, t));
         for (uint32_t i = 0; i < step->node->n_inputs; i++)
             run->in[i] = step->in[i] == ONT_STEP_ABSENT ? NULL : run->pointers[step->in[i]];
         for (uint32_t i = 0; i < step->node->n_outputs; i++)
@@ -286,13 +322,20 @@ static ont_status execute_steps(ont_run *run, uint32_t first, uint32_t last)
         call.step = (int32_t)t;
         call.work = run->slab + step->work_offset;
         poison_slab(run, step);
-        if (timed) p->times[t][0] = ont_seconds();
-        ont_status status = step->kernel->run(&call);
-        if (timed) p->times[t][1] = ont_seconds();
+        ont_status status = observed ? run_observed(o, p, &call) : step->kernel->run(&call);
         poison_slab(run, NULL);
         if (status != ONT_OK) return ont_context(status, "%s '%s'", step->node->op_type, step->node->name);
     }
     return ONT_OK;
+}
+
+static ont_status execute_steps(ont_run *run, uint32_t first, uint32_t last)
+{
+    ONT_ASSERT(first <= last && last <= run->program->n_steps);
+    observer o = observe(run, first, last);
+    ont_status status = execute_observed(run, first, last, &o);
+    observe_end(&o);
+    return status;
 }
 
 /*
@@ -394,7 +437,7 @@ static const char *capture_obstacle(const ont_device *device)
 {
     if (!device->ops->capture_begin) return "the device does not capture graphs";
     if (!ont_replay_enabled()) return "off: ORTMODULE_CUDA_GRAPH is 0";
-    return __atomic_load_n(&timing, __ATOMIC_RELAXED) ? "steps are timed" : NULL;
+    return ont_timing_is_on() ? "steps are timed" : NULL;
 }
 
 /* Updates the statistics that explain() shows. */
@@ -615,7 +658,11 @@ ont_status ont_run_backward(ont_run *run, const ont_tensor_view *inputs, const o
     if (status == ONT_OK) status = bind_backward(run, inputs, outputs, grads, donated, data);
     if (status == ONT_OK) status = execute(run, data, p->split, p->n_steps);
     if (status == ONT_OK) status = copy_outputs(run, p->grads.n_forward_outputs, p->graph->n_outputs);
-    if (status == ONT_OK && has_delivery_due(run, p->n_steps)) status = deliver_due(run, p->n_steps);
+    if (status == ONT_OK && has_delivery_due(run, p->n_steps)) {
+        observer o = observe(run, p->n_steps, p->n_steps);
+        status = deliver_observed(&o, run, p->n_steps);
+        observe_end(&o);
+    }
     run->callback = NULL;
     if (status == ONT_OK && p->device && p->device->ops->waits) status = ont_device_check_fault(p);
     if (status == ONT_OK) return_gradients(run, in_grads);

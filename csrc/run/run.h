@@ -50,11 +50,6 @@ void ont_run_release(ont_run *run); /* `run` is invalid afterwards; its slab may
 ont_program *ont_run_program(const ont_run *run);
 void ont_run_free_idle(ont_program *program); /* called when the program is destroyed */
 
-/*
- * From now on every run writes begin and end of each step to its program; concurrent runs overwrite each other's times.
- */
-void ont_run_set_timing(bool on);
-
 /* Row-major copy of a strided tensor. */
 void ont_tensor_view_copy(const ont_tensor_view *view, void *to);
 bool ont_tensor_view_is_contiguous(const ont_tensor_view *view);

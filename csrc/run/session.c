@@ -12,6 +12,7 @@
 #include "device/gemm.h"
 #include "passes/pipeline.h"
 #include "passes/recompute.h"
+#include "run/timing.h"
 
 typedef struct entry {
     int64_t *key; /* one word of settings; per input dtype, wants, rank and dims; the probed values; see make_key() */
@@ -88,6 +89,7 @@ static void entry_clear(entry *e)
 void ont_session_destroy(ont_session *s)
 {
     if (!s) return;
+    if (s->pool) ont_timing_drop(s->pool);
     for (uint32_t i = 0; i < s->n_entries; i++) entry_clear(&s->entries[i]);
     ont_free(s->entries);
     ont_free(s->key);

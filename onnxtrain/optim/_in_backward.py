@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.optim import optimizer as torch_optimizer
 
-from onnxtrain import _C
+from onnxtrain import _C, _timing
 from onnxtrain.optim._engine import FusedOptimizer
 
 WANT_APPLIED = 2  # a byte of a mask; csrc/run/program.h
@@ -198,7 +198,8 @@ class StepInBackward:
             raise RuntimeError(f"{where}: torch.distributed or horovod is in use, which would have to average "
                                "gradients that are never there at once")
         refuse_options(optimizer, where)
-        if optimizer._optimizer_step_pre_hooks or torch_optimizer._global_optimizer_pre_hooks:
+        hooks = {**torch_optimizer._global_optimizer_pre_hooks, **optimizer._optimizer_step_pre_hooks}
+        if hooks and not all([hook is _timing.optimizer_begins for hook in hooks.values()]):
             raise RuntimeError(f"{where}: the optimizer has hooks that run before step(), and updates come before them")
         if any(id(param) in shared.updated for _, _, param in targets):
             raise RuntimeError(f"{where}: {len(shared.updated)} parameters were updated by a backward before it, and "

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from onnxtrain import options
-from onnxtrain._profile import Profile
+from onnxtrain._profile import Trace
 
 
 class LogLevel(enum.IntEnum):
@@ -73,7 +73,7 @@ class DebugOptions:
         self.save_path = Path(options.read("ORTMODULE_SAVE_ONNX_PATH") or save_path or ".")
         self.config = config
         self.verify = int(verify)
-        self.trace = None if profile is None else Profile(os.fspath(profile))
+        self.trace = None if profile is None else Trace(os.fspath(profile))
         if save_onnx and not os.access(self.save_path, os.W_OK | os.X_OK):
             raise OSError(f"Directory {self.save_path} is not writable.")
 

@@ -12,7 +12,7 @@ import torch
 from torch.autograd import forward_ad
 from torch.nn.parameter import is_lazy
 
-from onnxtrain import _C, UnsupportedError, _report, options
+from onnxtrain import _C, UnsupportedError, _report, _timing, options
 from onnxtrain._export import cache, exclusive, products
 from onnxtrain._export.captured import Graph
 from onnxtrain._export.errors import (
@@ -197,14 +197,7 @@ class ORTModule(torch.nn.Module):
         trace = self._debug.trace
         if trace is None:
             return program(leaves, grad_enabled)
-        for session in program.sessions:
-            trace.read(session)  # the backward of the step before
-        if not trace.wanted:
-            return program(leaves, grad_enabled)
-        start = trace.begin()
-        result = program(leaves, grad_enabled)
-        trace.end(start, type(self._module).__name__, program.sessions)
-        return result
+        return trace.call(program, type(self._module).__name__, lambda: program(leaves, grad_enabled))
 
     def _still_lazy(self) -> bool:
         """Whether parameters have no shape yet. PyTorch runs the first call, which sets the shapes."""
@@ -225,7 +218,8 @@ class ORTModule(torch.nn.Module):
 
     def _in_torch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         _report.count(self._counters, fallback_steps=1)
-        return self._module(*args, **kwargs)
+        with _timing.span("fallback", type(self._module).__name__):
+            return self._module(*args, **kwargs)
 
     def _checked_by_torch(self, error: CheckError, args: tuple[Any, ...]) -> Any:
         """One call for which forward may have to raise; it does so itself."""

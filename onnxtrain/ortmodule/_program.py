@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._C._functorch import is_dead_tensor_wrapper, unwrap_if_dead  # type: ignore[attr-defined]
+from torch.autograd import profiler
 
-from onnxtrain import _C, UnsupportedError, options
+from onnxtrain import _C, UnsupportedError, _timing, options
 from onnxtrain._export import checkpoint, gradients, views
 from onnxtrain._export.errors import StaleError
 from onnxtrain._export.exported import Exported
@@ -356,6 +357,8 @@ class Program:
             _C.set_matmul_precision(asked[0])
             _C.set_deterministic(asked[1])
             _modes = asked
+        if profiler._is_profiler_enabled is not _timing.in_ranges:
+            _timing.switch_ranges()
         random = _random.state(self.device) if self._checks else None
         outputs: Any
         try:
