@@ -1,23 +1,27 @@
-"""`python -m onnxtrain`: what this build and this machine have, and how to get what is missing.
+"""`python -m onnxtrain`: what this build and this machine have, and how to get what is missing; for bug reports.
 
 | command | what it does |
 | --- | --- |
 | `run script.py ...` | runs a script with `onnxruntime.training` importable |
 | `migrate script.py ...` | lists what scripts use of onnxruntime-training; status 1 if anything must change |
-| `profile trace.json` | prints where the time of a trace of DebugOptions(profile=) went |
+| `profile trace.json` | prints where the time of a saved profile went |
 """
 
 from __future__ import annotations
 
 import ctypes
+import importlib.metadata
+import os
+import platform
 import runpy
 import sys
 from pathlib import Path
 
 import torch
 
-from onnxtrain import _C
+from onnxtrain import _C, options
 
+_SHARED = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OMP_PROC_BIND", "KMP_AFFINITY")  # of the libraries beneath
 USAGE = "usage: python -m onnxtrain [run script.py ... | migrate script.py ... | profile trace.json]"
 
 
@@ -71,8 +75,9 @@ def cuda() -> str:
     try:
         plugin = _C.open_plugin()
     except OSError as error:
-        missing = "_cuda.so" in str(error)
-        return "not in this build (built where nvcc is found; ONNXTRAIN_CUDA=1)" if missing else f"built, but {error}"
+        if "_cuda.so" in str(error):
+            return "not in this build; ONNXTRAIN_CUDA=1 builds it where nvcc is installed"
+        return f"in this build, but not usable here: {error}"
     return plugin["about"] + (f"; missing: {plugin['missing']}" if plugin["missing"] else "")
 
 
@@ -80,31 +85,73 @@ def mpi() -> str:
     """Whether this build has the collectives of MPI, and this machine the library."""
     path = Path(_C.__file__).with_name("_mpi.so")
     if not path.exists():
-        return "not in this build (built where mpicc is found; ONNXTRAIN_MPI=1)"
+        return "not in this build; ONNXTRAIN_MPI=1 builds it where mpicc is installed"
     try:
         ctypes.CDLL(str(path))
     except OSError as error:
-        return f"built, but {error}"
-    return "_mpi.so, for processes that mpirun starts"
+        return f"in this build, but not usable here: {error}"
+    return "in this build, for processes that mpirun starts"
+
+
+def processor() -> str:
+    """Its name, and how many of its threads this process may use."""
+    names = [line.partition(":")[2].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")]
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return f"{names[0] if names else platform.processor() or platform.machine()}, {usable} usable hardware threads"
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def variables() -> list[tuple[str, str]]:
+    """The variables that are set, and a remark at those without an effect."""
+    known = {name: variable for variable in options.VARIABLES.values()
+             for name in (variable.name, *[older for older, _ in variable.older])}
+
+    def remark(name: str) -> str:
+        if name in _SHARED:
+            return ""
+        if name not in known:
+            return " (onnxtrain does not read this variable when it runs)"
+        return "" if known[name].effect is not None else " (accepted, no effect)"
+
+    return [(name, text + remark(name)) for name, text in sorted(os.environ.items())
+            if name.startswith(("ORTMODULE_", "ONNXTRAIN_")) or name in _SHARED]
 
 
 def build() -> None:
-    """Prints the table of this build."""
+    """Prints what a bug report needs: versions, processor, this build, and the variables that are set."""
     info = _C.build_info()
-    providers = [name for name in info["gemm"] if name != "reference"]
+    libraries = [name for name in info["gemm"] if name != "reference"]
     rows = [
-        ("onnxtrain", f"{info['version']}, {info['operators']} operator descriptors"),
+        ("onnxtrain", f"{info['version']}, {info['operators']} operators"),
+        ("Python", f"{platform.python_version()}, {platform.platform()}"),
         ("torch", torch.__version__),
-        ("tensor exchange", "DLPack C table" if info["dlpack_exchange"]
-         else "DLPack Python protocol (torch >= 2.10 has the C table)"),
-        ("instruction set", f"{info['isa']} (ONNXTRAIN_ISA chooses plain, avx2 or avx512)"),
-        ("threads", f"{info['threads']} (torch.set_num_threads)"),
-        ("GEMM", ", ".join(providers) or "reference loop only: import torch first; install the wheel with its _libs"),
-        ("convolution", "oneDNN, else unrolled windows over GEMM" if "onednn" in providers
-         else "unrolled windows over GEMM"),
+        ("onnx, onnxscript", f"{_version('onnx')}, {_version('onnxscript')}"),
+        ("processor", processor()),
+        ("instruction set", f"{info['isa']}; ONNXTRAIN_ISA=plain, avx2 or avx512 sets a lower one"),
+        ("threads", f"{info['threads']}; torch.set_num_threads() changes the number"),
+        ("matrix products", f"by the fastest of {', '.join(libraries)}" if libraries
+         else "by the reference loop only, which is slow: install the wheel, which brings oneDNN"),
+        ("oneDNN", "in use, also for convolutions" if "onednn" in libraries
+         else "not found: convolutions run as matrix products; install the wheel, which brings it"),
+        ("tensor exchange", "DLPack's C functions" if info["dlpack_exchange"]
+         else "DLPack's Python protocol, which is slower; torch 2.10 and later have C functions"),
         ("CUDA", cuda()),
         ("cuDNN, NCCL", "not in this build"),
         ("MPI", mpi()),
+        *(variables() or [("variables", "no ORTMODULE_* and no ONNXTRAIN_* variable is set")]),
     ]
     for name, text in rows:
         print(f"{name:<18} {text}")

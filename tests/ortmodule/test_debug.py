@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import subprocess
 import sys
 import threading
@@ -254,3 +255,23 @@ shutil.rmtree(folder)
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
     assert not folder.exists()
+
+
+def test_the_report_of_a_build_holds_what_a_bug_report_needs(monkeypatch, capsys):
+    from onnxtrain.__main__ import main
+
+    for name in [name for name in os.environ if name.startswith(("ORTMODULE_", "ONNXTRAIN_"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert main([]) == 0
+    rows = dict(line.split(None, 1) for line in capsys.readouterr().out.splitlines())
+    assert rows["torch"] == torch.__version__ and rows["Python"].startswith(sys.version.split()[0])
+    assert onnx.__version__ in rows["onnx,"] and "hardware threads" in rows["processor"]
+    assert rows["variables"].startswith("no ORTMODULE_*")
+    assert all(name in rows for name in ("onnxtrain", "instruction", "threads", "matrix", "oneDNN", "CUDA", "MPI"))
+    monkeypatch.setenv("ORTMODULE_MEMORY_OPT_LEVEL", "1")
+    monkeypatch.setenv("ONNXTRAIN_MISSPELT", "1")
+    assert main([]) == 0
+    rows = dict(line.split(None, 1) for line in capsys.readouterr().out.splitlines())
+    assert rows["ORTMODULE_MEMORY_OPT_LEVEL"] == "1" and "variables" not in rows
+    assert rows["ONNXTRAIN_MISSPELT"] == "1 (onnxtrain does not read this variable when it runs)"
