@@ -4,6 +4,8 @@ import json
 import re
 import time
 import xml.etree.ElementTree as ET
+from collections import OrderedDict
+from pathlib import Path
 
 import pytest
 import torch
@@ -185,3 +187,28 @@ def test_what_is_no_module_of_the_engine_is_refused():
 def test_the_length_of_a_union():
     assert _length([]) == 0
     assert _length([(3, 4), (1, 2), (1, 3), (6, 8), (7, 7.5)]) == 5
+
+
+def test_the_page_shows_what_is_printed():
+    page = (Path(__file__).parents[2] / "docs/debugging.md").read_text(encoding="utf-8")
+    shown = page.split("```text\n")[1].split("```")[0]
+    body = nn.Sequential(nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 256))
+    model = ORTModule(nn.Sequential(OrderedDict(body=body, head=nn.Linear(256, 10))))
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def step():
+        optimizer.zero_grad()
+        model(torch.randn(64, 256)).square().mean().backward()
+        optimizer.step()
+
+    step()
+    with onnxtrain.profile(model) as profile:
+        for _ in range(20):
+            step()
+    for text in (shown, str(profile)):
+        head, columns, *_ = text.splitlines()
+        assert re.sub(r"[\d.]+ ms", "# ms", head) == (
+            "20 calls of the module in # ms: 200 kernels, # ms, of which forward # ms and backward # ms")
+        assert columns.split() == ["ms", "share", "forward", "backward", "calls", "MiB", "module"]
+    printed, expected = ({name: calls for name, (_, calls) in rows(text).items()} for text in (shown, str(profile)))
+    assert printed == expected
