@@ -160,13 +160,14 @@ class Session:
         The times are of its latest run since set_timing(True), in seconds of the monotonic clock; zero before. A
         backward step has the name of the node that it differentiates."""
 
-    def timings(self) -> list[tuple[bool, int, float, float, float,
+    def timings(self) -> list[tuple[bool, int, int, float, float, float,
                                     list[tuple[str, str, str, str, int, bool, float, float]]]]:
         """Every forward and backward since set_timing(True, True) that an earlier call has not returned.
 
         Returns:
-            (backward, thread, start, end, seconds in the callback that receives gradients, steps); of each step what
-            timeline() says, with the bytes of its operands and results before `backward`.
+            (backward, lost, thread, start, end, seconds in the callback that receives gradients, steps); of each step
+            what timeline() says, with the bytes of its operands and results before `backward`. The core keeps 32 MiB
+            that were not read. Where `lost` is not 0, the item stands for so many runs before that.
         """
 
 @final
@@ -362,10 +363,6 @@ def set_tf32(products: bool, convolutions: bool) -> None:
 def set_timing(on: bool, record: bool = False) -> None:
     """Sets whether runs note the begin and end of each step for Session.timeline(), and record them for
     Session.timings(). Turning recording off drops what was not read."""
-
-def lost_timings() -> int:
-    """How many forwards and backwards were not recorded since set_timing(True, True): memory was short, 4 million steps
-    were not read, or their session was gone before they were read."""
 
 def set_ranges(make: Callable[[str], ContextManager[Any]] | None) -> None:
     """Sets what is made for each step of a run, by name, and entered while the step runs; None: nothing."""

@@ -17,6 +17,7 @@ from typing import Any
 from onnxtrain import _flame
 from onnxtrain._timing import Kernel, Recorder, Span, module_of
 
+COLLECT_EVERY = 64  # calls after which the core's records are taken, which has a limit of them
 _GROUPS = ("module", "operator", "node")
 _CATEGORIES = {"call": "module", "engine": "engine", "fallback": "fallback", "optimizer": "optimizer"}
 
@@ -262,11 +263,15 @@ def _building(models: list[Any]) -> float:
 
 def _timed_calls(model: Any, recorder: Recorder) -> Callable[[], None]:
     """Notes the calls of a module's forward, until the function that is returned is called."""
-    before, plain = model.__dict__.get("_call"), model._call
+    before, plain, calls = model.__dict__.get("_call"), model._call, 0
 
     def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        nonlocal calls
         with recorder.span("call", f"{type(model._module).__name__}.forward"):
-            return plain(args, kwargs)
+            result = plain(args, kwargs)
+        calls += 1
+        recorder.hold() if calls % COLLECT_EVERY else recorder.collect()
+        return result
 
     def restore() -> None:
         if model.__dict__.get("_call") is call:

@@ -54,12 +54,15 @@ class Recorder:
         self.kernels: list[Kernel] = []
         self.spans: list[Span] = []
         self.deliver_seconds = 0.0  # of updates and reductions of gradients within backward
-        self.lost = 0  # forwards and backwards that the core did not record
+        self.lost = 0  # forwards and backwards whose times the core has dropped
+        self._begun = 0.0
+        self._held: dict[int, tuple[Any, Sequence[str]]] = {}
         self._sessions = sessions
 
     def start(self) -> None:
         """The core records from now on."""
         with _lock:
+            self._begun = time.monotonic()
             _recorders.append(self)
             _time_optimizers(True)
             _C.set_timing(True, True)
@@ -69,13 +72,17 @@ class Recorder:
         self.collect()
         with _lock:
             _recorders.remove(self)
-            self.lost = _C.lost_timings()
             _time_optimizers(bool(_recorders))
             _C.set_timing(bool(_recorders), bool(_recorders))
 
+    def hold(self) -> None:
+        """Notes the sessions that there are now; what they have recorded is kept where they go later."""
+        self._held |= {id(session): (session, paths) for session, paths in self._sessions()}
+
     def collect(self) -> None:
         """Takes what the core has recorded of its sessions, for every recorder that has them."""
-        for session, paths in list(self._sessions()):
+        self.hold()
+        for session, paths in list(self._held.values()):
             with _lock:
                 phases = session.timings()
                 for recorder in _recorders:
@@ -84,7 +91,10 @@ class Recorder:
 
     def _add(self, phases: list[tuple[Any, ...]], paths: Sequence[str]) -> None:
         prefix = _prefix(paths, {module_of(step[0]) for phase in phases for step in phase[-1]})
-        for backward, thread, start, end, delivering, steps in phases:
+        for backward, lost, thread, start, end, delivering, steps in phases:
+            if start < self._begun:
+                continue  # for another recorder
+            self.lost += lost
             self.spans.append(Span("engine", "backward" if backward else "forward", start, end, thread))
             self.deliver_seconds += delivering
             self.kernels += [Kernel._make((prefix + step[0], *step[1:], thread)) for step in steps if step[-1] > 0]

@@ -314,7 +314,6 @@ static PyMethodDef methods[] = {
     {"mpi_leave", ont_mpi_leave, METH_NOARGS, "mpi_leave(): waits until all processes leave"},
     {"set_timing", ont_py_set_timing, METH_VARARGS,
      "set_timing(on, record=False): runs note when their steps begin and end"},
-    {"lost_timings", ont_py_lost_timings, METH_NOARGS, "lost_timings() -> runs that were not recorded"},
     {"set_ranges", ont_py_set_ranges, METH_O, "set_ranges(make): make(name) is entered around each step of a run"},
     {"set_log_level", set_log_level, METH_VARARGS, "set_log_level(level): lines below it are not made"},
     {NULL, NULL, 0, NULL},

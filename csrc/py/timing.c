@@ -74,9 +74,9 @@ PyObject *ont_session_timings(PyObject *object, PyObject *unused)
     PyObject *list = PyList_New(0);
     for (const ont_phase_record *record = records; list && record; record = record->next) {
         PyObject *steps = describe_steps(record);
-        PyObject *item = steps ? Py_BuildValue("OKdddN", record->first ? Py_True : Py_False,
-                                               (unsigned long long)record->thread, record->begin, record->end,
-                                               record->deliver_seconds, steps)
+        PyObject *item = steps ? Py_BuildValue("OKKdddN", record->first ? Py_True : Py_False,
+                                               (unsigned long long)record->lost, (unsigned long long)record->thread,
+                                               record->begin, record->end, record->deliver_seconds, steps)
                                : NULL;
         if (!item || PyList_Append(list, item) < 0) Py_CLEAR(list);
         Py_XDECREF(item);
@@ -92,13 +92,6 @@ PyObject *ont_py_set_timing(PyObject *module, PyObject *args)
     if (!PyArg_ParseTuple(args, "p|p:set_timing", &on, &record)) return NULL;
     ont_timing_set(on, record);
     Py_RETURN_NONE;
-}
-
-PyObject *ont_py_lost_timings(PyObject *module, PyObject *unused)
-{
-    (void)module;
-    (void)unused;
-    return PyLong_FromUnsignedLongLong(ont_timing_lost());
 }
 
 /* ---- ranges of torch.profiler ---- */

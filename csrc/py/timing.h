@@ -9,7 +9,6 @@
 PyObject *ont_session_timeline(PyObject *session, PyObject *unused);
 PyObject *ont_session_timings(PyObject *session, PyObject *unused);
 PyObject *ont_py_set_timing(PyObject *module, PyObject *args);
-PyObject *ont_py_lost_timings(PyObject *module, PyObject *unused);
 PyObject *ont_py_set_ranges(PyObject *module, PyObject *make);
 
 #endif

@@ -7,14 +7,13 @@
 #include "base/assert.h"
 #include "base/clock.h"
 
-enum { MAX_STEPS = 1 << 22 }; /* kept unread: 64 MiB of times */
+enum { MAX_UNITS = 1 << 21, RECORD_UNITS = 8 }; /* kept unread: 32 MiB; a unit is 16 bytes, as the times of a step */
 
 static bool timed, recorded; /* read once per phase */
 static const ont_step_hook *hook;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static ont_phase_record *oldest, **end = &oldest; /* under the lock, as all below */
-static size_t n_steps;
-static uint64_t n_lost;
+static size_t n_units;
 
 void ont_timing_free(ont_phase_record *records)
 {
@@ -33,9 +32,7 @@ void ont_timing_set(bool time, bool record)
     if (!record) {
         oldest = NULL;
         end = &oldest;
-        n_steps = 0;
-    } else if (!recorded) {
-        n_lost = 0;
+        n_units = 0;
     }
     __atomic_store_n(&timed, time || record, __ATOMIC_RELAXED);
     __atomic_store_n(&recorded, record, __ATOMIC_RELAXED);
@@ -56,9 +53,6 @@ ont_phase_record *ont_timing_begin(ont_program *program, const ont_pool *pool, u
     double(*times)[2] = record ? ont_calloc((size_t)(last - first) + 1, sizeof *times) : NULL;
     if (!times) {
         ont_free(record);
-        pthread_mutex_lock(&lock);
-        n_lost++;
-        pthread_mutex_unlock(&lock);
         return NULL;
     }
     *record = (ont_phase_record){.program = ont_program_ref(program), .pool = pool, .times = times, .first = first,
@@ -67,20 +61,45 @@ ont_phase_record *ont_timing_begin(ont_program *program, const ont_pool *pool, u
     return record;
 }
 
+static size_t units(const ont_phase_record *record)
+{
+    return record->lost ? 0 : RECORD_UNITS + record->last - record->first;
+}
+
+/* Drops the times of the oldest record that has some. One record a session counts those that it has lost. */
+static void lose_oldest(void)
+{
+    ont_phase_record **at = &oldest, *earlier = NULL;
+    while (*at && (*at)->lost) at = &(*at)->next; /* those that count stand in front */
+    ont_phase_record *record = *at;
+    ONT_ASSERT(record);
+    n_units -= units(record);
+    for (ont_phase_record *r = oldest; r != record; r = r->next)
+        if (r->pool == record->pool) earlier = r;
+    ont_free(record->times);
+    record->times = NULL;
+    record->last = record->first;
+    record->lost = 1;
+    if (!earlier) return;
+    earlier->lost++;
+    *at = record->next;
+    if (end == &record->next) end = at;
+    record->next = NULL;
+    ont_timing_free(record);
+}
+
 void ont_timing_end(ont_phase_record *record)
 {
     if (!record) return;
     ONT_ASSERT(!record->next);
     record->end = ont_seconds();
-    size_t n = record->last - record->first;
     pthread_mutex_lock(&lock);
-    bool kept = recorded && n_steps + n <= MAX_STEPS;
+    bool kept = recorded;
     if (kept) {
         *end = record;
         end = &record->next;
-        n_steps += n;
-    } else {
-        n_lost += recorded;
+        n_units += units(record);
+        while (n_units > MAX_UNITS) lose_oldest();
     }
     pthread_mutex_unlock(&lock);
     if (!kept) ont_timing_free(record);
@@ -94,7 +113,7 @@ ont_phase_record *ont_timing_take(const ont_pool *pool)
     for (ont_phase_record *record = oldest, *next; record; record = next) {
         next = record->next;
         ont_phase_record ***list = record->pool == pool ? &taken_end : &end;
-        if (record->pool == pool) n_steps -= record->last - record->first;
+        if (record->pool == pool) n_units -= units(record);
         **list = record;
         *list = &record->next;
     }
@@ -106,21 +125,7 @@ ont_phase_record *ont_timing_take(const ont_pool *pool)
 
 void ont_timing_drop(const ont_pool *pool)
 {
-    ont_phase_record *dropped = ont_timing_take(pool);
-    uint64_t n = 0;
-    for (ont_phase_record *record = dropped; record; record = record->next) n++;
-    pthread_mutex_lock(&lock);
-    n_lost += n;
-    pthread_mutex_unlock(&lock);
-    ont_timing_free(dropped);
-}
-
-uint64_t ont_timing_lost(void)
-{
-    pthread_mutex_lock(&lock);
-    uint64_t n = n_lost;
-    pthread_mutex_unlock(&lock);
-    return n;
+    ont_timing_free(ont_timing_take(pool));
 }
 
 void ont_timing_set_hook(const ont_step_hook *new_hook)

@@ -8,24 +8,26 @@
 
 #include "run/program.h"
 
-/* One forward or backward of a program. Times are seconds of the clock of base/clock.h. */
+/* One forward or backward of a program, or several without their times. Times are seconds of base/clock.h. */
 typedef struct ont_phase_record {
     struct ont_phase_record *next;
     ont_program *program; /* a reference */
     const ont_pool *pool; /* identifies the session */
     uint64_t thread;
     uint32_t first, last;     /* the steps [first, last) of the program */
+    uint64_t lost;            /* phases of the session that it stands for, whose times were dropped unread; or 0 */
     double begin, end;
     double deliver_seconds;   /* of the callback that receives gradients */
-    double (*times)[2];       /* per step: begin and end; zero if the phase failed before it */
+    double (*times)[2];       /* per step: begin and end; zero if the phase failed before it; NULL if lost */
 } ont_phase_record;
 
 /* time: runs write the times of their latest phases to their program. record: every phase is kept as well. */
 void ont_timing_set(bool time, bool record);
 bool ont_timing_is_on(void);
 
-/* A record to fill, or NULL where none is kept: recording is off, memory is short, or MAX_STEPS are not read yet. */
+/* A record to fill, or NULL where none is kept: recording is off, or memory is short. */
 ont_phase_record *ont_timing_begin(ont_program *program, const ont_pool *pool, uint32_t first, uint32_t last);
+/* Keeps the record; beyond MAX_UNITS of unread ones the oldest lose their times. */
 void ont_timing_end(ont_phase_record *record);
 
 /* The records of a session, oldest first; the caller owns them. */
@@ -33,8 +35,6 @@ ont_phase_record *ont_timing_take(const ont_pool *pool);
 void ont_timing_free(ont_phase_record *records);
 /* Before a session is destroyed, whose graph the programs of its records refer to. */
 void ont_timing_drop(const ont_pool *pool);
-/* How many phases were not kept, or were dropped unread, since recording was turned on. */
-uint64_t ont_timing_lost(void);
 
 /* Called around each phase (step NULL) and each step, on the thread that runs them, without the GIL. */
 typedef struct ont_step_hook {

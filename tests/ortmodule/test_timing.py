@@ -32,12 +32,11 @@ def test_every_run_is_recorded_once(model):
         model(torch.randn(4, 8)).sum().backward()
     phases = own.timings()
     assert [phase[0] for phase in phases] == [False, True, False, True] and own.timings() == []
-    for backward, thread, start, end, delivering, steps in phases:
-        assert steps and start <= end and delivering == 0 and thread
+    for backward, lost, thread, start, end, delivering, steps in phases:
+        assert steps and start <= end and delivering == 0 and thread and not lost
         assert all(step[5] == backward and start <= step[6] <= step[7] <= end for step in steps)
-    first = phases[0][5][0]
+    first = phases[0][6][0]
     assert first[:2] == ("0/Gemm_0", "Gemm") and first[3:5] == ("[4, 16]", 4 * (4 * 8 + 16 * 8 + 16 + 4 * 16))
-    assert _C.lost_timings() == 0
 
 
 def test_nothing_is_recorded_unless_asked_for(model):
@@ -50,16 +49,23 @@ def test_nothing_is_recorded_unless_asked_for(model):
     assert session(model).timings() == []
 
 
-def test_records_of_a_session_that_is_gone_are_counted():
-    model = ORTModule(nn.Sequential(nn.Linear(8, 2)))
-    model(torch.randn(4, 8)).sum().backward()
+def test_the_oldest_times_are_dropped_and_counted():
+    model, other = (ORTModule(nn.Sequential(nn.Linear(2, 2))) for _ in range(2))
+    x, limit = torch.randn(1, 2), (1 << 21) // 9  # forwards of one step
+    for one in (model, other):
+        one(x).sum().backward()
     _C.set_timing(True, True)
     try:
-        model(torch.randn(4, 8)).sum().backward()
-        program = model._all_programs()[0][1][0]
-        program.rest()
-        del program
-        assert _C.lost_timings() == 2
+        own, mask = session(model), b"\0" * 3
+        tensors = [x, *model.parameters()]
+        other(x)
+        assert len([step for step in own.timeline() if not step[4]]) == 1
+        for _ in range(limit + 3):
+            own.forward(tensors, mask)
+        assert [phase[1] for phase in session(other).timings()] == [1]  # the oldest
+        phases = own.timings()
+        assert phases[0][1] > 0 and all(phase[1] == 0 for phase in phases[1:]) and own.timings() == []
+        assert phases[0][1] + len(phases) - 1 == limit + 3
     finally:
         _C.set_timing(False)
 
@@ -74,7 +80,7 @@ def test_threads_record_side_by_side(model):
         thread.join()
     phases = session(model).timings()
     assert len(phases) == 40
-    assert all(step[6] <= step[7] and phase[2] <= step[6] for phase in phases for step in phase[5])
+    assert all(step[6] <= step[7] and phase[3] <= step[6] for phase in phases for step in phase[6])
 
 
 @pytest.mark.parametrize(("paths", "modules", "prefix"), [
@@ -131,6 +137,7 @@ def test_a_range_that_fails_leaves_the_run_alone(model, monkeypatch):
     with torch.profiler.profile():
         assert torch.equal(model(x), expected)
     assert torch.equal(model(x), expected)
-    assert [str(error) for error in seen] == [repr(n) for n in ("onnxtrain forward", "0/Gemm_0", "1/Gelu_1", "2/Gemm_2")]
+    names = ("onnxtrain forward", "0/Gemm_0", "1/Gelu_1", "2/Gemm_2")
+    assert [str(error) for error in seen] == [repr(name) for name in names]
     with pytest.raises(TypeError, match="function"):
         _C.set_ranges(3)
