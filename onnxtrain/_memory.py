@@ -48,13 +48,13 @@ class MemoryReport:
         lines = [f"planned activations {self.slab_bytes / MIB:.1f} MiB"
                  + (f" (the largest of {self.graphs} graphs)" if self.graphs > 1 else "")]
         lines += [f"  {name:<12} {size / MIB:10.1f} MiB" for name, size in self.phases.items()]
-        lines.append("largest where the most is live:")
+        lines.append("what is live when the most memory is in use:")
         lines += [f"  {size / MIB:10.1f} MiB  {name}" for name, size in self.holders[:10]]
-        lines.append("levels and budgets (work that runs again, as a part of the step's):")
+        lines.append("with other settings (and the share of the step's work that backward runs again):")
         lines += [f"  ORTMODULE_MEMORY_OPT_LEVEL={level:<5} {size / MIB:10.1f} MiB  {share:+6.1%}"
                   for level, (size, share) in self.levels.items()]
         lines += [f"  ORTMODULE_MEMORY_OPT_BUDGET={budget:<4.0%} {size / MIB:10.1f} MiB  {share:+6.1%}"
-                  + ("" if size <= budget * self.slab_bytes else "  (cannot be held)")
+                  + ("" if size <= budget * self.slab_bytes else "  (more than the budget)")
                   for budget, (size, share) in self.budgets.items()]
         return "\n".join(lines)
 
@@ -91,7 +91,7 @@ class MemoryReport:
             Path(path).write_text(self.svg(), encoding="utf-8")
             return
         if importlib.util.find_spec("matplotlib") is None:
-            raise ImportError(f"{path}: matplotlib draws charts other than .svg, and is not installed")
+            raise ImportError(f"{path}: charts other than .svg need matplotlib, which is not installed")
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(10, 4))
@@ -106,13 +106,13 @@ class MemoryReport:
 def _programs(model: Any) -> list[Any]:
     """The programs of an ORTModule that have run a training step, the latest of each schema."""
     if not hasattr(model, "_all_programs"):
-        raise TypeError(f"an ORTModule is expected, not {type(model).__name__}")
+        raise TypeError(f"memory_report() and max_batch() take an ORTModule, not {type(model).__name__}")
     found = [programs[-1] for _, programs in model._all_programs() if programs]
     found = [program for program in found if program.first_call is not None and any(program.first_call[1])
              and LABELS not in [source.name for source in program.exported.inputs]]
     if not found:
-        raise RuntimeError("no training step of this model has run in the engine: one of a small batch exports the "
-                           "graph")
+        raise RuntimeError("no training step of this model has run in the engine yet: run one step first, of any "
+                           "batch size")
     return found
 
 
@@ -122,7 +122,7 @@ def _shapes(program: Any, sizes: Sequence[Sequence[int]]) -> list[tuple[int, ...
     own = [i for i, source in enumerate(program.exported.inputs) if source.kind == "user"]
     if sizes and len(sizes) != len(own):
         names = ", ".join(program.exported.inputs[i].name for i in own)
-        raise ValueError(f"{len(sizes)} sizes are given, and the graph takes {len(own)} inputs: {names}")
+        raise ValueError(f"{len(sizes)} sizes are given, but the graph has {len(own)} inputs: {names}")
     shapes = list(shapes)
     for i, size in zip(own, sizes):
         shapes[i] = tuple(size)
@@ -211,7 +211,7 @@ def max_batch(model: Any, limit: float | str, *sizes: Sequence[int], most: int =
 
     limit_bytes = options._budget(limit) if isinstance(limit, str) else float(limit)
     if not limit_bytes or limit_bytes <= 1:
-        raise ValueError(f"limit is {limit}, expected bytes")
+        raise ValueError(f"limit is {limit}, expected a number of bytes above 1, or a text such as '4GB'")
     programs = _programs(model)
     level, budget = model._runtime.memory_optimization_level, model._runtime.memory_budget or 0.0
     planners = [program.planner(level, budget) for program in programs]

@@ -108,32 +108,34 @@ def _explained(mode: str, program: Any) -> list[str]:
     """Lines on one export: its exporter, where its nodes run, its times and memory."""
     totals, exported = program.totals(), program.exported
     rows = [
-        f"  {mode}: exporter {exported.exporter}, opset {exported.opset}, {totals.get('steps', 0)} kernels "
-        f"({totals.get('forward_steps', 0)} forward), {program.steps} steps, export "
-        f"{exported.seconds.get('total', 0.0):.2f} s, build {totals.get('build_seconds', 0.0) * 1e3:.1f} ms for "
-        f"{totals.get('programs_built', 0)} shapes, slab {totals.get('slab_bytes', 0) / 2**20:.1f} MiB (at least "
-        f"{totals.get('slab_lower_bound', 0) / 2**20:.1f})"
+        f"  {mode} graph: exporter {exported.exporter}, opset {exported.opset}, {totals.get('steps', 0)} kernels "
+        f"({totals.get('forward_steps', 0)} in forward), {program.steps} steps",
+        f"    start: the export took {exported.seconds.get('total', 0.0):.2f} s, the build "
+        f"{totals.get('build_seconds', 0.0) * 1e3:.1f} ms for {totals.get('programs_built', 0)} sets of sizes",
+        f"    memory: {totals.get('slab_bytes', 0) / 2**20:.1f} MiB are planned for activations; no plan needs less "
+        f"than {totals.get('slab_lower_bound', 0) / 2**20:.1f}",
     ]
     if totals.get("recomputed_nodes"):
-        rows.append(f"    recomputed in backward: {totals['recomputed_nodes']} nodes, instead of keeping "
+        rows.append(f"    backward runs {totals['recomputed_nodes']} nodes again instead of keeping "
                     f"{totals['recomputed_bytes'] / 2**20:.1f} MiB")
     if totals.get("compressed_values"):
-        rows.append(f"    compressed for backward: {totals['compressed_values']} values, "
+        rows.append(f"    {totals['compressed_values']} values are compressed for backward: "
                     f"{totals['compressed_bytes'] / 2**20:.1f} MiB instead of "
                     f"{totals['compressed_from'] / 2**20:.1f}")
     if program.step_seconds:
-        rows.append(f"    forward {program.step_seconds / max(program.steps, 1) * 1e3:.3f} ms a step, on average")
+        rows.append(f"    time: forward takes {program.step_seconds / max(program.steps, 1) * 1e3:.3f} ms a step, on "
+                    "average")
     if exported.functions:
         for kind, calls in (("torch.autograd.Function",
                              [c for c in exported.functions if isinstance(c.function, type)]),
                             ("operator", [c for c in exported.functions if not isinstance(c.function, type)])):
             if calls:
                 names = ", ".join(sorted({getattr(c.function, "__qualname__", str(c.function)) for c in calls}))
-                rows.append(f"    by PyTorch: {len(calls)} {kind} call{'s' * (len(calls) > 1)} ({names}), between "
-                            f"{len(program.sessions)} segments in the engine")
+                rows.append(f"    PyTorch runs {len(calls)} {kind} call{'s' * (len(calls) > 1)} ({names}) between "
+                            f"{len(program.sessions)} parts of the graph")
     for session in program.sessions:
-        rows += [f"    CUDA graph, {phase}: recorded {recorded} times, replayed {replayed}"
-                 + (f"; step by step now: {reason}" if reason else "")
+        rows += [f"    CUDA graph of {phase}: recorded {recorded} times, replayed {replayed} times"
+                 + (f"; the latest call ran without it: {reason}" if reason else "")
                  for phase, recorded, replayed, reason in session.graphs()]
     return rows + [f"    note: {note}" for note in exported.notes]
 
@@ -146,16 +148,17 @@ def explain(model: Any) -> str:
             mode = "training" if key.training else "inference"
             lines += _explained(mode, program)
     counts = stats(model)
-    lines.append(f"  steps: {counts['engine_steps']} in the engine, {counts['fallback_steps']} in PyTorch")
+    lines.append(f"  calls of forward: {counts['engine_steps']} in the engine, {counts['fallback_steps']} in PyTorch")
     if counts["specialisations"]:
-        lines.append(f"  sizes: {counts['specialisations']} specialised in {counts['specialise_seconds'] * 1e3:.1f} "
-                     f"ms, the latest in {counts['last_specialise_seconds'] * 1e3:.1f} ms")
+        lines.append(f"  programs for new sizes: {counts['specialisations']}, built in "
+                     f"{counts['specialise_seconds'] * 1e3:.1f} ms, the latest in "
+                     f"{counts['last_specialise_seconds'] * 1e3:.1f} ms")
     if counts["unread_results"]:
-        lines.append(f"  results that are not computed until code reads them: {counts['unread_results']}")
+        lines.append(f"  results that are computed only when code reads them: {counts['unread_results']}")
     if counts["outside_losses"]:
-        lines.append("  losses outside the module that are computed with it, and scores when code reads them: "
+        lines.append("  losses outside the module that the engine computes together with it: "
                      f"{counts['outside_losses']}")
-    lines += [f"  cut by Dynamo at: {reason}" for reason in counts["graph_breaks"]]
+    lines += [f"  Dynamo cuts the graph, and Python runs in between: {reason}" for reason in counts["graph_breaks"]]
     lines += [f"  in PyTorch because: {reason}" for reason in counts["reasons"]]
     text = "\n".join(lines)
     print(text)

@@ -76,7 +76,7 @@ def compiled(graph: torch.fx.GraphModule, example_inputs: Sequence[Any],
     except LookupError as error:
         if parts is not None:
             return parts().by_torch(graph, f"a graph of {len(graph.graph.nodes)} nodes runs in PyTorch, since {error}")
-        _log.warning("torch.compile(backend='onnxtrain'): PyTorch runs a graph of %d nodes, since %s",
+        _log.warning("torch.compile(backend='onnxtrain'): PyTorch runs a graph of %d nodes, because %s",
                      len(graph.graph.nodes), error)
         return _counted(graph)
     has_numbers = bool(numbers)

@@ -231,7 +231,7 @@ def memory_budget(monkeypatch, caplog, **_):
         assert totals["slab_bytes"] <= totals["budget_bytes"] == int(limit)
     monkeypatch.setenv("ORTMODULE_MEMORY_OPT_BUDGET", "10kb")
     ran(Wide(), torch.ones(2048, 256))
-    assert "the budget of 0.0 MiB cannot be held" in caplog.text
+    assert "more than the budget of 0.0 MiB: raise ORTMODULE_MEMORY_OPT_BUDGET" in caplog.text
 
 
 def memory_level(monkeypatch, **_):
@@ -241,11 +241,11 @@ def memory_level(monkeypatch, **_):
         monkeypatch.setenv("ORTMODULE_MEMORY_OPT_LEVEL", level)
         model = ran(Wide(), torch.ones(2048, 256))
         plans.append(program(model).totals())
-        assert f"slab {plans[-1]['slab_bytes'] / 2**20:.1f} MiB (at least" in onnxtrain.explain(model)
+        assert f"memory: {plans[-1]['slab_bytes'] / 2**20:.1f} MiB are planned" in onnxtrain.explain(model)
     assert plans[0]["slab_bytes"] > plans[1]["slab_bytes"] >= plans[2]["slab_bytes"]
     assert plans[0]["recomputed_share"] <= 0.02 < plans[1]["recomputed_share"] <= 0.2
     assert plans[1]["recomputed_share"] <= plans[2]["recomputed_share"] <= 0.45
-    assert f"recomputed in backward: {plans[2]['recomputed_nodes']} nodes" in onnxtrain.explain(model)
+    assert f"backward runs {plans[2]['recomputed_nodes']} nodes again" in onnxtrain.explain(model)
 
 
 def activation_compression(monkeypatch, **_):
@@ -255,7 +255,7 @@ def activation_compression(monkeypatch, **_):
         model = ran(Wide(), torch.ones(2048, 256))
         totals = program(model).totals()
         assert totals["compressed_bytes"] == share * totals["compressed_from"] > 0
-        assert f"compressed for backward: {totals['compressed_values']} values" in onnxtrain.explain(model)
+        assert f"{totals['compressed_values']} values are compressed for backward" in onnxtrain.explain(model)
 
 
 def memory_config(monkeypatch, **_):

@@ -59,7 +59,7 @@ static ont_status tell(delivery *d, uint32_t input)
     if (!result) PyErr_Fetch(&d->type, &d->value, &d->trace);
     Py_XDECREF(result);
     PyGILState_Release(gil);
-    return result ? ONT_OK : ont_fail(ONT_ESTATE, "the function that gradients are told to has failed");
+    return result ? ONT_OK : ont_fail(ONT_ESTATE, "the function that is called for each gradient has failed");
 }
 
 static ont_status receive(void *context, uint32_t input, const void *gradient)

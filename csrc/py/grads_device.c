@@ -163,7 +163,7 @@ PyObject *ont_grads_on(PyObject *module, PyObject *args)
     if (!(c.tables = PyCapsule_GetPointer(capsule, CAPSULE)) || read_what(what, &c.what) < 0) return NULL;
     if (ont_device_by_name(ont_get_state(module), device_name, &device) < 0) return NULL;
     if (!device || !device->ops->optim)
-        return PyErr_Format(PyExc_TypeError, "device '%s' has no launches for gradients", device_name);
+        return PyErr_Format(PyExc_TypeError, "device '%s' cannot clip, scale or add gradients", device_name);
     if (ont_grad_list_init(&c.list, module, device) < 0) return NULL;
     if (take_tensors(&c, sources, targets) == 0) {
         bool sums = c.what == ONT_OPTIM_SUMS;

@@ -266,7 +266,8 @@ ont_status ont_program_build(const ont_graph *loaded, const ont_tensor_view *inp
         return status;
     }
     p->build_seconds = ont_seconds() - start;
-    ont_log(ONT_LOG_INFO, "%s of %u steps (%u forward), slab %.1f MiB (lower bound %.1f), built in %.1f ms",
+    ont_log(ONT_LOG_INFO,
+            "built a %s of %u kernels (%u in forward): activations need %.1f MiB (the least is %.1f), %.1f ms",
             p->probe ? "probe" : "program", p->n_steps, p->split, (double)p->plan.slab_bytes / 0x1p20,
             (double)p->plan.lower_bound / 0x1p20, p->build_seconds * 1e3);
     *program = p;

@@ -131,7 +131,7 @@ static ont_status try_orders(scheduler *s, ont_plan_step *plan_steps, bool force
 #ifndef NDEBUG
     ONT_TRY(ont_context(ont_graph_verify(p->graph), "after schedule"));
 #endif
-    ont_log(ONT_LOG_INFO, "schedule: another order of steps, slab %.1f MiB in place of %.1f",
+    ont_log(ONT_LOG_INFO, "kernels run in another order: activations need %.1f MiB instead of %.1f",
             (double)s->bytes / 0x1p20, (double)before / 0x1p20);
     return ONT_OK;
 }

@@ -224,7 +224,9 @@ static ont_status keep_budget(ont_session *s, const ont_tensor_view *inputs, con
     ont_status status = search_budget(&b);
     *program = b.best;
     if (status == ONT_OK && b.best->plan.slab_bytes > b.budget)
-        ont_log(ONT_LOG_WARNING, "a step of these sizes needs %.1f MiB at least: the budget of %.1f MiB cannot be held",
+        ont_log(ONT_LOG_WARNING,
+                "a step of these sizes needs at least %.1f MiB of activations, more than the budget of %.1f MiB: raise "
+                "ORTMODULE_MEMORY_OPT_BUDGET, or make the batch smaller",
                 (double)b.best->plan.slab_bytes / 0x1p20, (double)b.budget / 0x1p20);
     return status;
 }

@@ -27,8 +27,9 @@ static const ont_simd_table *detect(void)
     if (!strcmp(asked, "plain")) return ont_simd_plain();
     if (!strcmp(asked, "avx2") && avx2) return &ont_simd_table_avx2;
     if (!strcmp(asked, "avx512") && avx512) return &ont_simd_table_avx512;
-    ont_log(ONT_LOG_WARNING, "ONNXTRAIN_ISA=%s: not plain, avx2 or avx512, or not of this processor; using %s", asked,
-            best->isa);
+    ont_log(ONT_LOG_WARNING,
+            "ONNXTRAIN_ISA=%s is not plain, avx2 or avx512, or this processor does not have it: using %s",
+            asked, best->isa);
     return best;
 }
 

@@ -34,9 +34,9 @@ def _compile(ranks: Sequence[int], checks: Sequence[tuple[str, str]], symbols: S
         sizes = "".join(f"d{index}_{axis}, " for axis in range(rank))
         if rank:
             lines.append(f"    try: {sizes} = t[{index}].shape")
-            lines.append(f"    except ValueError: return 'input {index} has another rank than {rank}'")
+            lines.append(f"    except ValueError: return 'input {index} does not have {rank} dims'")
         else:
-            lines.append(f"    if t[{index}].dim(): return 'input {index} has another rank than 0'")
+            lines.append(f"    if t[{index}].dim(): return 'input {index} does not have 0 dims'")
     lines += [f"    {name} = {source}" for name, source in symbols]
     seen = set()
     for expression, sentence in checks:
@@ -92,11 +92,11 @@ def from_program(program: torch.export.ExportedProgram, relaxed: AbstractSet[str
             checks.append((f"{name} <= {upper}", f"{where}, is above {upper}"))
     single = sorted(symbols[name] for name in relaxed if name in symbols)
     for a, b in zip(single, single[1:]):  # only all of them 1, or none, was shown to be right
-        checks.append((f"({a} == 1) == ({b} == 1)", "one size is 1, another, which was 1 with it, is not"))
+        checks.append((f"({a} == 1) == ({b} == 1)", "of two sizes that were both 1 at the export, only one is 1 now"))
     for code in program._guards_code:
         expression = _SIZE.sub(r"d\1_\2", code)
         # A guard over anything but sizes of inputs (strides, say) is not understood; None of them may be lost.
         understood = "L[" not in expression
-        checks.append((expression if understood else "False", f"the traced program needs {expression}"))
+        checks.append((expression if understood else "False", f"the exported graph needs sizes with {expression}"))
     order = sorted(symbols.items())
     return _compile([value.dim() for value in values], checks, order)

@@ -36,8 +36,8 @@ def progress(name: str, debug: Any) -> Iterator[None]:
         for seconds in itertools.chain(PROGRESS, itertools.count(60.0, 60.0)):
             if is_over.wait(start + seconds - time.monotonic()):
                 return
-            debug.log(logging.WARNING, "ORTModule: %s is being captured and exported, %.0f s so far. Later steps, and "
-                      "later processes from ORTMODULE_CACHE_DIR, do less of it.", name, seconds)
+            debug.log(logging.WARNING, "ORTModule: %s is being captured and exported, %.0f s so far. Later steps do "
+                      "less of it, and later processes read the export from ORTMODULE_CACHE_DIR.", name, seconds)
 
     thread = threading.Thread(target=report, name="onnxtrain-progress", daemon=True)
     thread.start()
@@ -56,31 +56,37 @@ def _share(totals: dict[str, Any], kind: str, before: str, behind: str) -> str:
 
 def features(program: Any, debug: Any, fallback: Any) -> list[tuple[str, bool, str]]:
     """(feature, on, remark) of one program; for a missing feature, OFF and its substitute."""
-    totals = program.totals()
+    totals, functions = program.totals(), program.exported.functions
     recomputed, compressed = totals.get("recomputed_nodes", 0), totals.get("compressed_values", 0)
+    operators = any(not isinstance(call.function, type) for call in functions)
+    classes = any(isinstance(call.function, type) for call in functions)
+    packed, random = totals.get("packed_nodes", 0), any(session.random for session in program.sessions)
     return [
-        ("ATen executor", any(not isinstance(call.function, type) for call in program.exported.functions),
-         "operators that the engine lacks, run by torch between segments"),
-        ("Fallback to PyTorch", fallback.enabled, "ORTMODULE_FALLBACK_POLICY"),
-        ("Custom autograd function", any(isinstance(call.function, type) for call in program.exported.functions),
-         "PythonOp nodes of this graph"),
-        ("Cast propagation", False, "16-bit types stay where autocast put them"),
-        ("Compute optimizer", bool(totals.get("packed_nodes")), f"{totals.get('packed_nodes', 0)} nodes compute "
-         f"the rows that are read{_share(totals, 'selected', '; ', ' of rows that are selected')}"),
+        ("ATen executor", operators, "PyTorch runs operators that the engine does not have" if operators
+         else "the engine has every operator of this graph"),
+        ("Fallback to PyTorch", fallback.enabled, "PyTorch runs a call that the engine cannot run"
+         if fallback.enabled else "ORTMODULE_FALLBACK_POLICY makes what the engine cannot run an error"),
+        ("Custom autograd function", classes, "PyTorch runs the torch.autograd.Functions of this graph" if classes
+         else "this graph has no torch.autograd.Function"),
+        ("Cast propagation", False, "values stay in the types that autocast gives them"),
+        ("Compute optimizer", bool(packed), f"{packed} nodes leave out rows that nothing reads"
+         f"{_share(totals, 'selected', '; they compute ', ' rows')}" if packed else "every node computes all rows"),
         ("Label sparsity", bool(totals.get("label_rows_of")),
-         _share(totals, "label", "", " rows of scores") or "every row of scores is computed"),
+         _share(totals, "label", "", " rows of scores are computed") or "all rows of scores are computed"),
         ("Embedding sparsity", bool(totals.get("key_rows_of")),
-         _share(totals, "key", "", " tokens of the batch") or "every token is computed"),
+         _share(totals, "key", "", " tokens are computed") or "all tokens are computed"),
         ("Memory optimizer", bool(recomputed),
-         f"{recomputed} nodes run again in backward, {totals['recomputed_share']:.1%} of the work, instead of keeping "
+         f"backward runs {recomputed} nodes again, {totals['recomputed_share']:.1%} of the work, and saves "
          f"{totals['recomputed_bytes'] / 2**20:.1f} MiB" if recomputed else
-         "torch.utils.checkpoint, ORTMODULE_MEMORY_OPT_LEVEL, _BUDGET or _CONFIG"),
+         "backward runs nothing again; ORTMODULE_MEMORY_OPT_LEVEL=1 or 2 saves memory"),
         ("Activation compression", bool(compressed),
          f"{compressed} values are kept in {totals['compressed_bytes'] / 2**20:.1f} MiB instead of "
-         f"{totals['compressed_from'] / 2**20:.1f}" if compressed else "ORTMODULE_ACTIVATION_COMPRESSION"),
-        ("Random numbers", any(session.random for session in program.sessions),
-         "dropout and the like, keyed by torch's generator"),
-        ("Verification", bool(debug.verify), "DebugOptions(verify=True)"),
+         f"{totals['compressed_from'] / 2**20:.1f}" if compressed else
+         "activations keep their type; ORTMODULE_ACTIVATION_COMPRESSION=bf16 halves them"),
+        ("Random numbers", random, "operators such as dropout follow torch's generator" if random
+         else "this graph draws no random numbers"),
+        ("Verification", bool(debug.verify), "the first steps are compared with eager PyTorch" if debug.verify
+         else "DebugOptions(verify=True) compares the first step with eager PyTorch"),
     ]
 
 
@@ -95,8 +101,8 @@ def ready(name: str, training: bool, program: Any, debug: Any, fallback: Any) ->
     rows = [f"  {feature:<28} {'ON' if on else 'OFF':<4} {remark}"
             for feature, on, remark in features(program, debug, fallback)]
     debug.log(logging.WARNING,
-              "ORTModule: %s is ready for %s\n%s\n  initialization overhead %.2f s, of which export took %.2f s and "
-              "the build %.3f s", name, mode, "\n".join(rows), export_seconds + build, export_seconds, build)
+              "ORTModule: %s is ready for %s\n%s\n  initialization overhead %.2f s: the export took %.2f s, the "
+              "build of the program %.3f s", name, mode, "\n".join(rows), export_seconds + build, export_seconds, build)
 
 
 def memory(model: Any, program: Any) -> None:

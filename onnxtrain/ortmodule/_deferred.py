@@ -459,7 +459,8 @@ class Scores(Reads):
         else:
             if not self._joined:
                 self._parts().note_joined(self._model(), 1)
-                _log.info("ORTModule: the loss outside the module is computed with it, and scores when they are read")
+                _log.info("ORTModule computes the loss outside the module together with it, and scores only when code "
+                          "reads them")
             self._joined[settings] = joined
         return loss
 
@@ -472,7 +473,7 @@ class Scores(Reads):
             self._parts().note_joined(self._model(), -1)
         self._is_off = True
         self._joined.clear()
-        _log.info("ORTModule: scores are computed for their loss outside the module: %s", reason)
+        _log.info("ORTModule computes the scores for the loss outside the module, because %s", reason)
 
 
 def _wanted(given: Sequence[Any]) -> tuple[bool, ...]:

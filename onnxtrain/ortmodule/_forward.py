@@ -166,13 +166,13 @@ def _past(model: Any, forward: Any) -> None:
     """A step that no one but this forward ran: counted, said, and the last of its kind."""
     _report.count(model._counters, fallback_steps=1)
     name = getattr(forward, "__qualname__", type(forward).__name__)
-    text = f"the forward {name}, set on the wrapper, runs past the wrapper's own"
+    text = f"the function {name} was set as forward of the ORTModule, and does not call its own forward"
     stays = model.__dict__.get("forward") is forward
     if stays:
         del model.__dict__["forward"], model.__dict__["_compiled_call_impl"]
         Adopted.put(forward, model)
     if text not in model._counters.reasons:
         model._note(text)
-        model._debug.log(logging.WARNING, "ORTModule: %s: %s, so that this call ran in PyTorch%s",
+        model._debug.log(logging.WARNING, "ORTModule: %s: PyTorch ran this call, because %s%s",
                          type(model._module).__name__, text,
-                         ". From now on it is the module's own forward, and is exported" if stays else "")
+                         ". From now on ORTModule exports this function as the module's forward" if stays else "")

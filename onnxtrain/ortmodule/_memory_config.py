@@ -53,7 +53,7 @@ def _strings(text: str) -> list[str]:
     try:
         found = json.loads(text if text.startswith("[") else Path(text).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ValueError(f"{VARIABLE}={text} is no list of plans and no JSON file with one: {error}") from error
+        raise ValueError(f"{VARIABLE}={text} is neither a list of plans nor a JSON file with one: {error}") from error
     if not isinstance(found, list) or not all([isinstance(item, str) for item in found]):
         raise ValueError(f"{VARIABLE}={text} is {found!r}, expected a list of strings")
     return found
@@ -95,8 +95,8 @@ def announce(log: Any, plans: Sequence[Plan], sessions: Iterable[Any]) -> None:
             found[subgraph, compromise] = [a + b for a, b in zip(old, numbers, strict=True)]
     for subgraph, compromise, _ in plans:
         if (subgraph, compromise) not in found:
-            log(logging.WARNING, "%s: no subgraph %s of type %d is in the graph; at INFO a table has those that are",
-                VARIABLE, subgraph, RECOMPUTE + compromise)
+            log(logging.WARNING, "%s: the graph has no subgraph %s of type %d; ORTMODULE_LOG_LEVEL=INFO logs a "
+                "table of those that it has", VARIABLE, subgraph, RECOMPUTE + compromise)
     rows = sorted(found.items(), key=lambda item: -item[1][2])
     if rows:
         plans_of = [f"{subgraph}:{RECOMPUTE + compromise}:{applied if 0 < applied < frequency else -1}"
@@ -104,5 +104,5 @@ def announce(log: Any, plans: Sequence[Plan], sessions: Iterable[Any]) -> None:
         width = max(map(len, plans_of))
         lines = [f"  - Plan {number:<3} : {'ON' if applied else 'OFF':<3} : {plan:<{width}} {frequency:>6} {size:>18,}"
                  for number, (plan, (_, (frequency, applied, size))) in enumerate(zip(plans_of, rows), 1)]
-        log(logging.INFO, "ORTModule: subgraphs that %s can name, how often each occurs, and the bytes that running "
-            "all of them again saves at most\n%s", VARIABLE, "\n".join(lines))
+        log(logging.INFO, "ORTModule: subgraphs that %s can name, how often each occurs, and how many bytes are saved "
+            "if backward runs all of them again\n%s", VARIABLE, "\n".join(lines))

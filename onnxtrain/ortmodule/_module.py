@@ -75,9 +75,10 @@ class ORTModule(torch.nn.Module):
 
     def __init__(self, module: torch.nn.Module, debug_options: DebugOptions | None = None) -> None:
         if not isinstance(module, torch.nn.Module):
-            raise TypeError(f"ORTModule wraps a torch.nn.Module, not {type(module).__name__}")
+            raise TypeError(f"ORTModule() takes a torch.nn.Module, not {type(module).__name__}")
         if isinstance(module, ORTModule):
-            raise ORTModuleTorchModelException("ORTModule does not support an ORTModule as its module")
+            raise ORTModuleTorchModelException("ORTModule does not support an ORTModule as its module: pass the module "
+                                               "that it wraps")
         super().__init__()
         object.__setattr__(self, "__class__", _special.classed(type(self), module))
         self._debug = debug_options if debug_options is not None else DebugOptions()
@@ -100,8 +101,8 @@ class ORTModule(torch.nn.Module):
         _warn_of_collisions(module, self._debug)
         if isinstance(module, torch.nn.DataParallel):
             self._fall_back("the module", FallbackPolicy.FALLBACK_UNSUPPORTED_TORCH_MODEL,
-                            "ORTModule is not compatible with torch.nn.DataParallel, which copies its module at every "
-                            "step: use torch.nn.parallel.DistributedDataParallel around ORTModule", None)
+                            "ORTModule does not support torch.nn.DataParallel, which copies its module at every step: "
+                            "wrap the ORTModule in torch.nn.parallel.DistributedDataParallel instead", None)
             self._fallback.give_up()
 
     # ---- running ----
@@ -123,13 +124,13 @@ class ORTModule(torch.nn.Module):
         if torch._C._are_functorch_transforms_active():
             if _TRANSFORMED not in self._fallen:
                 self._fall_back(_TRANSFORMED, FallbackPolicy.FALLBACK_UNSUPPORTED_TORCH_MODEL,
-                                "torch.func differentiates and batches by interpreters of its own, which see no node "
-                                "of the engine's", None)
+                                "torch.func has interpreters of its own for gradients and batches, which do not see "
+                                "the engine", None)
             return self._in_torch(args, kwargs)
         if (torch._C._len_torch_dispatch_stack() or torch._C._get_tracing_state() is not None
             or forward_ad._current_level >= 0):
-            self._note("a trace, a mode of torch's dispatcher or forward-mode differentiation must see every "
-                       "operator")
+            self._note("a trace, a mode of torch's dispatcher or forward-mode differentiation is active, and must "
+                       "see every operator")
             return self._in_torch(args, kwargs)
         if torch._C._len_torch_function_stack() and (active := function_mode()) is not None:
             return self._by_torch(f"the mode {active} must see every function of torch", args, kwargs)
@@ -167,7 +168,7 @@ class ORTModule(torch.nn.Module):
                         result = self._run(program, args, grad_enabled)
                 except StaleError as error:
                     programs.remove(program)
-                    self._debug.log(logging.WARNING, "ORTModule: %s: exporting again", error)
+                    self._debug.log(logging.WARNING, "ORTModule exports the module again, because %s", error)
                     break
                 except CheckError as error:
                     return self._checked_by_torch(error, args)
@@ -211,7 +212,7 @@ class ORTModule(torch.nn.Module):
     def _by_torch(self, reason: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs a call in PyTorch that no graph can represent; warns once and notes the reason."""
         if reason not in self._counters.reasons:
-            self._debug.log(logging.WARNING, "ORTModule: PyTorch runs this call of %s, since %s",
+            self._debug.log(logging.WARNING, "ORTModule: PyTorch runs this call of %s, because %s",
                             type(self._module).__name__, reason)
         self._note(reason)
         return self._in_torch(args, kwargs)
@@ -223,8 +224,8 @@ class ORTModule(torch.nn.Module):
 
     def _checked_by_torch(self, error: CheckError, args: tuple[Any, ...]) -> Any:
         """One call for which forward may have to raise; it does so itself."""
-        self._debug.log(logging.WARNING, "ORTModule: this call runs in PyTorch, since %s", error)
-        self._note(f"for some calls, {error}; PyTorch raises then what forward would raise")
+        self._debug.log(logging.WARNING, "ORTModule: PyTorch runs this call, because %s", error)
+        self._note(f"in some calls {error}; PyTorch runs them and raises what forward would raise")
         result = self._in_torch(args, {})
         self._fallback.check(FallbackPolicy.FALLBACK_UNSUPPORTED_TORCH_MODEL, f"{error}, and PyTorch did not raise.",
                              error)
@@ -242,8 +243,8 @@ class ORTModule(torch.nn.Module):
             return self._in_torch(args, {})
         known = self._programs.setdefault(key, [])
         if known and (reason := known[-1].guards(tensors)):
-            self._debug.log(logging.WARNING, "ORTModule: %s, so the export at hand does not fit: exporting again",
-                            reason)
+            self._debug.log(logging.WARNING, "ORTModule exports the module again, because the export does not fit this "
+                            "call: %s", reason)
         try:
             device = device_of((*tensors, *self._module.parameters(), *self._module.buffers()))
         except UnsupportedError as error:
@@ -376,7 +377,8 @@ class ORTModule(torch.nn.Module):
         try:
             return cache.digest(self._module, key, settings)
         except (cache.NotKept, OSError, NotImplementedError, TypeError) as reason:
-            self._debug.log(logging.INFO, "ORTModule: exports are not kept in %s: %s", runtime.cache_dir, reason)
+            self._debug.log(logging.INFO, "ORTModule does not keep exports of this module in %s: %s",
+                            runtime.cache_dir, reason)
             return None
 
     def _memory(self) -> dict[str, Any]:
@@ -467,8 +469,8 @@ class ORTModule(torch.nn.Module):
         wanted = self._runtime.onnx_opset_version
         if program.exported.opset != wanted:
             self._debug.log(logging.WARNING,
-                            "ORTModule: %s: opset %d was asked for, and %d is used: the %s exporter does not have "
-                            "it", type(self._module).__name__, wanted, program.exported.opset,
+                            "ORTModule: %s: opset %d was asked for, and %d is used, because the %s exporter does "
+                            "not have it", type(self._module).__name__, wanted, program.exported.opset,
                             program.exported.exporter)
         for note in dict.fromkeys((*program.warnings, *program.exported.notes)):
             level = logging.WARNING if note in program.warnings else logging.INFO
@@ -502,8 +504,8 @@ class ORTModule(torch.nn.Module):
             self._debug.log(
                 logging.WARNING,
                 "ORTModule: %s runs in PyTorch, not in the onnxtrain engine, for this kind of call: %s. Results are "
-                "PyTorch's own, nothing is faster. ORTMODULE_FALLBACK_POLICY=FALLBACK_DISABLE makes this an error; "
-                "onnxtrain.explain(model) lists what ran where.", type(self._module).__name__, text)
+                "right, but not faster. onnxtrain.explain(model) lists what ran where. "
+                "ORTMODULE_FALLBACK_POLICY=FALLBACK_DISABLE makes this an error.", type(self._module).__name__, text)
 
     # ---- being the module ----
 

@@ -167,7 +167,8 @@ class _Loss(torch.autograd.Function):
                                  (0,) if ctx.spent else ())[0]
             found = found.detach() if found is scores else found
         elif ctx.spent:
-            raise RuntimeError("cross_entropy_loss: backward failed half-way before, and its scores are gone")
+            raise RuntimeError("cross_entropy_loss: an earlier backward failed and has overwritten the scores: "
+                               "run forward again")
         else:  # a second time, or to be differentiated again: torch computes it
             with torch.enable_grad():
                 leaf = scores if differentiable else scores.detach().requires_grad_()
@@ -264,7 +265,7 @@ def watch(kinds: tuple[type, ...], outputs: tuple[Tensor, ...]) -> bool:
         return False
     if not hasattr(torch.library, "get_kernel") or "outside_loss" in options.read("ONNXTRAIN_DISABLE").split(","):
         return True
-    _log.info("torch's cross_entropy of large scores that come from an ORTModule runs in the engine from now on")
+    _log.info("ORTModule: the engine runs torch's cross_entropy of large scores of an ORTModule from now on")
     _library = torch.library.Library("aten", "IMPL")
     with warnings.catch_warnings():  # torch says once that a kernel is replaced
         warnings.filterwarnings("ignore", message="[^$]*Overriding a previously registered kernel")

@@ -290,7 +290,8 @@ class Program:
             UnsupportedError: the graph runs in segments, with calls of torch between them.
         """
         if self.chain is not None:
-            raise UnsupportedError("a graph in segments, with calls of torch between them, has no plan as a whole")
+            raise UnsupportedError("PyTorch runs operators between parts of this graph, so the step has no memory plan "
+                                   "as a whole")
         session = functools.partial(self._session, subgraphs=()) if level else self._session  # a level reads no plans
         return session(recompute=level, budget=budget, rows=0)
 
@@ -385,7 +386,7 @@ class Program:
             raise
         if random is not None and not all([bool(outputs[index]) for index in self._checks]):
             _random.restore(self.device, random)
-            raise CheckError("a check in forward does not hold")
+            raise CheckError("an assertion in forward fails")
         if wanted and not self._watched and not self.steps % LOOK_EVERY:
             self._watched = _outside_loss.watch(NODES, tuple(outputs))
         for index, leaf in self._written:

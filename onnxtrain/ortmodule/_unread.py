@@ -35,9 +35,8 @@ _log = logging.getLogger("onnxtrain")
 
 def refuse_gradient(gradient: Tensor) -> None:
     """Raises: the gradient of a result that stands for another tensor would be lost."""
-    raise RuntimeError("a gradient reaches a result of an ORTModule that is computed when it is read, from code that "
-                       "does not see Python's tensors. Call clone() on the result first, or set "
-                       "ONNXTRAIN_DISABLE=unread.")
+    raise RuntimeError("code outside Python passes a gradient to a result of an ORTModule that was not computed yet. "
+                       "Call clone() on the result first, or set ONNXTRAIN_DISABLE=unread.")
 
 
 class UnreadResult(Tensor):
@@ -78,9 +77,8 @@ class UnreadResult(Tensor):
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
             cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        raise RuntimeError(f"{function} was called by code that does not see Python's tensors, on a result of an "
-                           "ORTModule that is computed when it is read. Call clone() on the result first, or set "
-                           "ONNXTRAIN_DISABLE=unread.")
+        raise RuntimeError(f"code outside Python called {function} on a result of an ORTModule that was not computed "
+                           "yet. Call clone() on the result first, or set ONNXTRAIN_DISABLE=unread.")
 
 
 _KNOWN = frozenset(getattr(Tensor, name).__get__ for name in ("dtype", "device", "layout", "is_cuda", "is_cpu",
@@ -142,9 +140,9 @@ class Pending:
         """Raises RuntimeError where weights, arguments or torch's modes have changed since."""
         if self._versions != _versions(self.given) or self._modes != torch_modes():
             raise RuntimeError(
-                f"a result of an ORTModule was not computed, since no code had read it in {STEPS} steps, and "
-                "weights, arguments or torch's modes have changed since. Read it before the optimizer's step, "
-                "or set ONNXTRAIN_DISABLE=unread.")
+                f"ORTModule did not compute a result, because no code read it in {STEPS} steps. It cannot now: "
+                "weights, arguments or torch's modes have changed. Read the result before the optimizer's step, or set "
+                "ONNXTRAIN_DISABLE=unread.")
 
 
 def _versions(given: Sequence[Any]) -> list[int]:
@@ -174,7 +172,7 @@ class Reads:
         self._reads = 1 if self._quiet > QUIET else self._reads + 1
         self._quiet = 0
         if self._reads == READS:
-            self._give_up("results are read that were not read before: all are computed at each step again")
+            self._give_up("code reads results that it did not read before: every step computes all of them again")
 
     def _give_up(self, reason: str) -> None:
         """Has all results computed at each step from now on."""
@@ -259,18 +257,20 @@ class Results(Reads):
             others = short(*given)
             drawn = _random.state(device)
         except Exception as error:  # the whole graph runs
-            self._give_up(f"results that no code reads are computed: the graph without them does not run: {error}")
+            self._give_up(f"every step computes results that no code reads, because the graph without them does not "
+                          f"run: {error}")
             return results
         finally:
             _random.restore(device, after)
         same = torch.equal(drawn[0], after[0]) and drawn[1] == after[1] and all(
             is_close(a, b) for a, b in zip(results, others, strict=True) if is_loss(a))
         if not same or not self._allowed():
-            self._give_up("results that no code reads are computed, since the rest is not the same without them")
+            self._give_up("every step computes results that no code reads, because the others differ without them")
         else:
             self._unread, self._short = unread, short
             self._note(len(unread))
-            _log.info("ORTModule: %d results that no code reads are computed when they are read", len(unread))
+            _log.info("ORTModule: no code reads %d results, so they are computed only when code reads them",
+                      len(unread))
         return results
 
     def _run_short(self, short: Callable[..., Sequence[Any]], given: Sequence[Any]) -> Sequence[Any]:

@@ -142,7 +142,7 @@ def compare(module: Graph, exported: Exported, args: Sequence[Any], thaw: bool =
             (eager, flags), (ours, own) = [_undisturbed(module, call, args, True) for call in calls]
         except RuntimeError:  # forward may not bear an input that wants a gradient
             (eager, flags), (ours, own) = [_undisturbed(module, call, args, False) for call in calls]
-    rows = [("structure", 0.0 if flags == own else math.inf)]
+    rows = [("which outputs have a gradient", 0.0 if flags == own else math.inf)]
     largest = max([g.to_dense().abs().max().item() for n, g in eager.items() if n.startswith("grad")
                    and g is not None and g.numel()],
                   default=0.0)
@@ -178,5 +178,8 @@ def verify(module: Graph, exported: Exported, args: Sequence[Any]) -> str:
     rows, limit = compare(module, exported, args), tolerance(module)
     table = "\n".join(f"  {name:<48} {error:.2e}{'' if error <= limit else '  <-- differs'}" for name, error in rows)
     if any(not error <= limit for _, error in rows):
-        raise VerificationError(f"onnxtrain differs from eager PyTorch (relative to the largest entry):\n{table}")
-    return f"verify: equal to eager PyTorch (relative to the largest entry)\n{table}"
+        raise VerificationError(
+            f"The engine's results differ from eager PyTorch's by more than {limit:.0e} of the largest entry. Please "
+            f"report this with the smallest script that shows it. Errors relative to the largest entry:\n{table}")
+    return (f"ORTModule: verify: results are equal to eager PyTorch's, within {limit:.0e} of the largest entry. Errors "
+            f"relative to the largest entry:\n{table}")

@@ -138,7 +138,7 @@ def test_verify_raises_above_tolerance(monkeypatch):
 
     monkeypatch.setattr(_verify, "without_dropout", wrong)
     model = ORTModule(nn.Sequential(nn.Linear(3, 3), nn.ReLU()), DebugOptions(verify=True))
-    with pytest.raises(VerificationError, match="differs"):
+    with pytest.raises(VerificationError, match="differ from eager PyTorch's by more than 1e-04"):
         model(torch.randn(2, 3))
 
 
@@ -197,6 +197,7 @@ def test_profile_is_a_trace_with_names_of_modules(tmp_path, capsys):
     for _ in range(3):
         model(torch.randn(4, 8)).sum().backward()
     debug.trace.write()
+    debug.trace._stop()  # or the core records on for the tests behind this one
     events = [e for e in json.loads((tmp_path / "trace.json").read_text())["traceEvents"] if e["ph"] == "X"]
     names = {e["name"].rpartition("/")[0] for e in events if e["cat"] == "forward"}
     assert names == {"0", "1", "2"} and {e["cat"] for e in events} == {"forward", "backward", "module", "engine"}

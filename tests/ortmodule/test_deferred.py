@@ -82,7 +82,7 @@ def test_training(name, dropout, monkeypatch):
         assert joined(ours) == (seed >= STEPS) and joined(plain) == 0
     stats = onnxtrain.stats(ours)
     assert stats["engine_steps"] == 2 * STEPS + 2 and stats["fallback_steps"] == 0 and stats["exports"] == 2
-    assert "computed with it, and scores when code reads them: 1" in onnxtrain.explain(ours)
+    assert "that the engine computes together with it: 1" in onnxtrain.explain(ours)
     full, short = [program for _, programs in ours._all_programs() for program in programs]
     assert full.steps == STEPS + 1 and short.steps == STEPS + 2
 

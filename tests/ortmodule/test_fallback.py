@@ -52,7 +52,7 @@ def test_what_the_exporter_cannot_translate_runs_by_torch():
     counts = onnxtrain.stats(model)
     assert (counts["engine_steps"], counts["fallback_steps"], counts["exports"]) == (2, 0, 1), counts["reasons"]
     text = onnxtrain.explain(model)
-    assert "1 operator call (aten::_cdist_forward), between 2 segments" in text and "equal to eager" in text
+    assert "PyTorch runs 1 operator call (aten::_cdist_forward) between 2 parts of the graph" in text and "equal to eager" in text
 
 
 def lack(monkeypatch, *operators):

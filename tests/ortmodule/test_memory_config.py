@@ -91,7 +91,7 @@ def test_a_module(monkeypatch, caplog):
     assert totals["kept_bytes"] == plain["kept_bytes"] - saved
     said = [(r.levelno, r.getMessage()) for r in caplog.records if NAME in r.getMessage()]
     [warning] = [text for level, text in said if level == logging.WARNING]
-    assert "no subgraph Nothing+Add+ of type 1" in warning
+    assert "the graph has no subgraph Nothing+Add+ of type 1" in warning
     [table] = [text for level, text in said if level == logging.INFO]
     rows = {" ".join(line.split()) for line in table.splitlines()[1:]}
     assert {row.split(" : ", 1)[1] for row in rows} >= {

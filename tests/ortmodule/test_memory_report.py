@@ -75,16 +75,16 @@ def test_the_largest_batch(model):
     assert onnxtrain.max_batch(model, "64MB", (1, 128)) == batch
     assert onnxtrain.max_batch(model, 1000) == 0
     assert onnxtrain.max_batch(model, "4GB", most=5) == 5
-    with pytest.raises(ValueError, match="expected bytes"):
+    with pytest.raises(ValueError, match="expected a number of bytes"):
         onnxtrain.max_batch(model, 0.5)
 
 
 def test_bad_questions(model):
-    with pytest.raises(TypeError, match="an ORTModule is expected, not Net"):
+    with pytest.raises(TypeError, match="take an ORTModule, not Net"):
         onnxtrain.memory_report(Net())
     with pytest.raises(RuntimeError, match="no training step of this model has run"):
         onnxtrain.memory_report(ORTModule(Net()))
-    with pytest.raises(ValueError, match="2 sizes are given, and the graph takes 1 inputs"):
+    with pytest.raises(ValueError, match="2 sizes are given, but the graph has 1 inputs"):
         onnxtrain.memory_report(model, (1, 128), (1, 128))
     with pytest.raises(ValueError, match="shape is"):
         onnxtrain.memory_report(model, (128,))
