@@ -191,7 +191,7 @@ def _dynamo(flat: _Flat, names: list[str], leaves: list[Any], opset: int, notes:
     functions.begin(flat.traced.functions)
     guards = shape_guards.from_program(program, relaxed)
     if (violated := guards(tensors)) is not None:
-        raise ExportError(f"The traced program does not admit the example arguments themselves: {violated}.")
+        raise ExportError(f"The exported graph does not accept the arguments that it was exported with: {violated}.")
     users = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
     flat.traced.views = views.find(program, flat.traced, users, lambda target: owned[id(_lookup(module, target))])
     mutations.check(program)

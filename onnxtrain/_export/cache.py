@@ -80,7 +80,7 @@ def digest(module: Graph, key: Any, settings: Sequence[Any]) -> str:
 
 def _meta(exported: Any) -> dict[str, Any]:
     if any(source.kind == "constant" for source in exported.inputs):
-        raise NotKept("forward uses a large tensor that is no part of the module")
+        raise NotKept("forward reads a large tensor that is not a parameter, buffer or argument")
     _guards(exported.guards.source)  # what could not be read is not written
     return {
         "inputs": [(i.kind, i.name, i.target) for i in exported.inputs],
@@ -113,7 +113,7 @@ def store(folder: str, name: str, exported: Any) -> bool:
     except NotKept as reason:
         _log.info("ORTModule: this export is not kept in %s: %s", folder, reason)
     except (OSError, TypeError, ValueError, NotImplementedError) as error:
-        _log.log(files.level(folder), "ORTModule: %s cannot keep an export: %s", folder, error)
+        _log.log(files.level(folder), "ORTModule cannot keep an export in %s: %s", folder, error)
     return False
 
 
@@ -127,7 +127,8 @@ def load(folder: str, name: str, tensors: Sequence[Tensor]) -> Any | None:
         except FileNotFoundError:  # another process has just removed it
             continue
         except Exception as error:  # whatever it holds, the module is exported then
-            _log.warning("ORTModule: %s is passed over: %s: %s", path, type(error).__name__, error)
+            _log.warning("ORTModule ignores the export %s, which it cannot read: %s: %s", path,
+                         type(error).__name__, error)
             continue
         if exported is not None:
             files.used(path)
@@ -150,7 +151,7 @@ def _read(path: Path, tensors: Sequence[Tensor]) -> Any | None:
             raise ValueError("it is too large")
         text, model = archive.read("meta.json"), archive.read("model.onnx")
     if not path.stem.endswith(f"-{_entry(text, model)}"):
-        raise ValueError("its content does not match its name")
+        raise ValueError("the content of the file does not match its name")
     meta = json.loads(text)
     guards = _guards(meta["guards"])
     if guards(tensors) is not None:

@@ -45,7 +45,7 @@ def usable(folder: str) -> bool:
         return True  # what uses it says so
     if reason is not None and folder not in _said:
         _said.add(folder)
-        _log.log(level(folder), "ORTModule: ORTMODULE_CACHE_DIR=%s is not used: %s", folder, reason)
+        _log.log(level(folder), "ORTModule does not use ORTMODULE_CACHE_DIR=%s: %s", folder, reason)
     return reason is None
 
 

@@ -84,4 +84,4 @@ def keep(folder: str) -> None:
             file.write(text.encode())
         _written[folder] = text
     except OSError as error:
-        _log.log(files.level(folder), "ORTModule: GEMM measurements are not written to %s: %s", folder, error)
+        _log.log(files.level(folder), "ORTModule cannot write measurements of matrix products to %s: %s", folder, error)

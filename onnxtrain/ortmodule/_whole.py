@@ -57,7 +57,7 @@ def export_whole(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[st
     given = {id(tensor): i for i, tensor in enumerate(tensors_of((args, kwargs)))}
     places = {id(tensor): i for i, tensor in enumerate(own)}
     if any([id(tensor) not in places for tensor in wanted]):
-        raise ExportError("A result of the module is none of what its graph computes: an argument, say, or a weight.")
+        raise ExportError("The graph does not compute one of the module's results: it may be an argument or a weight.")
     targets = {target.target: target for target in exported.outputs if target.kind == "user"}
     if len({id(tensor) for tensor in wanted}) < len(wanted) or any(
             [places[id(tensor)] not in targets for tensor in wanted]):

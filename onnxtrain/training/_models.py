@@ -176,7 +176,7 @@ class TorchModel:
             UnsupportedError: it has operators that only this engine knows.
         """
         if self._example is None:
-            raise RuntimeError("no step has been run yet whose inputs were tensors")
+            raise RuntimeError("no step with tensors as inputs has run yet: run one first")
         device = next(iter([*self._composed.parameters(), *self._composed.buffers()]), torch.empty(0)).device
         example = [torch.zeros(shape, dtype=dtype, device=device) for shape, dtype in self._example]
         return _saved.proto_of(self._composed, example, self._own, inputs, outputs)

@@ -108,7 +108,7 @@ def test_a_folder_that_cannot_be_written(tmp_path, caplog):
         products._written.pop(folder, None)
         _C.remember_products(KIND.format(m=7001, n=64))
         products.keep(folder)
-    assert "not written to" in caplog.text and len(caplog.records) == 2  # it cannot be read either
+    assert "cannot write measurements of matrix products to" in caplog.text and len(caplog.records) == 2  # it cannot be read either
 
 
 def test_a_folder_or_file_that_others_may_write_to(tmp_path, caplog):

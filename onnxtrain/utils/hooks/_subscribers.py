@@ -121,7 +121,7 @@ class SubscriberManager:
             TypeError: module is no torch.nn.Module, or a subscriber no SubscriberBase.
         """
         if not isinstance(module, torch.nn.Module):
-            raise TypeError(f"a torch.nn.Module is subscribed to, not {type(module).__name__}")
+            raise TypeError(f"subscribe() takes a torch.nn.Module, not {type(module).__name__}")
         for subscriber in subscribers:
             if not isinstance(subscriber, SubscriberBase):
                 raise TypeError(f"{subscriber!r} is not a SubscriberBase")

@@ -80,7 +80,7 @@ def load_from_json(ortmodule: Any, path: str | None = None) -> None:
     """
     chosen = options.read("ORTMODULE_JSON_CONFIG_PATH") or path
     if not chosen:
-        raise ValueError("no path: give one, or set ORTMODULE_JSON_CONFIG_PATH")
+        raise ValueError("load_from_json() needs a path: pass one, or set ORTMODULE_JSON_CONFIG_PATH")
     config = json.loads(Path(chosen).read_text(encoding="utf-8"))
     for key, value in config.items():
         if key not in _SETTERS:
