@@ -16,6 +16,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tomllib
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -30,7 +31,7 @@ ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT / "third_party"))
 import dependencies  # noqa: E402
 
-VERSION = "0.1.0"
+VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
 PLUGINS = ("_cuda.so", "_mpi.so")  # opened by _C at run time, never linked to it
 # One object per entry from each csrc/simd/*.inc.c; simd.c chooses among them at run time.
 ISAS = {
@@ -279,7 +280,6 @@ SDIST = [str(p.relative_to(ROOT))
          if p.suffix in {".c", ".cc", ".h", ".def", ".cu", ".cuh", ".py", ".md"}]
 
 setup(
-    version=VERSION,
     ext_modules=[Extension("onnxtrain._C", sources=[], depends=SDIST, py_limited_api=True)],
     cmdclass={"build_ext": BuildCore, "bdist_wheel": Abi3Wheel},
 )
