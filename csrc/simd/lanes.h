@@ -7,7 +7,7 @@
 
 #include <stdint.h>
 
-#include "simd/macros.h"
+#include "simd/shuffle.h"
 
 #if defined(__AVX512F__)
 enum { LANES = 16 };
@@ -21,25 +21,27 @@ typedef float vec __attribute__((vector_size(LANES * 4)));
 typedef float vec_any __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
 typedef float quad __attribute__((vector_size(16)));
 typedef int32_t shuffle_4 __attribute__((vector_size(16)));
+typedef int32_t shuffle_lanes __attribute__((vector_size(LANES * 4)));
 typedef float quad_any __attribute__((vector_size(16), aligned(4), may_alias));
 
 INLINE vec load(const float *p) { return *(const vec_any *)p; }
 INLINE void store(float *p, vec v) { *(vec_any *)p = v; }
 
+ONT_DEFINE_SHUFFLE(shuffle_quads, quad, shuffle_4)
+ONT_DEFINE_SHUFFLE(shuffle_vectors, vec, shuffle_lanes)
+
 /* Transposes four rows of four. */
 INLINE void transpose_4x4(quad r[4])
 {
-    quad a = __builtin_shuffle(r[0], r[1], (shuffle_4){0, 4, 1, 5});
-    quad b = __builtin_shuffle(r[2], r[3], (shuffle_4){0, 4, 1, 5});
-    quad c = __builtin_shuffle(r[0], r[1], (shuffle_4){2, 6, 3, 7});
-    quad d = __builtin_shuffle(r[2], r[3], (shuffle_4){2, 6, 3, 7});
-    r[0] = __builtin_shuffle(a, b, (shuffle_4){0, 1, 4, 5});
-    r[1] = __builtin_shuffle(a, b, (shuffle_4){2, 3, 6, 7});
-    r[2] = __builtin_shuffle(c, d, (shuffle_4){0, 1, 4, 5});
-    r[3] = __builtin_shuffle(c, d, (shuffle_4){2, 3, 6, 7});
+    quad a = shuffle_quads(r[0], r[1], (shuffle_4){0, 4, 1, 5});
+    quad b = shuffle_quads(r[2], r[3], (shuffle_4){0, 4, 1, 5});
+    quad c = shuffle_quads(r[0], r[1], (shuffle_4){2, 6, 3, 7});
+    quad d = shuffle_quads(r[2], r[3], (shuffle_4){2, 6, 3, 7});
+    r[0] = shuffle_quads(a, b, (shuffle_4){0, 1, 4, 5});
+    r[1] = shuffle_quads(a, b, (shuffle_4){2, 3, 6, 7});
+    r[2] = shuffle_quads(c, d, (shuffle_4){0, 1, 4, 5});
+    r[3] = shuffle_quads(c, d, (shuffle_4){2, 3, 6, 7});
 }
-
-typedef int32_t shuffle_lanes __attribute__((vector_size(LANES * 4)));
 
 /* Transposes LANES rows of LANES: swaps blocks of 1, 2, 4 and 8 across the diagonal. */
 INLINE void transpose_lanes(vec x[LANES])
@@ -67,8 +69,8 @@ INLINE void transpose_lanes(vec x[LANES])
         for (int i = 0; i < LANES; i++)
             if (!(i & 1 << level)) {
                 vec a = x[i], b = x[i + (1 << level)];
-                x[i] = __builtin_shuffle(a, b, low[level]);
-                x[i + (1 << level)] = __builtin_shuffle(a, b, high[level]);
+                x[i] = shuffle_vectors(a, b, low[level]);
+                x[i + (1 << level)] = shuffle_vectors(a, b, high[level]);
             }
 }
 

@@ -15,7 +15,7 @@
 INLINE double f64_vlgamma(double a)
 {
     int sign;
-    return __builtin_lgamma_r(a, &sign);
+    return lgamma_r(a, &sign);
 }
 
 #if ONT_ISA_PLAIN

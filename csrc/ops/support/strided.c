@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/parallel.h"
+#include "simd/shuffle.h"
 
 void ont_strided_init(ont_strided *s, const ont_shape *dims, const int64_t *from, int64_t from_offset,
                       const int64_t *to, int64_t to_offset, size_t size)
@@ -59,6 +60,7 @@ static void copy_row(char *to, int64_t t, const char *from, int64_t f, int64_t n
 }
 
 typedef uint32_t word4 __attribute__((vector_size(16)));
+ONT_DEFINE_SHUFFLE(shuffle_words, word4, word4)
 
 /*
  * Four vectors of 32-bit elements, `f` bytes apart, become the columns of four rows, `t` bytes apart. Written for
@@ -71,13 +73,13 @@ static void transpose4(char *to, int64_t t, const char *from, int64_t f)
     memcpy(&b, from + f, sizeof b);
     memcpy(&c, from + 2 * f, sizeof c);
     memcpy(&d, from + 3 * f, sizeof d);
-    word4 ab = __builtin_shuffle(a, b, (word4){0, 4, 1, 5}), cd = __builtin_shuffle(c, d, (word4){0, 4, 1, 5});
-    word4 ab_high = __builtin_shuffle(a, b, (word4){2, 6, 3, 7});
-    word4 cd_high = __builtin_shuffle(c, d, (word4){2, 6, 3, 7});
-    a = __builtin_shuffle(ab, cd, (word4){0, 1, 4, 5});
-    b = __builtin_shuffle(ab, cd, (word4){2, 3, 6, 7});
-    c = __builtin_shuffle(ab_high, cd_high, (word4){0, 1, 4, 5});
-    d = __builtin_shuffle(ab_high, cd_high, (word4){2, 3, 6, 7});
+    word4 ab = shuffle_words(a, b, (word4){0, 4, 1, 5}), cd = shuffle_words(c, d, (word4){0, 4, 1, 5});
+    word4 ab_high = shuffle_words(a, b, (word4){2, 6, 3, 7});
+    word4 cd_high = shuffle_words(c, d, (word4){2, 6, 3, 7});
+    a = shuffle_words(ab, cd, (word4){0, 1, 4, 5});
+    b = shuffle_words(ab, cd, (word4){2, 3, 6, 7});
+    c = shuffle_words(ab_high, cd_high, (word4){0, 1, 4, 5});
+    d = shuffle_words(ab_high, cd_high, (word4){2, 3, 6, 7});
     memcpy(to, &a, sizeof a);
     memcpy(to + t, &b, sizeof b);
     memcpy(to + 2 * t, &c, sizeof c);

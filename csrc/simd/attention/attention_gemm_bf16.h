@@ -2,8 +2,12 @@
  * GEMM over blocks of attention for bfloat16 by AVX512-BF16, sums in float32: see ont_attention_gemm_bf16. Part of
  * attention_gemm.inc.c, included by nothing else.
  */
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx512bf16"))), apply_to = function)
+#else
 #pragma GCC push_options
 #pragma GCC target("avx512bf16")
+#endif
 
 #define T(name) name##_bf16
 #define K_PER_WORD 2
@@ -56,4 +60,8 @@ extern const ont_attention_gemm_bf16 PASTE(ont_attention_gemm_bf16_, ONT_ISA);
 const ont_attention_gemm_bf16 PASTE(ont_attention_gemm_bf16_, ONT_ISA) = {gemm_bf16, copy_bf16, copy_vnni, to_bf16,
                                                                           to_bf16_vnni};
 
+#if defined(__clang__)
+#pragma clang attribute pop
+#else
 #pragma GCC pop_options
+#endif

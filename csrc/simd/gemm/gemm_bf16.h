@@ -2,8 +2,12 @@
  * ont_simd_gemm_bf16() of gemm_kernel.h by AVX512-BF16. Part of gemm_kernel.inc.c; no other file includes it. A panel
  * consists of 32-bit words; each holds two elements that are adjacent along k.
  */
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx512bf16"))), apply_to = function)
+#else
 #pragma GCC push_options
 #pragma GCC target("avx512bf16")
+#endif
 
 /* ---- packing ---- */
 
@@ -149,4 +153,8 @@ const ont_gemm_kernel PASTE(ont_gemm_bf16_, ONT_ISA) = {
     .mr = MR, .nr = NR, .kr = 2, .kc = 768, .element_size = 2, .packed_size = 2,
     .pack_a = pack_bf16_a, .pack_b = pack_bf16_b, .multiply = multiply_bf16};
 
+#if defined(__clang__)
+#pragma clang attribute pop
+#else
 #pragma GCC pop_options
+#endif

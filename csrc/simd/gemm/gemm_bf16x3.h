@@ -6,8 +6,12 @@
  * columns). For each 32 elements of k, a panel of 32 rows or columns stores four tiles: high parts of rows 0-15 and
  * 16-31, then their low parts.
  */
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx512bf16,amx-tile,amx-bf16"))), apply_to = function)
+#else
 #pragma GCC push_options
 #pragma GCC target("avx512bf16,amx-tile,amx-bf16")
+#endif
 
 enum {
     AMX_ROWS = 16,
@@ -185,4 +189,8 @@ const ont_gemm_kernel PASTE(ont_gemm_bf16x3_, ONT_ISA) = {
     .mr = AMX_MR, .nr = AMX_MR, .kr = AMX_KR, .kc = 256, .element_size = 4, .packed_size = 4,
     .pack_a = pack_bf16x3_a, .pack_b = pack_bf16x3_b, .multiply = multiply_bf16x3};
 
+#if defined(__clang__)
+#pragma clang attribute pop
+#else
 #pragma GCC pop_options
+#endif
