@@ -1,9 +1,10 @@
 """Builds onnxtrain._C: one abi3 extension from csrc/, compiled incrementally and once per ISA where that matters.
 
-Environment: CC; ONNXTRAIN_SANITIZE=address,undefined (a build directory of its own, and LD_PRELOAD of libasan to run);
-ONNXTRAIN_DEBUG=1 (-O1 -g, passes verified); ONNXTRAIN_JOBS; ONNXTRAIN_CUDA=0|1|auto with CUDA_HOME, CUDACXX and
-ONNXTRAIN_CUDA_ARCHS ("80 90 100"); ONNXTRAIN_MPI=0|1|auto with MPICC, or MPI_CXX_INCLUDE_PATH for CC. auto builds what
-it can and says what it leaves out; 1 fails instead.
+Environment: CC, which also says for which processor; ONNXTRAIN_PYTHON_INCLUDE, the folder of Python.h in a cross-build
+(tests/aarch64.sh); ONNXTRAIN_SANITIZE=address,undefined (a build directory of its own; LD_PRELOAD of libasan to run);
+ONNXTRAIN_DEBUG=1 (-O1 -g, passes verified); ONNXTRAIN_WERROR=0|1; ONNXTRAIN_JOBS; ONNXTRAIN_CUDA=0|1|auto with
+CUDA_HOME, CUDACXX and ONNXTRAIN_CUDA_ARCHS ("80 90 100"); ONNXTRAIN_MPI=0|1|auto with MPICC, or MPI_CXX_INCLUDE_PATH
+for CC. auto builds what it can and says what it leaves out; 1 fails instead.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from __future__ import annotations
 import concurrent.futures
 import json
 import os
-import shlex
 import shutil
 import subprocess
 import sys
@@ -33,13 +33,24 @@ import dependencies  # noqa: E402
 
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
 PLUGINS = ("_cuda.so", "_mpi.so")  # opened by _C at run time, never linked to it
-# One object per entry from each csrc/simd/*.inc.c; simd.c chooses among them at run time.
+# One object per entry of a machine from each csrc/simd/*.inc.c; simd.c chooses among them at run time. Machines that
+# are not listed have the plain one. NEON is part of every aarch64: csrc/simd has generic vectors, which the compiler
+# expresses by it.
 ISAS = {
-    "plain": ["-DONT_ISA_PLAIN=1"],
-    "avx2": ["-mavx2", "-mfma", "-mf16c", "-ffp-contract=fast"],
-    "avx512": ["-ffp-contract=fast", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx2", "-mfma", "-mf16c",
-               "-mprefer-vector-width=512"],
+    "x86_64": {
+        "plain": ["-DONT_ISA_PLAIN=1"],
+        "avx2": ["-mavx2", "-mfma", "-mf16c", "-ffp-contract=fast"],
+        "avx512": ["-ffp-contract=fast", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx2", "-mfma",
+                   "-mf16c", "-mprefer-vector-width=512"],
+    },
+    "aarch64": {
+        "plain": ["-DONT_ISA_PLAIN=1"],
+        "neon": ["-ffp-contract=fast"],
+    },
 }
+# Warnings of a compiler that nobody has tried must not keep a user from building a source distribution.
+WERROR = ["-Werror"] if os.environ.get("ONNXTRAIN_WERROR", str(int(not (ROOT / "PKG-INFO").exists()))) == "1" else []
+PLAIN = {"plain": ["-DONT_ISA_PLAIN=1"]}
 
 
 def compile_one(command: list[str]) -> None:
@@ -52,6 +63,10 @@ def compile_one(command: list[str]) -> None:
 def mpi_sources() -> list[Path]:
     """What calls MPI is a library of its own, so that _C needs none."""
     return sorted((ROOT / "csrc/dist").glob("mpi*.c"))
+
+
+def python_include() -> str:
+    return os.environ.get("ONNXTRAIN_PYTHON_INCLUDE") or sysconfig.get_paths()["include"]
 
 
 def newest_of(depfile: Path) -> float:
@@ -83,18 +98,20 @@ class BuildCore(build_ext):
         temp.mkdir(parents=True, exist_ok=True)
         compiler, protobuf_library = dependencies.protobuf_c()
         generated = self.generate_proto(compiler, temp)
-        include, dnnl, dnnl_licence = dependencies.onednn()
-        flags = self.flags(generated.parent, include)
-        jobs = [(source, temp / source.relative_to(ROOT).with_suffix(".o"), []) for source in self.sources()]
+        onednn = dependencies.onednn()
+        flags = self.flags(generated.parent, *(onednn[:1] if onednn else ()))
+        sources = self.sources(bool(onednn))
+        jobs = [(source, temp / source.relative_to(ROOT).with_suffix(".o"), []) for source in sources]
         for source in sorted((ROOT / "csrc/simd").rglob("*.inc.c")):
-            for isa, options in ISAS.items():
+            for isa, options in ISAS.get(dependencies.machine(), PLAIN).items():
                 jobs.append((source, temp / "simd" / f"{source.name}.{isa}.o", [*options, f"-DONT_ISA={isa}"]))
         jobs.append((generated, temp / "onnx-ml.pb-c.o", ["-w"]))
         self.compile_all(jobs, flags)
         self.link([str(job[1]) for job in jobs], protobuf_library, target)
         self.bundle(target.parent / "_libs", {
             "libprotobuf-c.so.1": protobuf_library, "LICENSE.protobuf-c": dependencies.protobuf_c_licence(),
-            "libdnnl.so.3": dnnl, "LICENSE.oneDNN": dnnl_licence, "LICENSE.onnx": dependencies.onnx_licence()})
+            **({"libdnnl.so.3": onednn[1], "LICENSE.oneDNN": onednn[2]} if onednn else {}),
+            "LICENSE.onnx": dependencies.onnx_licence()})
         self.build_cuda(temp, target.parent)
         self.build_mpi(target.parent)
 
@@ -107,9 +124,12 @@ class BuildCore(build_ext):
             if (built / plugin).exists():
                 replace_file(built / plugin, ROOT / "onnxtrain" / plugin)
 
-    def sources(self) -> list[Path]:
+    def sources(self, onednn: bool) -> list[Path]:
+        device = ROOT / "csrc/device"
+        left_out = {*mpi_sources(), *(device / name for name in
+                                      (["onednn_absent.c"] if onednn else ["conv.c", "matmul.c"]))}
         everything = (ROOT / "csrc").rglob("*.c")
-        return sorted(p for p in everything if not p.name.endswith(".inc.c") and p not in mpi_sources())
+        return sorted(p for p in everything if not p.name.endswith(".inc.c") and p not in left_out)
 
     def generate_proto(self, compiler: str, temp: Path) -> Path:
         proto = dependencies.onnx_proto()
@@ -122,9 +142,14 @@ class BuildCore(build_ext):
 
     def flags(self, *includes: Path) -> list[str]:
         flags = ["-std=c11", "-fPIC", "-fvisibility=hidden", "-fopenmp", "-fno-math-errno", "-fno-trapping-math",
-                 "-fwrapv", "-ffp-contract=off", "-Wall", "-Wextra", "-Wpointer-arith", "-Werror", "-g1",
+                 "-fwrapv", "-ffp-contract=off", "-Wall", "-Wextra", "-Wpointer-arith", *WERROR, "-g1",
                  f'-DONT_VERSION="{VERSION}"', "-D_GNU_SOURCE",
-                 "-DPy_LIMITED_API=0x030B0000", f"-I{ROOT / 'csrc'}", f"-I{sysconfig.get_paths()['include']}"]
+                 "-DPy_LIMITED_API=0x030B0000", f"-I{ROOT / 'csrc'}", f"-I{python_include()}"]
+        if dependencies.is_clang():  # it has other opinions, and none of GCC's pragmas for loops
+            flags += ["-Wno-bitwise-conditional-parentheses", "-Wno-unknown-pragmas", "-Wno-pass-failed",
+                      "-Wno-unneeded-internal-declaration"]  # what an assertion alone calls
+        if dependencies.machine() != "x86_64":  # char is unsigned on some; PyPI's oneDNN is for x86 alone
+            flags += ["-fsigned-char", "-DONT_NO_ONEDNN=1"]
         for path in includes:
             flags += ["-isystem", str(path)]  # in one word, ccache would tell two paths apart
         sanitize = os.environ.get("ONNXTRAIN_SANITIZE")
@@ -137,7 +162,7 @@ class BuildCore(build_ext):
         return flags
 
     def compile_all(self, jobs: list[tuple[Path, Path, list[str]]], flags: list[str]) -> None:
-        cc = shlex.split(os.environ.get("CC", "cc"))
+        cc = dependencies.c_compiler()
         stamp = Path(self.build_temp) / "flags"
         command = " ".join(cc + flags) + repr(ISAS)
         if not stamp.exists() or stamp.read_text() != command:
@@ -168,7 +193,7 @@ class BuildCore(build_ext):
     def link(self, objects: list[str], protobuf_library: Path, target: Path) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         sanitize = os.environ.get("ONNXTRAIN_SANITIZE")
-        cc = shlex.split(os.environ.get("CC", "cc"))
+        cc = dependencies.c_compiler()
         fresh = target.with_name(target.name + ".new")
         subprocess.run(
             [*cc, "-shared", "-fopenmp", "-Wl,-rpath,$ORIGIN/_libs", *objects, "-o", str(fresh), str(protobuf_library),
@@ -208,7 +233,7 @@ class BuildCore(build_ext):
         if not compiler or not home:
             return self.leave_out("ONNXTRAIN_CUDA", "nvcc or the CUDA runtime is not found (CUDACXX, CUDA_HOME)")
         includes = [f"-I{ROOT / 'cuda'}", f"-I{ROOT / 'csrc'}"]
-        cc = [*shlex.split(os.environ.get("CC", "cc")), "-std=gnu11", "-O2", "-fPIC", "-fvisibility=hidden", "-Wall",
+        cc = [*dependencies.c_compiler(), "-std=gnu11", "-O2", "-fPIC", "-fvisibility=hidden", "-Wall",
               "-Wextra", "-Werror", "-D_GNU_SOURCE", f'-DONT_MATH_PATH="{ROOT}/cuda/kernels/math.cuh"', *includes,
               "-isystem", str(home / "include")]
         nvcc = [compiler, "-std=c++17", "-O3", *self.cuda_architectures(), "-Werror", "all-warnings",

@@ -140,7 +140,7 @@ def build() -> None:
         ("torch", torch.__version__),
         ("onnx, onnxscript", f"{_version('onnx')}, {_version('onnxscript')}"),
         ("processor", processor()),
-        ("instruction set", f"{info['isa']}; ONNXTRAIN_ISA=plain, avx2 or avx512 sets a lower one"),
+        ("instruction set", f"{info['isa']}; ONNXTRAIN_ISA sets a lower one"),
         ("threads", f"{info['threads']}; torch.set_num_threads() changes the number"),
         ("matrix products", f"by the fastest of {', '.join(libraries)}" if libraries
          else "by the reference loop only, which is slow: install the wheel, which brings oneDNN"),

@@ -243,7 +243,8 @@ _NAMES = [
     Variable("ORTMODULE_CUDA_GRAPH", True, _boolean, _FLAG,
              "on CUDA, a phase is captured after two calls and replayed as one graph; if it is not, explain() has the "
              "reason"),
-    Variable("ONNXTRAIN_ISA", None, _one_of("plain", "avx2", "avx512"), "plain, avx2, avx512",
+    Variable("ONNXTRAIN_ISA", None, _one_of("plain", "avx2", "avx512", "neon"),
+             "plain, avx2, avx512; on aarch64 plain, neon",
              "the highest instruction set that kernels may use; read by the core",
              default_text="the best that the processor has"),
     Variable("ONNXTRAIN_GEMM", None,

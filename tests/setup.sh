@@ -69,7 +69,8 @@ make_environment() {
     if ! has_packages examples; then
         echo "making the virtual environment $VENV (usually 3 minutes on two cores, the build included)"
         [ -x "$PYTHON" ] || "${ONNXTRAIN_PYTHON:-python3}" -m venv "$VENV"
-        install "setuptools>=77" wheel "onnx>=1.19" numpy onednn-cpu-gomp==2023.2.0 onednn-devel-cpu-gomp==2023.2.0
+        install "setuptools>=77" wheel "onnx>=1.19" numpy "onednn-cpu-gomp==2023.2.0; platform_machine == 'x86_64'" \
+            "onednn-devel-cpu-gomp==2023.2.0; platform_machine == 'x86_64'"
         build_extension &
         building=$!
         install "torch==$TORCH" "onnxscript>=0.5" "matplotlib>=3.8" "tqdm>=4.66" "h5py>=3" "tokenizers>=0.20"

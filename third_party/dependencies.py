@@ -15,6 +15,22 @@ import subprocess
 from pathlib import Path
 
 
+def c_compiler() -> list[str]:
+    """CC, with its options."""
+    return shlex.split(os.environ.get("CC", "cc"))
+
+
+def machine() -> str:
+    """The processor that the compiler compiles for, as in x86_64 or aarch64."""
+    shown = subprocess.run([*c_compiler(), "-dumpmachine"], capture_output=True, text=True, check=True).stdout
+    return shown.split("-")[0].strip()
+
+
+def is_clang() -> bool:
+    shown = subprocess.run([*c_compiler(), "--version"], capture_output=True, text=True, check=True).stdout
+    return "clang" in shown
+
+
 def onnx_proto() -> Path:
     """onnx-ml.proto of the installed `onnx` wheel."""
     spec = importlib.util.find_spec("onnx")
@@ -28,7 +44,8 @@ def protobuf_c() -> tuple[str, Path]:
     compiler = shutil.which("protoc-c")
     if compiler is None:
         raise SystemExit("onnxtrain: protoc-c is missing: apt-get install protobuf-c-compiler libprotobuf-c-dev")
-    found = subprocess.run(["cc", "-print-file-name=libprotobuf-c.so.1"], capture_output=True, text=True, check=True)
+    found = subprocess.run([*c_compiler(), "-print-file-name=libprotobuf-c.so.1"], capture_output=True, text=True,
+                           check=True)
     library = Path(found.stdout.strip())
     if not library.is_absolute():
         raise SystemExit("onnxtrain: libprotobuf-c is missing: apt-get install libprotobuf-c-dev")
@@ -61,8 +78,10 @@ def onnx_licence() -> Path:
     return _file_of("onnx", "LICENSE")
 
 
-def onednn() -> tuple[Path, Path, Path]:
-    """oneDNN's include directory, libdnnl.so.3 and its licence text."""
+def onednn() -> tuple[Path, Path, Path] | None:
+    """oneDNN's include directory, libdnnl.so.3 and its licence text; None for processors that PyPI has none for."""
+    if machine() != "x86_64":
+        return None
     header = _file_of("onednn-devel-cpu-gomp", "dnnl.h")
     return header.parent, _file_of("onednn-cpu-gomp", "libdnnl.so.3"), _file_of("onednn-cpu-gomp", "LICENSE.txt")
 
@@ -101,6 +120,6 @@ def mpi() -> tuple[list[str], list[str]] | None:
         # Debian has the libraries in .../openmpi/lib beside .../openmpi/include, others in lib beside include
         beside = [Path(headers).parent / name for name in ("lib", "lib64")]
         places = [f"-L{place}" for place in beside if place.is_dir()]
-        return [*shlex.split(os.environ.get("CC", "cc")), f"-isystem{headers}"], [*places, "-lmpi"]
+        return [*c_compiler(), f"-isystem{headers}"], [*places, "-lmpi"]
     found = shutil.which(asked or "mpicc")
     return ([found], []) if found else None

@@ -9,7 +9,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#if !ONT_NO_ONEDNN
 #include <oneapi/dnnl/dnnl.h>
+#endif
 
 static void *torch_library, *dnnl_library;
 static pthread_once_t torch_once = PTHREAD_ONCE_INIT, dnnl_once = PTHREAD_ONCE_INIT;
@@ -17,11 +19,13 @@ static pthread_once_t torch_once = PTHREAD_ONCE_INIT, dnnl_once = PTHREAD_ONCE_I
 /* ONNXTRAIN_ISA limits oneDNN's kernels, too. This must precede the first call of oneDNN. */
 static void limit_isa(void)
 {
+#if !ONT_NO_ONEDNN
     const char *asked = getenv("ONNXTRAIN_ISA");
     if (!dnnl_library || !asked || (strcmp(asked, "avx2") && strcmp(asked, "plain"))) return;
     __typeof__(&dnnl_set_max_cpu_isa) set;
     *(void **)&set = dlsym(dnnl_library, "dnnl_set_max_cpu_isa");
     if (set) (void)set(dnnl_cpu_isa_avx2); /* fails where the processor has less, which is fine */
+#endif
 }
 
 static void open_torch(void)

@@ -9,7 +9,7 @@
 #include "check.h"
 #include "simd/simd.h"
 
-extern const ont_simd_table ont_simd_table_plain, ont_simd_table_avx2, ont_simd_table_avx512;
+extern const ont_simd_table ont_simd_table_avx2, ont_simd_table_avx512, ont_simd_table_neon;
 
 enum { ROOM = 700 };
 static const int64_t lengths[] = {0, 1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 100, 257, 600};
@@ -19,6 +19,7 @@ enum { N_LENGTHS = sizeof lengths / sizeof *lengths };
 static int tables(const ont_simd_table **out)
 {
     int n = 0;
+#if defined(__x86_64__)
     __builtin_cpu_init();
     bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
     bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
@@ -27,6 +28,9 @@ static int tables(const ont_simd_table **out)
     if (avx512) out[n++] = &ont_simd_table_avx512;
     printf("avx2 %s, avx512 %s\n", avx2 ? "tested" : "not of this processor",
            avx512 ? "tested" : "not of this processor");
+#elif defined(__aarch64__)
+    out[n++] = &ont_simd_table_neon;
+#endif
     return n;
 }
 

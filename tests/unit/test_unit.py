@@ -1,5 +1,6 @@
 """Builds the layers that need no Python (base, ir, plan; of simd what csrc/simd/simd.h declares) with the tests in *.c
 under AddressSanitizer and UBSan, and runs each TEST(name) as a case. ONNXTRAIN_TEST_SEED repeats a random test.
+With ONNXTRAIN_TEST_RUNNER, an emulator's command, CC compiles for another processor, without the sanitizers.
 """
 
 from __future__ import annotations
@@ -24,17 +25,21 @@ TESTS = [(source.stem, name) for source in SOURCES for name in re.findall(r"^TES
 COMMON = ["-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-g1", "-fwrapv", "-ffp-contract=off",
           "-fno-math-errno", "-fno-trapping-math", "-fopenmp", "-fno-omit-frame-pointer", f"-I{ROOT / 'csrc'}",
           f"-I{HERE}"]
-CHECKED = ["-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
+RUNNER = shlex.split(os.environ.get("ONNXTRAIN_TEST_RUNNER", ""))
+SANITIZERS = [] if RUNNER else ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
+CHECKED = ["-O1", *SANITIZERS]
 # The inner loops for every instruction set; -fexpensive-optimizations contracts products and sums, as accuracy needs. With
 # -O3, as all other tests run them, AddressSanitizer takes four times as long to compile.
-LOOPS = ["-O1", "-fexpensive-optimizations", "-fsanitize=address"]
+LOOPS = ["-O1", "-fexpensive-optimizations", *([] if RUNNER else ["-fsanitize=address"])]
 
 
 def instruction_sets() -> dict[str, list[str]]:
-    """What setup.py compiles the inner loops for."""
+    """What setup.py compiles the inner loops for on the processor that CC compiles for."""
+    shown = subprocess.run([*shlex.split(os.environ.get("CC", "cc")), "-dumpmachine"], capture_output=True, text=True,
+                           check=True)
     for statement in ast.parse((ROOT / "setup.py").read_text()).body:
         if isinstance(statement, ast.Assign) and getattr(statement.targets[0], "id", "") == "ISAS":
-            return ast.literal_eval(statement.value)
+            return ast.literal_eval(statement.value)[shown.stdout.split("-")[0]]
     raise AssertionError("setup.py has no ISAS")
 
 
@@ -74,7 +79,7 @@ def build(folder: Path, made: Path) -> Path:
 def run(program: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess:
     # A sanitizer that is preloaded for the extension would come before the one that is linked in.
     clean = {k: v for k, v in os.environ.items() if k not in ("LD_PRELOAD", "ASAN_OPTIONS")}
-    return subprocess.run([str(program), *arguments], capture_output=True, text=True, timeout=300,
+    return subprocess.run([*RUNNER, str(program), *arguments], capture_output=True, text=True, timeout=300,
                           env={**clean, "ASAN_OPTIONS": "allocator_may_return_null=1:max_allocation_size_mb=4096",
                                "UBSAN_OPTIONS": "print_stacktrace=1", SEED: str(drawn_seed()), **environment})
 

@@ -56,6 +56,8 @@ static void zero(const sorting *t, char *to, size_t bytes)
         for (to += head, bytes -= head; bytes >= 64; to += 64, bytes -= 64)
             for (int lane = 0; lane < 4; lane++) _mm_stream_si128((__m128i *)to + lane, _mm_setzero_si128());
     }
+#else
+    (void)t;
 #endif
     memset(to, 0, bytes);
 }

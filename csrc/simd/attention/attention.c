@@ -3,17 +3,13 @@
  */
 #include "simd/attention/attention.h"
 
-#include <string.h>
+#include "simd/isa.h"
 
-#include "simd/simd.h"
-
-extern const ont_attention_loops ont_attention_loops_plain[], ont_attention_loops_avx2[], ont_attention_loops_avx512[];
+extern const ont_attention_loops ont_attention_loops_plain[], ont_attention_loops_avx2[],
+    ont_attention_loops_avx512[], ont_attention_loops_neon[];
 
 const ont_attention_loops *ont_simd_attention(ont_dtype dtype)
 {
-    const char *isa = ont_simd()->isa;
-    const ont_attention_loops *table = !strcmp(isa, "avx512") ? ont_attention_loops_avx512
-                                       : !strcmp(isa, "avx2") ? ont_attention_loops_avx2
-                                                              : ont_attention_loops_plain;
+    const ont_attention_loops *table = ONT_ISA_CHOICE(ont_attention_loops_, ont_attention_loops_plain);
     return dtype == ONT_FLOAT32 ? &table[0] : dtype == ONT_FLOAT64 ? &table[1] : NULL;
 }

@@ -3,24 +3,22 @@
  */
 #include "simd/attention/attention_gemm.h"
 
-#include <string.h>
+#include "simd/isa.h"
 
-#include "simd/simd.h"
-
-extern const ont_attention_gemm_f32 ont_attention_gemm_f32_avx2, ont_attention_gemm_f32_avx512;
+extern const ont_attention_gemm_f32 ont_attention_gemm_f32_avx2, ont_attention_gemm_f32_avx512,
+    ont_attention_gemm_f32_neon;
 
 const ont_attention_gemm_f32 *ont_simd_attention_gemm_f32(void)
 {
-    const char *isa = ont_simd()->isa;
-    return !strcmp(isa, "avx512") ? &ont_attention_gemm_f32_avx512
-           : !strcmp(isa, "avx2") ? &ont_attention_gemm_f32_avx2
-                                  : NULL;
+    return ONT_ISA_CHOICE(&ont_attention_gemm_f32_, NULL);
 }
 
 extern const ont_attention_gemm_bf16 ont_attention_gemm_bf16_avx512;
 
 const ont_attention_gemm_bf16 *ont_simd_attention_gemm_bf16(void)
 {
-    return !strcmp(ont_simd()->isa, "avx512") && __builtin_cpu_supports("avx512bf16") ? &ont_attention_gemm_bf16_avx512
-                                                                                      : NULL;
+#if defined(__x86_64__)
+    if (ont_isa_is("avx512") && __builtin_cpu_supports("avx512bf16")) return &ont_attention_gemm_bf16_avx512;
+#endif
+    return NULL;
 }

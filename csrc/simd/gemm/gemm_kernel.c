@@ -3,22 +3,21 @@
  */
 #include "simd/gemm/gemm_kernel.h"
 
-#include <cpuid.h>
-#include <pthread.h>
-#include <string.h>
-#include <sys/syscall.h>
-#include <unistd.h>
+#include "simd/isa.h"
 
-#include "simd/simd.h"
-
-extern const ont_gemm_kernel ont_gemm_kernel_avx2, ont_gemm_kernel_avx512, ont_gemm_bf16x3_avx512,
+extern const ont_gemm_kernel ont_gemm_kernel_avx2, ont_gemm_kernel_avx512, ont_gemm_kernel_neon, ont_gemm_bf16x3_avx512,
     ont_gemm_bf16_avx512;
 
 const ont_gemm_kernel *ont_simd_gemm(void)
 {
-    const char *isa = ont_simd()->isa;
-    return !strcmp(isa, "avx512") ? &ont_gemm_kernel_avx512 : !strcmp(isa, "avx2") ? &ont_gemm_kernel_avx2 : NULL;
+    return ONT_ISA_CHOICE(&ont_gemm_kernel_, NULL);
 }
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <pthread.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 /* Whether the processor has AMX with bfloat16, and the kernel grants this process the tile registers. */
 static bool probe_amx(void)
@@ -40,11 +39,25 @@ static void detect_amx(void)
 const ont_gemm_kernel *ont_simd_gemm_bf16x3(void)
 {
     pthread_once(&once, detect_amx);
-    return has_amx && !strcmp(ont_simd()->isa, "avx512") ? &ont_gemm_bf16x3_avx512 : NULL;
+    return has_amx && ont_isa_is("avx512") ? &ont_gemm_bf16x3_avx512 : NULL;
 }
 
 const ont_gemm_kernel *ont_simd_gemm_bf16(void)
 {
-    bool has = __builtin_cpu_supports("avx512bf16") && !strcmp(ont_simd()->isa, "avx512");
+    bool has = __builtin_cpu_supports("avx512bf16") && ont_isa_is("avx512");
     return has ? &ont_gemm_bf16_avx512 : NULL;
 }
+
+#else
+
+const ont_gemm_kernel *ont_simd_gemm_bf16x3(void)
+{
+    return NULL;
+}
+
+const ont_gemm_kernel *ont_simd_gemm_bf16(void)
+{
+    return NULL;
+}
+
+#endif

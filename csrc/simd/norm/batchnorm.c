@@ -3,17 +3,13 @@
  */
 #include "simd/norm/batchnorm.h"
 
-#include <string.h>
+#include "simd/isa.h"
 
-#include "simd/simd.h"
-
-extern const ont_batchnorm_loops ont_batchnorm_loops_plain[], ont_batchnorm_loops_avx2[], ont_batchnorm_loops_avx512[];
+extern const ont_batchnorm_loops ont_batchnorm_loops_plain[], ont_batchnorm_loops_avx2[],
+    ont_batchnorm_loops_avx512[], ont_batchnorm_loops_neon[];
 
 const ont_batchnorm_loops *ont_simd_batchnorm(ont_dtype dtype)
 {
-    const char *isa = ont_simd()->isa;
-    const ont_batchnorm_loops *table = !strcmp(isa, "avx512") ? ont_batchnorm_loops_avx512
-                                       : !strcmp(isa, "avx2") ? ont_batchnorm_loops_avx2
-                                                              : ont_batchnorm_loops_plain;
+    const ont_batchnorm_loops *table = ONT_ISA_CHOICE(ont_batchnorm_loops_, ont_batchnorm_loops_plain);
     return &table[dtype == ONT_FLOAT64];
 }

@@ -3,15 +3,12 @@
  */
 #include "simd/optim/optim.h"
 
-#include <string.h>
+#include "simd/isa.h"
 
-#include "simd/simd.h"
-
-extern const ont_optim_table ont_optim_table_plain, ont_optim_table_avx2, ont_optim_table_avx512;
+extern const ont_optim_table ont_optim_table_plain, ont_optim_table_avx2, ont_optim_table_avx512,
+    ont_optim_table_neon;
 
 const ont_optim_table *ont_optim_loops(void)
 {
-    const char *isa = ont_simd()->isa;
-    if (!strcmp(isa, "avx512")) return &ont_optim_table_avx512;
-    return !strcmp(isa, "avx2") ? &ont_optim_table_avx2 : &ont_optim_table_plain;
+    return ONT_ISA_CHOICE(&ont_optim_table_, &ont_optim_table_plain);
 }

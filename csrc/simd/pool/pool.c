@@ -3,18 +3,14 @@
  */
 #include "simd/pool/pool.h"
 
-#include <string.h>
+#include "simd/isa.h"
 
-#include "simd/simd.h"
-
-extern const ont_pool_loops ont_pool_loops_plain[], ont_pool_loops_avx2[], ont_pool_loops_avx512[];
+extern const ont_pool_loops ont_pool_loops_plain[], ont_pool_loops_avx2[], ont_pool_loops_avx512[],
+    ont_pool_loops_neon[];
 
 const ont_pool_loops *ont_simd_pool(ont_dtype dtype)
 {
-    const char *isa = ont_simd()->isa;
-    const ont_pool_loops *table = !strcmp(isa, "avx512") ? ont_pool_loops_avx512
-                                  : !strcmp(isa, "avx2") ? ont_pool_loops_avx2
-                                                         : ont_pool_loops_plain;
+    const ont_pool_loops *table = ONT_ISA_CHOICE(ont_pool_loops_, ont_pool_loops_plain);
     switch (dtype) {
     case ONT_FLOAT32: return &table[0];
     case ONT_FLOAT64: return &table[1];

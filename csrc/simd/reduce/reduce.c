@@ -3,16 +3,12 @@
  */
 #include "simd/reduce/reduce.h"
 
-#include <string.h>
+#include "simd/isa.h"
 
-#include "simd/simd.h"
-
-extern const ont_reduce_loops ont_reduce_loops_plain, ont_reduce_loops_avx2, ont_reduce_loops_avx512;
+extern const ont_reduce_loops ont_reduce_loops_plain, ont_reduce_loops_avx2, ont_reduce_loops_avx512,
+    ont_reduce_loops_neon;
 
 const ont_reduce_loops *ont_simd_reduce(void)
 {
-    const char *isa = ont_simd()->isa;
-    return !strcmp(isa, "avx512") ? &ont_reduce_loops_avx512
-           : !strcmp(isa, "avx2") ? &ont_reduce_loops_avx2
-                                  : &ont_reduce_loops_plain;
+    return ONT_ISA_CHOICE(&ont_reduce_loops_, &ont_reduce_loops_plain);
 }
