@@ -2,7 +2,7 @@
 # What .ci/run checks besides the tests: ruff over all Python, mypy over the package (pyproject.toml configures both),
 # stubtest of _C.pyi against the built extension, at most 120 characters a line in C, no C function that is longer or
 # has more parameters than tools/long_functions.py allows, and distinct names of test files, since pytest imports them
-# by their base names; and .clang-tidy's checks over csrc/, if clang-tidy can be installed.
+# by their base names; the schemas of workflows; and .clang-tidy's checks over csrc/, if clang-tidy can be installed.
 #
 #     bash tests/lint.sh [BASE]
 #
@@ -19,6 +19,16 @@ long=$(find csrc cuda -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' | xargs aw
 twice=$(find tests -name 'test_*.py' -printf '%f\n' | sort | uniq -d)
 [ -z "$twice" ] || { echo "two test files of one name: $twice" >&2; exit 1; }
 "$PYTHON" tools/long_functions.py --check
+# Workflows and the citation against their schemas, by a package in a folder of its own.
+schemas=$VENV/schemas
+[ -e "$schemas/check_jsonschema" ] || "$PYTHON" -m pip install -q --disable-pip-version-check --target "$schemas" \
+    "check-jsonschema>=0.33" 2>/dev/null || echo "check-jsonschema cannot be installed here: it is left out" >&2
+if [ -e "$schemas/check_jsonschema" ]; then
+    check() { PYTHONPATH=$schemas "$PYTHON" -m check_jsonschema -q --builtin-schema "vendor.$1" "${@:2}"; }
+    check github-workflows .github/workflows/*.yml
+    check dependabot .github/dependabot.yml
+    check citation-file-format CITATION.cff
+fi
 # Clang does not parse what needs gcc's vectors or its omp.h.
 tidy=$VENV/bin/clang-tidy
 [ -x "$tidy" ] || "$PYTHON" -m pip install -q --disable-pip-version-check "clang-tidy>=20" 2>/dev/null ||
