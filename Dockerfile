@@ -10,7 +10,8 @@ RUN apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq 
 RUN python3 -m venv /opt/venv
 ENV PATH=/opt/venv/bin:$PATH PYTHON=/opt/venv/bin/python
 COPY . /source
-RUN cd /source && ./build.sh --enable_training ${CUDA} --use_mpi --config Release --build_wheel
+# Another compiler than the tree is tried with may warn of something new.
+RUN cd /source && ONNXTRAIN_WERROR=0 ./build.sh --enable_training ${CUDA} --use_mpi --config Release --build_wheel
 
 FROM ${BASE}
 RUN apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
