@@ -34,7 +34,8 @@ def _processor() -> str:
         lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
     except OSError:
         lines = []
-    return next((line for line in lines if line.startswith("model name")), platform.processor() or platform.machine())
+    return next((line for line in lines if line.startswith(("model name", "CPU part"))),
+                platform.processor() or platform.machine())
 
 
 def _is_default(folder: str) -> bool:
