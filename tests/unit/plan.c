@@ -124,12 +124,13 @@ TEST(plan_not_in_place)
     ont_value *no = op(&m, "F", wide, NULL, 32, 0, 0); /* the kernel cannot */
     ont_value *alias = op(&m, "View", no, NULL, 32, 0, 0);
     ont_value *both = op(&m, "F", no, alias, 32, 1, 0); /* the other operand is the same storage */
-    ont_value *square = op(&m, "F", both, both, 32, 1, 0); /* the same value twice: elementwise, so it may */
-    ont_value *end_ = op(&m, "G", square, later, 1, 3, 0);
+    ont_value *square = op(&m, "F", both, both, 32, 3, 0); /* the same value twice, over either: elementwise, so it may */
+    ont_value *moved = op(&m, "F", square, square, 32, 1, 0); /* over one alone: the kernel reads the other anywhere */
+    ont_value *end_ = op(&m, "G", moved, later, 1, 3, 0);
     plan(&m, &end_, 1, 1, m.n_steps);
     CHECK(!same_location(&m, a, later) && !same_location(&m, a, wide) && !same_location(&m, wide, no));
     CHECK(same_location(&m, no, alias) && !same_location(&m, no, both));
-    CHECK(same_location(&m, both, square));
+    CHECK(same_location(&m, both, square) && !same_location(&m, square, moved));
     CHECK_INT(m.plan.inplace_count, 1);
     end(&m);
 }
