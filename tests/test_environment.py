@@ -137,15 +137,16 @@ def fallback_policy(monkeypatch, **_):
 
 
 def fallback_retry(monkeypatch, **_):
-    from onnxtrain.ortmodule import _module
+    import onnxtrain.export
+    from onnxtrain._export.errors import ExportError
 
     tries = []
 
     def failing(*_args, **_kwargs):
         tries.append(1)
-        raise _module.ExportError("no")
+        raise ExportError("no")
 
-    monkeypatch.setattr(_module, "export", failing)
+    monkeypatch.setattr(onnxtrain.export, "export", failing)
     monkeypatch.setenv("ONNXTRAIN_EXPORTER", "dynamo")
     for value, expected in (("0", 1), ("1", 3)):
         tries.clear()
