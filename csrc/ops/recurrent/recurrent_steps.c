@@ -27,6 +27,7 @@ typedef struct product {
     ont_gemm gemm;
     const ont_gemm_backend *backend;
     const ont_gemm_kernel *native; /* NULL: the backend runs */
+    int threads; /* for which there is work memory; the number when it runs may be another */
 } product;
 
 typedef struct steps_state {
@@ -113,10 +114,13 @@ static void choose(steps_state *s, bool plain, product *p, ont_gemm gemm)
     p->backend = ont_gemm_choose(&gemm, 0, &impl);
     p->native = impl == ONT_GEMM_NATIVE ? ont_gemm_native_kernel(impl, s->dtype) : NULL;
     if (!p->native) return;
-    ont_gemm_native native;
-    ont_gemm_native_init(&native, p->native, &gemm, s->dtype, ont_parallel_threads());
-    size_t bytes = ont_gemm_native_work_bytes(&native);
-    if (bytes > s->gemm_bytes) s->gemm_bytes = bytes;
+    p->threads = ont_parallel_threads();
+    for (int threads = p->threads; threads; threads = threads > 1) { /* that many, then one */
+        ont_gemm_native native;
+        ont_gemm_native_init(&native, p->native, &gemm, s->dtype, threads);
+        size_t bytes = ont_gemm_native_work_bytes(&native);
+        if (bytes > s->gemm_bytes) s->gemm_bytes = bytes;
+    }
 }
 
 /* Scratch memory: the order and the sizes of steps, and four parts of numbers. */
@@ -221,16 +225,18 @@ static void *element(const steps_state *s, const void *array, int64_t i)
     return (char *)(uintptr_t)array + i * (int64_t)ont_dtype_size(s->dtype);
 }
 
-/* C = op(A) op(B), of which `rows` rows or, for the weight, products are there. */
+/*
+ * C = op(A) op(B), of which `rows` rows or, for the weight, products are there. The native GEMM rounds alike for any
+ * number of threads; where fewer rows make tiles that need more work memory, one tile needs the least.
+ */
 static void multiply(const steps_run *r, const product *p, ont_gemm gemm, const void *a, const void *b, void *c)
 {
     ont_gemm_native native;
-    if (p->native) {
-        ont_gemm_native_init(&native, p->native, &gemm, gemm.dtype, ont_parallel_threads());
-        if (ont_gemm_native_work_bytes(&native) <= r->s->gemm_bytes) {
-            ont_gemm_native_run(&native, a, b, NULL, c, NULL, r->gemm_work);
-            return;
-        }
+    for (int threads = p->native ? p->threads : 0; threads; threads = threads > 1) {
+        ont_gemm_native_init(&native, p->native, &gemm, gemm.dtype, threads);
+        if (ont_gemm_native_work_bytes(&native) > r->s->gemm_bytes) continue;
+        ont_gemm_native_run(&native, a, b, NULL, c, NULL, r->gemm_work);
+        return;
     }
     p->backend->run(&gemm, a, b, c);
 }
