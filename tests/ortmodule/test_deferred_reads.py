@@ -173,7 +173,7 @@ def test_changes_before_the_scores_are_computed(change, behind):
         masked(scores, y)
     with torch.no_grad():
         change(ours, x)
-    with pytest.raises(RuntimeError, match="have changed since. Read it before"):
+    with pytest.raises(RuntimeError, match="have changed"):
         scores.sum() if behind else masked(scores, y)
 
 
@@ -289,7 +289,7 @@ def test_functions_that_do_not_see_pythons_tensors(made):
             if (loss := made(model(batch(1)[0]))) is not None:
                 loss.backward()
     except RuntimeError as error:
-        assert "see Python's tensors" in str(error)
+        assert "was not computed yet" in str(error)
     else:
         same_gradients(ours, eager)
 
