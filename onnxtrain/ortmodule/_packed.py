@@ -61,6 +61,11 @@ def _pad_packed_sequence(sequence: PackedSequence, batch_first: bool = False, pa
     return padded.index_select(0 if batch_first else 1, order), lengths[order]
 
 
+def _weights(network: torch.nn.RNNBase) -> list[Tensor]:
+    """As attributes, which parametrizations compute; `_flat_weights` may hold those of an earlier call."""
+    return [getattr(network, name) for name in network._flat_weights_names]
+
+
 def _forward_padded(self: torch.nn.RNNBase, input: Tensor, hx: Any = None) -> Any:
     """That of nn.RNN, nn.GRU and nn.LSTM for padded sequences, where _is_padded() holds."""
     several = self.mode == "LSTM"
@@ -69,10 +74,9 @@ def _forward_padded(self: torch.nn.RNNBase, input: Tensor, hx: Any = None) -> An
         zeros = input.new_zeros(layers, input.size(0 if self.batch_first else 1), self.hidden_size)
         hx = (zeros, zeros) if several else zeros
     self.check_forward_args(input, hx, None)
-    weights: Any = self._flat_weights
-    output, *last = packed.recur_padded(self.mode.lower(), input, tuple(hx) if several else (hx,), weights, self.bias,
-                                        self.num_layers, float(self.dropout), self.training, self.bidirectional,
-                                        self.batch_first)
+    output, *last = packed.recur_padded(self.mode.lower(), input, tuple(hx) if several else (hx,), _weights(self),
+                                        self.bias, self.num_layers, float(self.dropout), self.training,
+                                        self.bidirectional, self.batch_first)
     return output, tuple(last) if several else last[0]
 
 
@@ -93,8 +97,7 @@ def _forward(self: torch.nn.RNNBase, input: PackedSequence, hx: Any = None) -> A
             _by_torch()
     if order is not None:
         states = tuple([state.index_select(1, order) for state in states])
-    weights: Any = self._flat_weights
-    output, *last = packed.recur(self.mode.lower(), data, batch_sizes, states, weights, self.bias,
+    output, *last = packed.recur(self.mode.lower(), data, batch_sizes, states, _weights(self), self.bias,
                                  self.num_layers, float(self.dropout), self.training, self.bidirectional)
     if back is not None:
         last = [state.index_select(1, back) for state in last]

@@ -346,3 +346,23 @@ def test_states_of_another_batch():
             model(X, torch.randn(1, 2, 5))
         messages.append(str(error.value))
     assert messages[0] == messages[1]
+
+
+@pytest.mark.parametrize("lengths", [None, [8, 3, 5]], ids=["padded", "packed"])
+def test_weights_that_a_parametrization_computes(lengths):
+    """In every step from its own parameters, which get their gradients."""
+    found = []
+    for wrap in (lambda model: model, ORTModule):
+        torch.manual_seed(0)
+        model = Padded("lstm", batch_first=True) if lengths is None else Tagger("lstm")
+        nn.utils.parametrizations.weight_norm(model.double().rnn, "weight_hh_l0")
+        model = wrap(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        for _ in range(3):
+            x = torch.randn(3, 8, 4, dtype=torch.float64)
+            optimizer.zero_grad()
+            model(x, *[] if lengths is None else [torch.tensor(lengths)])[0].square().sum().backward()
+            optimizer.step()
+            found.append([parameter.grad.clone() for parameter in model.parameters()])
+    equal(found[3:], found[:3], TIGHT)
+    in_engine(model, 3)
