@@ -56,3 +56,12 @@ def test_the_wheels_are_made_by_scripts_that_exist():
 def test_the_workflows_call_the_scripts():
     called = {name for workflow in WORKFLOWS for step in steps(workflow) for name in files_in(step.get("run", ""))}
     assert {"tests/lint.sh", "tests/run.sh", "tests/wheel.sh"} <= called
+
+
+def test_loops_are_chosen_on_every_machine():
+    """A table of loops for x86-64 alone would leave a symbol undefined elsewhere."""
+    dispatch = {path: path.read_text(encoding="utf-8") for path in (ROOT / "csrc/simd").rglob("*.c")
+                if not path.name.endswith(".inc.c")}
+    chosen = {path.name for path, text in dispatch.items() if "_avx2" in text}
+    assert len(chosen) > 9
+    assert {path.name for path, text in dispatch.items() if "_neon" in text} == chosen

@@ -11,6 +11,7 @@
  */
 #include <string.h>
 
+#include "base/assert.h"
 #include "base/int_math.h"
 #include "base/parallel.h"
 #include "device/gemm.h"
@@ -20,7 +21,7 @@
 
 enum { X, R, H0, C0, LENS, BIAS };             /* inputs of RecurrentSteps */
 enum { SAVED, WEIGHT, LENGTHS, DY, DH, DC };   /* inputs of its gradient */
-enum { CELLS = 4096 };                         /* worth a thread */
+enum { CELLS = 4096, LINE = 64 };              /* numbers that are worth a thread; bytes of a cache line */
 
 /* A product of a step, with any number of rows up to gemm.m. */
 typedef struct product {
@@ -133,7 +134,7 @@ static void lay_out(steps_state *s, const int64_t numbers[4], ont_prepared *out)
     out->state = s;
     out->work_bytes = s->gemm_bytes;
     for (int i = 0; i < 6; i++) {
-        s->part[i] = (s->part[i] + 63) / 64 * 64;
+        s->part[i] = (size_t)ont_round_up((int64_t)s->part[i], LINE);
         out->work_bytes += s->part[i];
     }
 }
@@ -261,6 +262,7 @@ static void sort(steps_run *r, const int64_t *lens)
             if (ont_max(ont_min(lens[i], s->steps), 0) == length) r->order[at++] = i;
     for (int64_t i = 0; !lens && i < s->batch; i++) r->order[i] = i;
     for (int64_t t = s->steps - 2; lens && t >= 0; t--) r->sizes[t] += r->sizes[t + 1];
+    ONT_ASSERT(!lens || at == s->batch);
 }
 
 static steps_run begin(const ont_call *call, uint32_t lens)
@@ -315,6 +317,7 @@ static void for_each_step(steps_run *r, bool down, void (*body)(steps_run *r, in
     for (int64_t k = 0; k < r->s->steps; k++) {
         r->t = down ? r->s->steps - 1 - k : k;
         int64_t rows = r->sizes[r->t];
+        ONT_ASSERT(rows >= 0 && rows <= r->s->batch);
         if (down) row -= rows;
         r->row = row;
         if (rows) body(r, rows);
