@@ -36,16 +36,19 @@ PLUGINS = ("_cuda.so", "_mpi.so")  # opened by _C at run time, never linked to i
 # One object per entry of a machine from each csrc/simd/*.inc.c; simd.c chooses among them at run time. Machines that
 # are not listed have the plain one. NEON is part of every aarch64: csrc/simd has generic vectors, which the compiler
 # expresses by it.
-PLAIN = {"plain": ["-DONT_ISA_PLAIN=1"]}
-ISAS = {
+ISAS = {  # a literal, which tests/unit reads
     "x86_64": {
-        **PLAIN,
+        "plain": ["-DONT_ISA_PLAIN=1"],
         "avx2": ["-mavx2", "-mfma", "-mf16c", "-ffp-contract=fast"],
         "avx512": ["-ffp-contract=fast", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx2", "-mfma",
                    "-mf16c", "-mprefer-vector-width=512"],
     },
-    "aarch64": {**PLAIN, "neon": ["-ffp-contract=fast"]},
+    "aarch64": {
+        "plain": ["-DONT_ISA_PLAIN=1"],
+        "neon": ["-ffp-contract=fast"],
+    },
 }
+PLAIN = {"plain": ISAS["x86_64"]["plain"]}
 # Warnings of a compiler that nobody has tried must not keep a user from building a source distribution.
 WERROR = ["-Werror"] if os.environ.get("ONNXTRAIN_WERROR", str(int(not (ROOT / "PKG-INFO").exists()))) == "1" else []
 

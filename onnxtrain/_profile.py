@@ -104,8 +104,7 @@ class Times:
         return "\n\n".join([self.head(), *[self.table(by, 15) for by in ("operator", "module", "node")]])
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes a Chrome trace; the file is whole at every moment."""
-        path = Path(path)
+        """Writes a Chrome trace."""
         found = [kernel.thread for kernel in self.kernels] + [span.thread for span in self.spans]
         threads = {thread: i for i, thread in enumerate(dict.fromkeys(found))}
         events: list[dict[str, Any]] = [
@@ -118,10 +117,7 @@ class Times:
         events += [{"name": name, "cat": category, "ph": "X", "ts": e.start * 1e6, "dur": (e.end - e.start) * 1e6,
                     "pid": os.getpid(), "tid": threads[e.thread], "args": args} for name, category, e, args in timed]
         own = {name: getattr(self, name) for name in ("seconds", "calls", "export_seconds", "deliver_seconds", "lost")}
-        fresh = path.with_name(path.name + ".new")
-        fresh.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms", "onnxtrain": own}),
-                         encoding="utf-8")
-        fresh.replace(path)
+        _write(path, json.dumps({"traceEvents": events, "displayTimeUnit": "ms", "onnxtrain": own}))
 
     @staticmethod
     def read(path: Path) -> Times:
@@ -231,7 +227,14 @@ class Profile:
         seconds = ((("backward" if k.backward else "forward"), *_path(k.node), k.end - k.start)
                    for k in self._times.kernels)
         rest = (("no kernel", name.strip("()"), seconds) for name, seconds in self._times.outside())
-        Path(path).write_text(_flame.chart([*seconds, *rest], self._times.head()), encoding="utf-8")
+        _write(path, _flame.chart([*seconds, *rest], self._times.head()))
+
+
+def _write(path: str | os.PathLike[str], text: str) -> None:
+    """The file is whole at every moment."""
+    fresh = Path(f"{os.fspath(path)}.new")
+    fresh.write_text(text, encoding="utf-8")
+    fresh.replace(path)
 
 
 def _path(node: str) -> list[str]:
