@@ -143,9 +143,10 @@ def build() -> None:
         ("instruction set", f"{info['isa']}; ONNXTRAIN_ISA sets a lower one"),
         ("threads", f"{info['threads']}; torch.set_num_threads() changes the number"),
         ("matrix products", f"by the fastest of {', '.join(libraries)}" if libraries
-         else "by the reference loop only, which is slow: install the wheel, which brings oneDNN"),
+         else "by the reference loop only, which is slow: torch's BLAS was not found"),
         ("oneDNN", "in use, also for convolutions" if "onednn" in libraries
-         else "not found: convolutions run as matrix products; install the wheel, which brings it"),
+         else "not found: convolutions run as matrix products" + ("; install the wheel, which brings it"
+                                                                  if platform.machine() == "x86_64" else "")),
         ("tensor exchange", "DLPack's C functions" if info["dlpack_exchange"]
          else "DLPack's Python protocol, which is slower; torch 2.10 and later have C functions"),
         ("CUDA", cuda()),
