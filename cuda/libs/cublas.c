@@ -19,9 +19,12 @@ enum { COMPUTE_32F = 68, COMPUTE_64F = 70, COMPUTE_32F_FAST_TF32 = 77 };
 enum { TYPE_32F = 0, TYPE_64F = 1, TYPE_16F = 2, TYPE_16BF = 14 };
 enum { DESC_TRANSA = 3, DESC_TRANSB = 4, DESC_EPILOGUE = 7, DESC_BIAS_POINTER = 8, DESC_BIAS_TYPE = 26 };
 enum { DESC_AUX_POINTER = 11, DESC_AUX_LD = 12 };
-enum { LAYOUT_BATCH_COUNT = 5, LAYOUT_BATCH_OFFSET = 6, PREFERENCE_WORKSPACE = 1 };
+enum { LAYOUT_BATCH_COUNT = 5, LAYOUT_BATCH_OFFSET = 6 };
+enum { PREFERENCE_WORKSPACE = 1, PREFERENCE_ALIGNMENT_A = 5, PREFERENCE_ALIGNMENT_D = 8 };
 enum { EPILOGUE_DEFAULT = 1, EPILOGUE_BIAS = 4, GELU = 32, DGELU = 64, BIAS_GRAD = 16, AUX = 128 };
 enum { OP_N = 0, OP_T = 1, CANDIDATES = 8, WORKSPACE = 32 << 20 };
+/* The library requires a workspace at a multiple of WORK_ALIGN; blocks of the slab are at multiples of SLAB_ALIGN. */
+enum { WORK_ALIGN = 256, SLAB_ALIGN = 64, ALIGNMENTS = 7 };
 
 typedef struct algorithm {
     uint64_t data[8];
@@ -58,14 +61,19 @@ static bool found;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
+/* The algorithms for operands whose addresses are all multiples of one power of two. */
+typedef struct proposals {
+    heuristic candidates[CANDIDATES];
+    int n_candidates, choice; /* -1: not chosen yet */
+} proposals;
+
 typedef struct plan {
     ont_blas_gemm gemm;
     void *handle, *desc, *a, *b, *c;
-    heuristic candidates[CANDIDATES];
-    int n_candidates, choice; /* -1: not chosen yet */
+    proposals *by_alignment[ALIGNMENTS]; /* by the logarithm of the alignment; NULL until a call needs them */
     size_t workspace;
     bool f64, tf32;
-    pthread_mutex_t lock; /* each call sets the bias pointer of the descriptor */
+    pthread_mutex_t lock; /* each call sets pointers of the descriptor and may add proposals */
 } plan;
 
 static void open_library(void)
@@ -159,6 +167,7 @@ static void destroy(void *opaque)
     if (p->b) lt.layout_destroy(p->b);
     if (p->c) lt.layout_destroy(p->c);
     if (p->desc) lt.desc_destroy(p->desc);
+    for (int i = 0; i < ALIGNMENTS; i++) ont_free(p->by_alignment[i]);
     pthread_mutex_destroy(&p->lock);
     ont_free(p);
 }
@@ -184,33 +193,67 @@ static ont_status describe(plan *p)
     ONT_TRY(check(lt.desc_set(p->desc, DESC_TRANSB, &op_second, sizeof op_second), "transpose"));
     ONT_TRY(check(lt.desc_set(p->desc, DESC_EPILOGUE, &epilogue, sizeof epilogue), "epilogue"));
     if (g->epilogue) ONT_TRY(check(lt.desc_set(p->desc, DESC_BIAS_TYPE, &result, sizeof result), "the bias' type"));
-    if (epilogue & AUX) { /* the heuristic takes the alignment from the address: blocks of a slab have 64 bytes */
-        const void *aligned = (const void *)(uintptr_t)64;
-        ONT_TRY(check(lt.desc_set(p->desc, DESC_AUX_LD, &g->ldc, sizeof g->ldc), "the second matrix"));
-        ONT_TRY(check(lt.desc_set(p->desc, DESC_AUX_POINTER, &aligned, sizeof aligned), "the second matrix"));
-    }
+    if (epilogue & AUX) ONT_TRY(check(lt.desc_set(p->desc, DESC_AUX_LD, &g->ldc, sizeof g->ldc), "the second matrix"));
     uint64_t m = (uint64_t)g->n, n = (uint64_t)g->m, k = (uint64_t)g->k;
     ONT_TRY(make_layout(&p->a, type, g->trans_b ? k : m, g->trans_b ? m : k, g->ldb, g->batch, g->stride_b));
     ONT_TRY(make_layout(&p->b, type, g->trans_a ? n : k, g->trans_a ? k : n, g->lda, g->batch, g->stride_a));
     return make_layout(&p->c, result, m, n, g->ldc, g->batch, g->stride_c);
 }
 
-static ont_status find_candidates(plan *p)
+static ont_status set_pointers(plan *p, const void *bias, const void *aux)
 {
+    if (bias) ONT_TRY(check(lt.desc_set(p->desc, DESC_BIAS_POINTER, &bias, sizeof bias), "the bias"));
+    return aux ? check(lt.desc_set(p->desc, DESC_AUX_POINTER, &aux, sizeof aux), "the second matrix") : ONT_OK;
+}
+
+static ont_status set_preferences(void *preference, uint32_t alignment, size_t workspace)
+{
+    ONT_TRY(check(lt.preference_set(preference, PREFERENCE_WORKSPACE, &workspace, sizeof workspace), "preferences"));
+    for (int i = PREFERENCE_ALIGNMENT_A; i <= PREFERENCE_ALIGNMENT_D; i++)
+        ONT_TRY(check(lt.preference_set(preference, i, &alignment, sizeof alignment), "preferences"));
+    return ONT_OK;
+}
+
+/* Leaves out the proposals that the library marks as unsupported. */
+static void keep_supported(proposals *list, int n)
+{
+    for (int i = 0; i < n; i++)
+        if (!list->candidates[i].state) list->candidates[list->n_candidates++] = list->candidates[i];
+}
+
+/* The algorithms for operands at multiples of 2^log bytes, with at most `workspace` bytes. */
+static ont_status find_candidates(plan *p, int log, size_t workspace)
+{
+    const ont_blas_gemm *g = &p->gemm;
+    /* the heuristic takes the alignment of bias and auxiliary matrix from their addresses */
+    const void *aligned = (const void *)((uintptr_t)1 << log);
+    int n = 0;
     void *preference = NULL;
-    size_t limit = WORKSPACE;
-    ONT_TRY(check(lt.preference_create(&preference), "preferences"));
-    ont_status status = check(lt.preference_set(preference, PREFERENCE_WORKSPACE, &limit, sizeof limit), "preferences");
+    ONT_TRY(set_pointers(p, g->epilogue ? aligned : NULL, epilogue_of(g) & AUX ? aligned : NULL));
+    proposals *list = ont_calloc(1, sizeof *list);
+    if (!list) return ONT_ENOMEM;
+    list->choice = -1;
+    ont_status status = check(lt.preference_create(&preference), "preferences");
+    if (status == ONT_OK) status = set_preferences(preference, 1u << log, workspace);
     if (status == ONT_OK)
-        status = check(lt.find(p->handle, p->desc, p->a, p->b, p->c, p->c, preference, CANDIDATES, p->candidates,
-                               &p->n_candidates),
+        status = check(lt.find(p->handle, p->desc, p->a, p->b, p->c, p->c, preference, CANDIDATES, list->candidates,
+                               &n),
                        "looking for an algorithm");
-    lt.preference_destroy(preference);
-    if (status == ONT_OK && !p->n_candidates)
+    if (preference) lt.preference_destroy(preference);
+    keep_supported(list, n);
+    if (status == ONT_OK && !list->n_candidates)
         status = ont_fail(ONT_EUNSUPPORTED, "cuBLASLt has no algorithm for this GEMM");
-    for (int i = 0; i < p->n_candidates; i++)
-        if (p->candidates[i].workspace > p->workspace) p->workspace = p->candidates[i].workspace;
+    if (status == ONT_OK)
+        p->by_alignment[log] = list;
+    else
+        ont_free(list);
     return status;
+}
+
+/* Of the largest power of two, at most SLAB_ALIGN, that divides `address`. */
+static int log_of_alignment(uintptr_t address)
+{
+    return __builtin_ctzll(address | SLAB_ALIGN);
 }
 
 static ont_status create(const ont_blas_gemm *gemm, void **result)
@@ -220,27 +263,33 @@ static ont_status create(const ont_blas_gemm *gemm, void **result)
     p->gemm = *gemm;
     p->f64 = gemm->dtype == ONT_FLOAT64;
     p->tf32 = gemm->dtype == ONT_FLOAT32 && ont_cuda_allocator->tf32;
-    p->choice = -1;
     pthread_mutex_init(&p->lock, NULL);
     ont_status status = handle_of_device(&p->handle);
     if (status == ONT_OK) status = describe(p);
-    if (status == ONT_OK) status = find_candidates(p);
+    int log = log_of_alignment(SLAB_ALIGN);
+    if (status == ONT_OK) status = find_candidates(p, log, WORKSPACE);
     if (status != ONT_OK) {
         destroy(p);
         return status;
     }
+    const proposals *list = p->by_alignment[log];
+    for (int i = 0; i < list->n_candidates; i++)
+        if (list->candidates[i].workspace > p->workspace) p->workspace = list->candidates[i].workspace;
     *result = p;
     return ONT_OK;
 }
 
 static size_t work_bytes(const void *opaque)
 {
-    return ((const plan *)opaque)->workspace;
+    size_t bytes = ((const plan *)opaque)->workspace;
+    return bytes ? bytes + WORK_ALIGN - SLAB_ALIGN : 0;
 }
 
 typedef struct call {
     plan *p;
+    proposals *list; /* for the alignment of the operands */
     const ont_blas_operands *x;
+    int log; /* of that alignment */
     cudaStream_t stream;
 } call;
 
@@ -248,12 +297,13 @@ static int launch(const void *context, int candidate)
 {
     const call *call = context;
     plan *p = call->p;
-    const heuristic *h = &p->candidates[candidate];
+    const heuristic *h = &call->list->candidates[candidate];
+    void *work = (void *)(((uintptr_t)call->x->work + WORK_ALIGN - 1) / WORK_ALIGN * WORK_ALIGN);
     float alpha32 = (float)p->gemm.alpha, beta32 = (float)p->gemm.beta;
     const void *alpha = p->f64 ? (const void *)&p->gemm.alpha : &alpha32,
                *beta = p->f64 ? (const void *)&p->gemm.beta : &beta32;
     return lt.matmul(p->handle, p->desc, alpha, call->x->b, p->a, call->x->a, p->b, beta, call->x->c, p->c, call->x->c,
-                     p->c, &h->algo, call->x->work, h->workspace, call->stream);
+                     p->c, &h->algo, work, h->workspace, call->stream);
 }
 
 static double measure(void *context, int candidate)
@@ -262,7 +312,7 @@ static double measure(void *context, int candidate)
 }
 
 typedef struct cache_entry {
-    int64_t key[18];
+    int64_t key[19];
     int choice;
 } cache_entry;
 
@@ -274,34 +324,46 @@ static ont_tune_cache cache = ONT_TUNE_CACHE(entries);
 static ont_status choose(const call *call)
 {
     plan *p = call->p;
+    proposals *list = call->list;
     const ont_blas_gemm *g = &p->gemm;
     int id = 0;
     cudaGetDevice(&id);
     cache_entry k = {.key = {g->dtype,    g->result,   g->trans_a,   g->trans_b,  g->m,     g->n,
                              g->k,        g->lda,      g->ldb,       g->ldc,      g->batch, g->stride_a,
-                             g->stride_b, g->stride_c, g->beta != 0, g->epilogue, id,       p->tf32}};
+                             g->stride_b, g->stride_c, g->beta != 0, g->epilogue, id,       p->tf32,
+                             call->log}};
     const cache_entry *known = ont_tune_find(&cache, k.key);
-    p->choice = known && known->choice < p->n_candidates ? known->choice : -1;
-    if (p->choice >= 0) return ONT_OK;
+    list->choice = known && known->choice < list->n_candidates ? known->choice : -1;
+    if (list->choice >= 0) return ONT_OK;
     enum cudaStreamCaptureStatus capturing = cudaStreamCaptureStatusNone;
     cudaStreamIsCapturing(call->stream, &capturing);
-    if (p->gemm.beta != 0 || p->n_candidates == 1 || capturing != cudaStreamCaptureStatusNone) return ONT_OK;
-    k.choice = p->choice = ont_tune_fastest(p->n_candidates, measure, (void *)call);
-    if (p->choice < 0) return ont_fail(ONT_EUNSUPPORTED, "none of %d algorithms can be used", p->n_candidates);
+    if (g->beta != 0 || list->n_candidates == 1 || capturing != cudaStreamCaptureStatusNone) return ONT_OK;
+    k.choice = list->choice = ont_tune_fastest(list->n_candidates, measure, (void *)call);
+    if (list->choice < 0) return ont_fail(ONT_EUNSUPPORTED, "none of %d algorithms can be used", list->n_candidates);
     ont_tune_keep(&cache, &k);
+    return ONT_OK;
+}
+
+/* Sets the proposals for the alignment of the operands; the caller holds the lock. */
+static ont_status find_proposals(call *call)
+{
+    plan *p = call->p;
+    const ont_blas_operands *x = call->x;
+    call->log = log_of_alignment((uintptr_t)x->a | (uintptr_t)x->b | (uintptr_t)x->c | (uintptr_t)x->bias |
+                                 (uintptr_t)x->aux);
+    if (!p->by_alignment[call->log]) ONT_TRY(find_candidates(p, call->log, p->workspace));
+    call->list = p->by_alignment[call->log];
     return ONT_OK;
 }
 
 static ont_status run(void *opaque, const ont_blas_operands *x, void *stream)
 {
-    call call = {opaque, x, stream};
-    ont_status status = ONT_OK;
+    call call = {.p = opaque, .x = x, .stream = stream};
     pthread_mutex_lock(&call.p->lock);
-    if (x->bias) status = check(lt.desc_set(call.p->desc, DESC_BIAS_POINTER, &x->bias, sizeof x->bias), "the bias");
-    if (status == ONT_OK && x->aux)
-        status = check(lt.desc_set(call.p->desc, DESC_AUX_POINTER, &x->aux, sizeof x->aux), "the second matrix");
-    if (status == ONT_OK && call.p->choice < 0) status = choose(&call);
-    if (status == ONT_OK) status = check(launch(&call, call.p->choice < 0 ? 0 : call.p->choice), "a product");
+    ont_status status = find_proposals(&call);
+    if (status == ONT_OK) status = set_pointers(call.p, x->bias, x->aux);
+    if (status == ONT_OK && call.list->choice < 0) status = choose(&call);
+    if (status == ONT_OK) status = check(launch(&call, call.list->choice < 0 ? 0 : call.list->choice), "a product");
     pthread_mutex_unlock(&call.p->lock);
     return status;
 }

@@ -19,7 +19,6 @@ import onnx
 import torch
 from checks import run_checks
 
-import onnxtrain
 from onnxtrain import _C
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -284,11 +283,13 @@ def modules() -> None:
     """ORTModule on a GPU: a model's dropout is eager's, forward and backward, and so is what torch draws behind it."""
     if not on_gpu():
         return
+    from onnxtrain.ortmodule import ORTModule
+
     layers = [torch.nn.Linear(64, 128), torch.nn.Dropout(0.1), torch.nn.Tanh(), torch.nn.Dropout(0.3),
               torch.nn.Linear(128, 8)]
     model, x = torch.nn.Sequential(*layers).to(DEVICE), torch.randn(96, 64, device=DEVICE)
     found = []
-    for module in (model, onnxtrain.ORTModule(model)):
+    for module in (model, ORTModule(model)):
         module(x)
         torch.manual_seed(11)
         model.zero_grad()

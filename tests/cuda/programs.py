@@ -187,7 +187,8 @@ def gelu_epilogues() -> set[str]:
         assert not any(n.startswith("GeluMatMul") for n in plain), plain
         model = onnx.parser.parse_model(text.replace("FORM", "tanh")).SerializeToString()
         both = [_C.Session(model, 16, device) for device in ("cpu", DEVICE)]
-        (want,), (got,) = (s.forward([t.to(place(DEVICE)) for t in tensors], bytes(4))[0] for s in both)
+        (want,), (got,) = (s.forward([t.to(place(d)) for t in tensors], bytes(4))[0]
+                           for s, d in zip(both, ("cpu", DEVICE), strict=True))
         assert torch.allclose(want.float(), got.cpu().float(), atol=tol * 3, rtol=tol)
     return used
 
@@ -262,7 +263,8 @@ def ortmodule() -> set[str]:
     assert max(abs(a - b) for a, b in zip(want, got, strict=True)) < 1e-4, (want, got)
     assert smoke.farthest(ours, first) < 1e-4
     told = onnxtrain.explain(wrapped)
-    assert "CUDA graph of backward: recorded 0 times, replayed 0 times; the latest call ran without it: steps are timed" in told
+    assert "CUDA graph of backward: recorded 0 times, replayed 0 times; the latest call ran without it: steps are timed" \
+        in told, told
     names = {f"{op}:{kernel}" for program in _report._programs for session in program.sessions
              for op, kernel in operators(session)}
     assert "MatMul:cuda_matmul" in names or "Gemm:cuda_matmul" in names or "FusedMatMul:cuda_matmul" in names, names
@@ -350,11 +352,11 @@ def graph_shapes() -> set[str]:
     def check() -> None:
         both = Replayed()
         full = both.tensors[0]
-        for seed in range(18):
-            both.tensors[0] = full if seed // 6 != 1 else full[:5]
+        for seed in range(24):
+            both.tensors[0] = full if seed // 8 != 1 else full[:5]
             both.tensors[0].normal_()
             both.step(seed)
-            if seed % 6 == 5:
+            if seed % 8 == 7:  # torch's allocator may have moved a tensor once: the phase was recorded a step later
                 assert both.counts()["forward"][0] == 1 and both.counts()["forward"][1] >= 3, (seed, both.counts())
 
     return untimed(check)
@@ -366,9 +368,9 @@ def graph_freed() -> set[str]:
     def check() -> None:
         both = Replayed(programs=1)
         full = both.tensors[0]
-        for seed in range(5):
+        for seed in range(8):
             both.step(seed)
-        assert both.counts()["forward"][1] >= 2
+        assert both.counts()["forward"][1] >= 2, both.counts()
         waiting = both.forward(both.recorded, 7)
         _C.set_graphs(False)
         want = both.backward(*both.forward(both.plain, 7))
