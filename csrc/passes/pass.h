@@ -59,6 +59,9 @@ ont_status ont_pass_matmul_precision(ont_graph *g) ONT_MUST_USE;
 /* Makes a Gemm of a Conv whose kernel covers the whole input, and removes biases of zeros. See conv_to_gemm.c. */
 ont_status ont_pass_conv_to_gemm(ont_graph *g) ONT_MUST_USE;
 
+/* Pads GEMMs in 16 bits to rows of 16 bytes, on devices. See align_products.c. */
+ont_status ont_pass_align_products(ont_graph *g) ONT_MUST_USE;
+
 /* Makes row lookups and row sums of those with an index for each element, expanded over rows. See row_indices.c. */
 ont_status ont_pass_row_indices(ont_graph *g) ONT_MUST_USE;
 

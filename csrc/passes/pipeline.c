@@ -24,6 +24,7 @@ static const pass before_grad[] = { /* after inference */
     {"cse", ont_pass_cse, false, NULL, false, NULL},
     {"conv_to_gemm", ont_pass_conv_to_gemm, false, NULL, false, NULL},
     {"fuse_transpose", ont_pass_fuse_transpose, false, NULL, false, NULL},
+    {"align_products", ont_pass_align_products, false, NULL, true, NULL},
     {"fuse_rotary", ont_pass_fuse_rotary, false, "Rotate", false, NULL},
     {"fuse_attention", ont_pass_fuse_attention, false, "FusedAttention", false, NULL},
 };
