@@ -1,8 +1,9 @@
 /*
  * SoftmaxCrossEntropyLoss and NegativeLogLikelihoodLoss: scores (N, C, D...), labels (N, D...), optional class weights
  * (C). For the gradient of the first, a third output holds two numbers for each position: the largest score and the
- * logarithm of the sum of exponentials. Only the scores themselves are saved besides, and their gradient overwrites
- * them.
+ * logarithm of the sum of exponentials, in float32 where the scores have 16 bits: rounded to those, the logarithm would
+ * put an error of some percent on the whole gradient. Only the scores themselves are saved besides, and their gradient
+ * overwrites them.
  */
 #include <inttypes.h>
 #include <math.h>
@@ -69,18 +70,19 @@ static ont_status loss_infer(ont_graph *g, ont_node *node)
         return ont_fail(ONT_EINVAL, "labels are %s, expected %s", ont_shape_text(&label->shape, got),
                         ont_shape_text(&expected, want));
     }
+    ont_dtype dtype = (ont_dtype)ont_attr_int(node, "stash_type", x->dtype);
     const ont_value *weight = ont_node_in(node, 2);
-    if (weight && (weight->dtype != x->dtype || ont_shape_count(&weight->shape) != x->shape.dims[1]))
+    if (weight && ((weight->dtype != x->dtype && weight->dtype != dtype) ||
+                   ont_shape_count(&weight->shape) != x->shape.dims[1]))
         return ont_fail(ONT_EINVAL, "weights must be %" PRId64 " entries of %s", x->shape.dims[1],
                         ont_dtype_name(x->dtype));
     ONT_TRY(read_state(node, &s));
-    ont_dtype dtype = (ont_dtype)ont_attr_int(node, "stash_type", x->dtype);
     if (dtype != x->dtype && (dtype != ONT_FLOAT32 || !ont_dtype_is_half(x->dtype)))
         return ont_fail(ONT_EUNSUPPORTED, "stash_type %d for scores in %s", (int)dtype, ont_dtype_name(x->dtype));
     ONT_TRY(ont_infer_out(node, 1, x->dtype, &x->shape));
     ont_shape stats = expected;
     stats.dims[stats.rank++] = 2;
-    ONT_TRY(ont_infer_out(node, 2, dtype, &stats));
+    ONT_TRY(ont_infer_out(node, 2, ont_dtype_is_half(x->dtype) ? ONT_FLOAT32 : x->dtype, &stats));
     return ont_infer_out(node, 0, dtype, s.labels.reduction == ONT_REDUCE_NONE ? &expected : &(ont_shape){0});
 }
 
@@ -557,7 +559,10 @@ static const char *accept_grad_half(const ont_node *node)
     ont_dtype x = ont_node_in(node, 0)->dtype,
               stats = ont_node_in(node, 4) ? ont_node_in(node, 4)->dtype : ONT_UNDEFINED;
     if (ont_dtype_is_half(x))
-        return stats == ONT_FLOAT32 && same_dtype(node) && !ont_node_in(node, 2) ? accept_any_rows(node) : "dtypes";
+        return stats == ONT_FLOAT32 && ont_node_in(node, 3)->dtype == ONT_FLOAT32 && same_dtype(node) &&
+                       !ont_node_in(node, 2)
+                   ? accept_any_rows(node)
+                   : "dtypes";
     return same_dtype(node) ? "the dtype of the scores" : accept_rows(node);
 }
 
