@@ -22,7 +22,7 @@ static ont_status narrow_gradient(ont_graph *g, ont_node *node)
     if (!cast || !ONT_IS(cast, Cast) || !ont_dtype_is_half(cast->outputs[0]->dtype)) return ONT_OK;
     ont_dtype to = cast->outputs[0]->dtype;
     ONT_TRY(ont_attr_set_int(g, node, "to", to));
-    if (!ont_op_has_kernel(node, NULL)) return ont_attr_set_int(g, node, "to", ONT_FLOAT32);
+    if (!ont_op_has_kernel(node, g->device)) return ont_attr_set_int(g, node, "to", ONT_FLOAT32);
     ont_value *last = ont_node_in(cast, 0);
     for (ont_value *v = last;; v = v->def->inputs[0].value) {
         v->dtype = to;
@@ -76,15 +76,15 @@ static const ont_node *root_producer(const ont_value *value)
  * Whether the producer of the logits writes 16 bits itself, a matmul included whose bias fuse_gemm is about to add. If
  * it is promoted, its float32 result is available without rounding.
  */
-static bool is_produced_in_16_bits(const ont_value *scores)
+static bool is_produced_in_16_bits(const ont_graph *g, const ont_value *scores)
 {
     const ont_node *node = root_producer(scores);
-    if (!node || ont_op_has_kernel(node, NULL)) return true;
+    if (!node || ont_op_has_kernel(node, g->device)) return true;
     for (uint32_t i = 0; ONT_IS(node, Add) && i < 2; i++) {
         const ont_node *product = root_producer(node->inputs[i].value);
         bool is_product = product &&
                           (ONT_IS(product, MatMul) || ONT_IS(product, FusedMatMul));
-        if (is_product && ont_op_has_kernel(product, NULL)) return true;
+        if (is_product && ont_op_has_kernel(product, g->device)) return true;
     }
     return false;
 }
@@ -96,11 +96,11 @@ static ont_status narrow_scores(ont_graph *g, ont_node *grad)
     if (!loss || !cast || !only_used_by(g, scores, loss, grad)) return ONT_OK;
     ont_value *narrow = ont_node_in(cast, 0);
     if (ont_attr_int(grad, "to", ONT_FLOAT32) != (int64_t)narrow->dtype || loss->outputs[1] ||
-        !is_produced_in_16_bits(narrow))
+        !is_produced_in_16_bits(g, narrow))
         return ONT_OK;
     ont_value *y = cast->outputs[0];
     scores->dtype = narrow->dtype; /* read by accept() */
-    bool fits = ont_op_has_kernel(loss, NULL) && ont_op_has_kernel(grad, NULL);
+    bool fits = ont_op_has_kernel(loss, g->device) && ont_op_has_kernel(grad, g->device);
     scores->dtype = ONT_FLOAT32;
     if (!fits) return ONT_OK;
     ONT_TRY(ont_attr_set_int(g, loss, "stash_type", ONT_FLOAT32));
@@ -112,7 +112,6 @@ static ont_status narrow_scores(ont_graph *g, ont_node *grad)
 
 ont_status ont_pass_fuse_loss(ont_graph *g)
 {
-    if (g->device) return ONT_OK; /* only CPU kernels support these forms */
     for (ont_node *node = g->first; node; node = node->next) {
         if (!ONT_IS(node, SoftmaxCrossEntropyGrad)) continue;
         ONT_TRY(narrow_gradient(g, node));

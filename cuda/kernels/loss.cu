@@ -1,11 +1,103 @@
 /*
- * Softmax cross-entropy and negative log-likelihood over rows of scores. For the gradient two numbers are saved for
- * each row, the largest score and the logarithm of the sum of exponentials; the gradient overwrites the scores.
+ * Softmax cross-entropy and negative log-likelihood over rows of scores, 16-bit scores included, with arithmetic in
+ * float32 (float64 for float64). One pass over a row finds the largest score and the sum of exponentials relative to
+ * it; these two numbers are saved for the gradient, which may overwrite the scores. Rows whose classes are contiguous
+ * are accessed in chunks of 16 bytes, between a head and a tail of single scores.
  */
 #include "kernels/launch.cuh"
 
 #include "kernels/kernels.h"
 #include "kernels/math.cuh"
+#include "kernels/mma.cuh"
+
+/* ---- exponentials ---- */
+
+/* exp(a) with a relative error of about 1e-7 times (2 + |a|), and 0 below 2^-126: for results of 16 bits. */
+ONT_DEVICE float exp_of_half(float a)
+{
+    a *= 1.44269504f;
+#ifdef ONT_EMULATE
+    return exp2f(a);
+#else
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(a));
+    return y;
+#endif
+}
+
+/* exp(a), as precise as scores or gradients of type T need. */
+template <class T, class C> ONT_DEVICE C exp_for(C a)
+{
+    return sizeof(T) == 2 ? (C)exp_of_half((float)a) : vexp(a);
+}
+
+/* ---- chunks of a row ---- */
+
+/* p is aligned to 16 bytes. */
+template <class T, class C, int N> ONT_DEVICE void load_chunk(const T *p, C (&v)[N])
+{
+    ONT_UNROLL
+    for (int k = 0; k < N; k += 16 / (int)sizeof(T)) {
+        T part[16 / sizeof(T)];
+        const ont_16bytes bits = ont_load16(p + k);
+        memcpy(part, &bits, 16);
+        ONT_UNROLL
+        for (int j = 0; j < 16 / (int)sizeof(T); j++) v[k + j] = ont_load(&part[j]);
+    }
+}
+
+template <class T, class C> ONT_DEVICE void convert(T *to, const C *v, int n)
+{
+    ONT_UNROLL
+    for (int k = 0; k < n; k++) ont_store(&to[k], v[k]);
+}
+#ifndef ONT_EMULATE
+ONT_DEVICE void convert(ont_bf16 *to, const float *v, int n) /* two values by one instruction */
+{
+    ONT_UNROLL
+    for (int k = 0; k < n; k += 2) {
+        const __nv_bfloat162 two = __floats2bfloat162_rn(v[k], v[k + 1]);
+        memcpy(to + k, &two, sizeof two);
+    }
+}
+#endif
+
+/* p is aligned to 16 bytes, and N elements are 16 bytes. */
+template <class T, class C, int N> ONT_DEVICE void store_chunk(T *p, const C (&v)[N])
+{
+    T part[N];
+    ont_16bytes bits;
+    convert(part, v, N);
+    memcpy(&bits, part, 16);
+    ont_store16(p, bits);
+}
+
+/* The part [from, to) of a row that is accessed in chunks of N elements. It is empty if classes are not contiguous, or
+ * if x and y, in which the elements are read and written, are not aligned to 16 bytes at the same elements. */
+struct chunked {
+    int64_t from, to;
+};
+template <int N, class T, class D>
+ONT_DEVICE chunked chunked_part(const T *x, const D *y, int64_t n, int64_t stride)
+{
+    int64_t from = (int64_t)((16 - (uintptr_t)y % 16) % 16 / sizeof(D));
+    if (stride != 1 || from + N > n || (uintptr_t)(x + from) % 16) return {n, n};
+    return {from, from + (n - from) / N * N};
+}
+
+/* Calls single(c) for the classes outside the chunked part, pair(c, step) for two chunks at c and c + step, whose loads
+ * overlap, and chunk(c) for the last one. */
+template <int N, class Single, class Pair, class Chunk>
+ONT_DEVICE void for_row(const chunked part, int64_t n, Single single, Pair pair, Chunk chunk)
+{
+    const int64_t inside = part.to - part.from, step = (int64_t)blockDim.x * N;
+    for (int64_t i = threadIdx.x; i < n - inside; i += blockDim.x) single(i < part.from ? i : i + inside);
+    int64_t c = part.from + (int64_t)threadIdx.x * N;
+    for (; c + step < part.to; c += 2 * step) pair(c, step);
+    if (c < part.to) chunk(c);
+}
+
+/* ---- rows ---- */
 
 ONT_DEVICE int64_t label_at(const ont_loss &s, const void *labels, int64_t i)
 {
@@ -21,30 +113,89 @@ ONT_DEVICE bool counts(const ont_loss &s, int64_t label, int64_t i, bool report)
     return false;
 }
 
-/* terms (rows * inner, 2): weighted loss and weight of each row, as double */
-template <class T>
-__global__ void __launch_bounds__(ONT_THREADS)
-    loss_kernel(const ont_loss s, const T *x, const void *labels, const T *weights, T *logp, T *stats, double *terms)
+/* Element i of an array of T, or of the type of the arithmetic. */
+template <class T> ONT_DEVICE typename ont_compute<T>::type element_at(const void *values, bool computed, int64_t i)
 {
-    __shared__ T scratch[32];
+    typedef typename ont_compute<T>::type C;
+    return computed ? ((const C *)values)[i] : (C)ont_load((const T *)values + i);
+}
+
+template <class C> struct row_sum {
+    C max, sum; /* sum of exp(x - max) */
+};
+
+/* What exponents are relative to: a row of nothing but minus infinity has sum 0, not NaN. */
+template <class C> ONT_DEVICE C exp_base(C largest)
+{
+    return largest == (C)-INFINITY ? (C)0 : largest;
+}
+
+/* NaN among the scores is not in the maximum (fmax), but in the sum. */
+template <class T, class C, int N> ONT_DEVICE void add_scores(row_sum<C> &r, const C (&x)[N])
+{
+    C largest = r.max;
+    ONT_UNROLL
+    for (int k = 0; k < N; k++) largest = fmax(largest, x[k]);
+    const C base = exp_base(largest);
+    if (largest > r.max) {
+        r.sum *= exp_for<T>(r.max - base);
+        r.max = largest;
+    }
+    ONT_UNROLL
+    for (int k = 0; k < N; k++) r.sum += exp_for<T>(x[k] - base);
+}
+
+/* Of the whole row, in all threads of the block. */
+template <class T, class C> ONT_DEVICE row_sum<C> sum_of_row(const T *x, int64_t n, int64_t stride, C *scratch)
+{
+    enum { N = 16 / sizeof(T) };
+    row_sum<C> r = {(C)-INFINITY, 0};
+    for_row<N>(
+        chunked_part<N>(x, x, n, stride), n,
+        [&](int64_t c) {
+            const C v[1] = {(C)ont_load(&x[c * stride])};
+            add_scores<T>(r, v);
+        },
+        [&](int64_t c, int64_t step) {
+            C v[2][N];
+            load_chunk(x + c, v[0]);
+            load_chunk(x + c + step, v[1]);
+            add_scores<T>(r, v[0]);
+            add_scores<T>(r, v[1]);
+        },
+        [&](int64_t c) {
+            C v[N];
+            load_chunk(x + c, v);
+            add_scores<T>(r, v);
+        });
+    const C largest = ont_block_max(r.max, scratch);
+    r.sum *= exp_for<T>(r.max - exp_base(largest));
+    return {largest, ont_block_sum(r.sum, scratch)};
+}
+
+/* terms (rows * inner, 2): weighted loss and weight of each row, as double */
+template <class T, class C>
+__global__ void __launch_bounds__(ONT_THREADS)
+    loss_kernel(const ont_loss s, const T *x, const void *labels, const void *weights, T *logp, C *stats, double *terms)
+{
+    __shared__ C scratch[32];
     for (int64_t i = blockIdx.x; i < s.rows * s.inner; i += gridDim.x) {
         int64_t base = i / s.inner * s.classes * s.inner + i % s.inner, label = label_at(s, labels, i);
-        T row_max = 0, log_sum = 0;
+        bool real = counts(s, label, i, !threadIdx.x);
+        C score = real ? (C)ont_load(&x[base + label * s.inner]) : (C)0; /* early: the end of the row waits for it */
+        C w = !real ? (C)0 : weights ? element_at<T>(weights, s.wide_weights, label) : (C)1;
+        C row_max = 0, log_sum = 0;
         if (s.softmax) {
-            row_max = x[base];
-            for (int64_t c = threadIdx.x; c < s.classes; c += blockDim.x)
-                row_max = ont_larger(row_max, x[base + c * s.inner]);
-            row_max = ont_block_max(row_max, scratch);
-            T sum = 0;
-            for (int64_t c = threadIdx.x; c < s.classes; c += blockDim.x) sum += vexp(x[base + c * s.inner] - row_max);
-            log_sum = vlog(ont_block_sum(sum, scratch));
+            const row_sum<C> sum = sum_of_row(x + base, s.classes, s.inner, scratch);
+            row_max = sum.max;
+            log_sum = vlog(sum.sum);
         }
-        for (int64_t c = threadIdx.x; logp && c < s.classes; c += blockDim.x)
-            logp[base + c * s.inner] = (x[base + c * s.inner] - row_max) - log_sum;
+        for (int64_t c = threadIdx.x; logp && c < s.classes; c += blockDim.x) {
+            int64_t at = base + c * s.inner;
+            ont_store(&logp[at], ((C)ont_load(&x[at]) - row_max) - log_sum);
+        }
         if (threadIdx.x) continue;
-        bool real = counts(s, label, i, true);
-        T w = !real ? (T)0 : weights ? weights[label] : (T)1;
-        terms[2 * i] = real ? (double)(-w * ((x[base + label * s.inner] - row_max) - log_sum)) : 0;
+        terms[2 * i] = real ? (double)(-w * ((score - row_max) - log_sum)) : 0;
         terms[2 * i + 1] = (double)w;
         if (stats) {
             stats[2 * i] = row_max;
@@ -53,62 +204,130 @@ __global__ void __launch_bounds__(ONT_THREADS)
     }
 }
 
+enum { MAX_SUM_THREADS = 1024 };
+
+/* Of the one block that sums over all rows. */
+static unsigned sum_threads(int64_t rows)
+{
+    return rows > 4096 ? (unsigned)MAX_SUM_THREADS : ont_row_threads(rows);
+}
+
 template <class T>
-__global__ void __launch_bounds__(ONT_THREADS) loss_sum_kernel(const ont_loss s, const double *terms, T *loss)
+__global__ void __launch_bounds__(MAX_SUM_THREADS) loss_sum_kernel(const ont_loss s, const double *terms, T *loss)
 {
     __shared__ double scratch[32];
     double sum = 0, norm = 0;
     for (int64_t i = threadIdx.x; i < s.rows * s.inner; i += blockDim.x) {
         sum += terms[2 * i];
         norm += terms[2 * i + 1];
-        if (!s.reduction) loss[i] = (T)terms[2 * i];
+        if (!s.reduction) ont_store(&loss[i], (typename ont_compute<T>::type)terms[2 * i]);
     }
     sum = ont_block_sum(sum, scratch);
     norm = ont_block_sum(norm, scratch);
-    if (!threadIdx.x && s.reduction) *loss = (T)(s.reduction == 2 ? sum / norm : sum);
+    if (!threadIdx.x && s.reduction)
+        ont_store(loss, (typename ont_compute<T>::type)(s.reduction == 2 ? sum / norm : sum));
 }
 
 /* The sum of the weights of the rows that count. */
 template <class T>
-__global__ void __launch_bounds__(ONT_THREADS)
-    loss_norm_kernel(const ont_loss s, const void *labels, const T *weights, double *norm)
+__global__ void __launch_bounds__(MAX_SUM_THREADS)
+    loss_norm_kernel(const ont_loss s, const void *labels, const void *weights, double *norm)
 {
     __shared__ double scratch[32];
     double sum = 0;
     for (int64_t i = threadIdx.x; i < s.rows * s.inner; i += blockDim.x) {
         int64_t label = label_at(s, labels, i);
-        if (counts(s, label, i, false)) sum += weights ? (double)weights[label] : 1;
+        if (counts(s, label, i, false)) sum += weights ? (double)element_at<T>(weights, s.wide_weights, label) : 1;
     }
     sum = ont_block_sum(sum, scratch);
     if (!threadIdx.x) *norm = sum;
 }
 
-template <class T> struct gradient_operands {
+/* ---- gradients: T is the type of the scores, D that of the gradient ---- */
+
+template <class T, class D> struct gradient_operands {
     const T *x;
-    const void *labels;
-    const T *weights, *dloss, *stats;
+    const void *labels, *weights, *dloss;
+    const typename ont_compute<T>::type *stats;
     const double *norm;
-    T *dx;
+    D *dx;
 };
 
-template <class T>
-__global__ void __launch_bounds__(ONT_THREADS) loss_grad_kernel(const ont_loss s, const gradient_operands<T> f)
+template <class C> struct row_gradient {
+    C max, log_sum, scale;
+    int64_t label; /* -1 for a row that does not count */
+    bool dense;    /* false: zero but for the label */
+};
+
+template <class T, class D, class C = typename ont_compute<T>::type>
+ONT_DEVICE row_gradient<C> row_gradient_of(const ont_loss &s, const gradient_operands<T, D> &f, int64_t i)
 {
+    int64_t label = label_at(s, f.labels, i);
+    row_gradient<C> r = {0, 0, 0, label, false};
+    if (!counts(s, label, i, false)) {
+        r.label = -1;
+        return r;
+    }
+    r.scale = (f.weights ? element_at<T>(f.weights, s.wide_weights, label) : (C)1) *
+              element_at<T>(f.dloss, s.wide_loss, s.reduction ? 0 : i);
+    if (s.reduction == 2) r.scale = (C)((double)r.scale / *f.norm);
+    if (!s.softmax) return r;
+    r.dense = true;
+    r.max = f.stats[2 * i];
+    r.log_sum = f.stats[2 * i + 1];
+    return r;
+}
+
+/* Scores of the classes c, c + 1, ... become their gradient. */
+template <class D, class C, int N> ONT_DEVICE void scores_to_gradient(const row_gradient<C> &r, int64_t c, C (&v)[N])
+{
+    ONT_UNROLL
+    for (int k = 0; k < N; k++) v[k] = r.dense ? r.scale * exp_for<D>((v[k] - r.max) - r.log_sum) : (C)0;
+    const int64_t label = r.label - c;
+    if (label < 0 || label >= N) return;
+    ONT_UNROLL
+    for (int k = 0; k < N; k++)
+        if (k == label) v[k] -= r.scale;
+}
+
+template <class T, class D>
+__global__ void __launch_bounds__(ONT_THREADS) loss_grad_kernel(const ont_loss s, const gradient_operands<T, D> f)
+{
+    typedef typename ont_compute<T>::type C;
+    enum { N = 16 / sizeof(D) };
     for (int64_t i = blockIdx.x; i < s.rows * s.inner; i += gridDim.x) {
-        int64_t base = i / s.inner * s.classes * s.inner + i % s.inner, label = label_at(s, f.labels, i);
-        bool real = counts(s, label, i, false);
-        T scale = 0;
-        if (real) {
-            scale = (f.weights ? f.weights[label] : (T)1) * f.dloss[s.reduction ? 0 : i];
-            if (s.reduction == 2) scale = (T)((double)scale / *f.norm);
-        }
-        for (int64_t c = threadIdx.x; c < s.classes; c += blockDim.x) {
-            int64_t at = base + c * s.inner;
-            T d = real && s.softmax ? scale * vexp((f.x[at] - f.stats[2 * i]) - f.stats[2 * i + 1]) : (T)0;
-            f.dx[at] = real && c == label ? d - scale : d;
-        }
+        const int64_t base = i / s.inner * s.classes * s.inner + i % s.inner;
+        const T *x = f.x + base;
+        D *dx = f.dx + base;
+        const row_gradient<C> r = row_gradient_of(s, f, i);
+        for_row<N>(
+            chunked_part<N>(x, dx, s.classes, s.inner), s.classes,
+            [&](int64_t c) {
+                C v[1] = {r.dense ? (C)ont_load(&x[c * s.inner]) : (C)0};
+                scores_to_gradient<D>(r, c, v);
+                ont_store(&dx[c * s.inner], v[0]);
+            },
+            [&](int64_t c, int64_t step) {
+                C v[2][N] = {};
+                if (r.dense) {
+                    load_chunk(x + c, v[0]);
+                    load_chunk(x + c + step, v[1]);
+                }
+                scores_to_gradient<D>(r, c, v[0]);
+                store_chunk(dx + c, v[0]);
+                scores_to_gradient<D>(r, c + step, v[1]);
+                store_chunk(dx + c + step, v[1]);
+            },
+            [&](int64_t c) {
+                C v[N] = {};
+                if (r.dense) load_chunk(x + c, v);
+                scores_to_gradient<D>(r, c, v);
+                store_chunk(dx + c, v);
+            });
     }
 }
+
+/* ---- launchers ---- */
 
 extern "C" size_t ont_loss_work(const ont_loss *s)
 {
@@ -118,36 +337,50 @@ extern "C" size_t ont_loss_work(const ont_loss *s)
 template <class T>
 static int forward(const ont_loss *s, const void *const *in, void *const *out, void *work, void *stream)
 {
+    typedef typename ont_compute<T>::type C;
     int64_t rows = s->rows * s->inner;
+    const double *terms = (const double *)work;
     int error = 0;
     if (rows)
-        error = ONT_LAUNCH(loss_kernel<T>, ont_blocks(rows, 1), ont_row_threads(s->softmax ? s->classes : 1), 0, stream,
-                           *s, (const T *)in[0], in[1], (const T *)in[2], (T *)out[1], (T *)out[2], (double *)work);
+        error = ONT_LAUNCH((loss_kernel<T, C>), ont_blocks(rows, 1), ont_row_threads(s->softmax ? s->classes : 1), 0,
+                           stream, *s, (const T *)in[0], in[1], in[2], (T *)out[1], (C *)out[2], (double *)work);
     if (error) return error;
-    return ONT_LAUNCH(loss_sum_kernel<T>, 1, ont_row_threads(rows), 0, stream, *s, (const double *)work, (T *)out[0]);
+    if (s->wide_loss) return ONT_LAUNCH(loss_sum_kernel<C>, 1, sum_threads(rows), 0, stream, *s, terms, (C *)out[0]);
+    return ONT_LAUNCH(loss_sum_kernel<T>, 1, sum_threads(rows), 0, stream, *s, terms, (T *)out[0]);
 }
 
-template <class T>
+template <class T, class D>
 static int backward(const ont_loss *s, const void *const *in, void *dx, void *work, void *stream)
 {
-    gradient_operands<T> f = {(const T *)in[0], in[1], (const T *)in[2], (const T *)in[3], (const T *)in[4],
-                              (const double *)work, (T *)dx};
+    gradient_operands<T, D> f = {(const T *)in[0], in[1], in[2], in[3], (const typename ont_compute<T>::type *)in[4],
+                                 (const double *)work, (D *)dx};
     int64_t rows = s->rows * s->inner;
     int error = 0;
     if (!rows) return 0;
     if (s->reduction == 2)
-        error = ONT_LAUNCH(loss_norm_kernel<T>, 1, ont_row_threads(rows), 0, stream, *s, f.labels, f.weights,
+        error = ONT_LAUNCH(loss_norm_kernel<T>, 1, sum_threads(rows), 0, stream, *s, f.labels, f.weights,
                            (double *)work);
     if (error) return error;
-    return ONT_LAUNCH(loss_grad_kernel<T>, ont_blocks(rows, 1), ont_row_threads(s->classes), 0, stream, *s, f);
+    return ONT_LAUNCH((loss_grad_kernel<T, D>), ont_blocks(rows, 1), ont_row_threads(s->classes), 0, stream, *s, f);
 }
 
 extern "C" int ont_launch_loss(const ont_loss *s, const void *const *in, void *const *out, void *work, void *stream)
 {
-    return (s->dtype == ONT_FLOAT32 ? forward<float> : forward<double>)(s, in, out, work, stream);
+    switch (s->dtype) {
+    case ONT_FLOAT32: return forward<float>(s, in, out, work, stream);
+    case ONT_FLOAT64: return forward<double>(s, in, out, work, stream);
+    case ONT_FLOAT16: return forward<ont_f16>(s, in, out, work, stream);
+    default: return forward<ont_bf16>(s, in, out, work, stream);
+    }
 }
 
 extern "C" int ont_launch_loss_grad(const ont_loss *s, const void *const *in, void *dx, void *work, void *stream)
 {
-    return (s->dtype == ONT_FLOAT32 ? backward<float> : backward<double>)(s, in, dx, work, stream);
+    const bool narrows = s->dtype == ONT_FLOAT32;
+    switch (s->grad_dtype) {
+    case ONT_FLOAT32: return backward<float, float>(s, in, dx, work, stream);
+    case ONT_FLOAT64: return backward<double, double>(s, in, dx, work, stream);
+    case ONT_FLOAT16: return (narrows ? backward<float, ont_f16> : backward<ont_f16, ont_f16>)(s, in, dx, work, stream);
+    default: return (narrows ? backward<float, ont_bf16> : backward<ont_bf16, ont_bf16>)(s, in, dx, work, stream);
+    }
 }

@@ -28,6 +28,11 @@ ONT_DEVICE ont_16bytes ont_load16(const void *p)
     memcpy(&v, p, 16);
     return v;
 }
+ONT_DEVICE void ont_store16(void *p, const ont_16bytes &v)
+{
+    ont_emulate_need_aligned(p, 16);
+    memcpy(p, &v, 16);
+}
 
 template <class T> ONT_DEVICE void ont_mma(float *c, const uint32_t *a, const uint32_t *b)
 {
@@ -79,6 +84,13 @@ static inline bool ont_has_mma()
 }
 
 ONT_DEVICE ont_16bytes ont_load16(const void *p) { return *reinterpret_cast<const ont_16bytes *>(p); }
+/* To global memory. In PTX, since nvcc splits some of such assignments into four stores. */
+ONT_DEVICE void ont_store16(void *p, const ont_16bytes &v)
+{
+    asm volatile("st.global.v4.b32 [%0], {%1,%2,%3,%4};" ::"l"(__cvta_generic_to_global(p)), "r"(v.x[0]), "r"(v.x[1]),
+                 "r"(v.x[2]), "r"(v.x[3])
+                 : "memory");
+}
 
 template <class T> ONT_DEVICE void ont_mma(float *c, const uint32_t *a, const uint32_t *b);
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800

@@ -127,21 +127,60 @@ const ont_kernel ont_cuda_softmax_kernels[2] = {
 
 /* ---- losses ---- */
 
-static ont_status loss_prepare(const ont_node *node, ont_arena *arena, ont_prepared *out)
+/* Whether the value, if there is one, is float32 or has the dtype of the 16-bit scores. */
+static bool is_float32_or_as(const ont_value *v, const ont_value *scores)
 {
-    const ont_value *x = ont_node_in(node, 0), *label = ont_node_in(node, 1);
+    return !v || v->dtype == ONT_FLOAT32 || v->dtype == scores->dtype;
+}
+
+static const char *loss_accept(const ont_node *node)
+{
+    const ont_value *x = ont_node_in(node, 0), *stats = ont_node_out(node, 2);
+    if (!ont_dtype_is_half(x->dtype)) return ont_cuda_accept_wide(node);
+    if (stats && stats->dtype != ONT_FLOAT32) return "statistics";
+    return is_float32_or_as(ont_node_in(node, 2), x) && is_float32_or_as(ont_node_out(node, 0), x) ? NULL : "dtypes";
+}
+
+static const char *loss_grad_accept(const ont_node *node)
+{
+    const ont_value *x = ont_node_in(node, 0), *stats = ont_node_in(node, 4);
+    ont_dtype to = (ont_dtype)ont_attr_int(node, "to", x->dtype);
+    if (to != x->dtype && (x->dtype != ONT_FLOAT32 || !ont_dtype_is_half(to))) return "dtype of the gradient";
+    if (!ont_dtype_is_half(x->dtype)) return ont_cuda_accept_wide(node);
+    if (stats && stats->dtype != ONT_FLOAT32) return "statistics";
+    return is_float32_or_as(ont_node_in(node, 2), x) && is_float32_or_as(ont_node_in(node, 3), x) ? NULL : "dtypes";
+}
+
+/* `loss`: the loss, or its gradient */
+static ont_status loss_read(const ont_node *node, const ont_value *loss, ont_arena *arena, ont_prepared *out)
+{
+    const ont_value *x = ont_node_in(node, 0), *label = ont_node_in(node, 1), *weights = ont_node_in(node, 2);
     const char *reduction = ont_attr_string(node, "reduction", "mean");
     const ont_attr *ignore = ont_attr_find(node, "ignore_index", ONT_ATTR_INT);
+    bool half = ont_dtype_is_half(x->dtype);
     ont_loss *s = ont_arena_alloc(arena, sizeof *s);
     if (!s) return ONT_ENOMEM;
     *s = (ont_loss){.rows = x->shape.dims[0], .classes = x->shape.dims[1],
                     .inner = ont_shape_count_range(&x->shape, 2, x->shape.rank), .ignores = ignore != NULL,
                     .ignored = ignore ? ignore->i : 0, .wide = label->dtype == ONT_INT64, .dtype = x->dtype,
+                    .grad_dtype = (int32_t)ont_attr_int(node, "to", x->dtype),
                     .softmax = !strncmp(node->op->name, "SoftmaxCross", 12),
+                    .wide_loss = !half || loss->dtype == ONT_FLOAT32,
+                    .wide_weights = !half || (weights && weights->dtype == ONT_FLOAT32),
                     .reduction = !strcmp(reduction, "none") ? 0 : !strcmp(reduction, "sum") ? 1 : 2};
     out->state = s;
     out->work_bytes = ont_loss_work(s);
     return ONT_OK;
+}
+
+static ont_status loss_prepare(const ont_node *node, ont_arena *arena, ont_prepared *out)
+{
+    return loss_read(node, ont_node_out(node, 0), arena, out);
+}
+
+static ont_status loss_grad_prepare(const ont_node *node, ont_arena *arena, ont_prepared *out)
+{
+    return loss_read(node, ont_node_in(node, 3), arena, out);
 }
 
 static ont_loss loss_of(const ont_call *call)
@@ -168,10 +207,10 @@ static ont_status loss_grad_run(const ont_call *call)
 }
 
 const ont_kernel ont_cuda_loss_kernels[2] = {
-    {.name = "cuda_cross_entropy", .accept = ont_cuda_accept_wide, .prepare = loss_prepare, .run = loss_run},
+    {.name = "cuda_cross_entropy", .accept = loss_accept, .prepare = loss_prepare, .run = loss_run},
     {.name = "cuda_cross_entropy_grad",
-     .accept = ont_cuda_accept_wide,
-     .prepare = loss_prepare,
+     .accept = loss_grad_accept,
+     .prepare = loss_grad_prepare,
      .run = loss_grad_run,
      .inplace = 1},
 };

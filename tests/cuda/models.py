@@ -108,6 +108,9 @@ def compare(name: str, half: bool, device: str) -> tuple[set[str], dict[str, int
              for _, op, kernel, *_ in session.timeline()]
     if name == "gpt2":  # its GELU is in the products, both ways
         assert {"GeluMatMul", "GeluMatMulGrad"} <= {op for op, _ in steps}, sorted({op for op, _ in steps})
+    if half and any(op == "SoftmaxCrossEntropyLoss" for op, _ in steps):  # it reads the logits in bfloat16
+        assert any("stash_type" in session.text("program") for _, programs in model._all_programs()
+                   for program in programs for session in program.sessions)
     return {f"{op}:{kernel}" for op, kernel in steps}, dict(Counter(op for op, _ in steps))
 
 

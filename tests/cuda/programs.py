@@ -199,6 +199,47 @@ def loss() -> set[str]:
     return agree(*exported(Loss(), (tokens, labels)))
 
 
+HALF_LOSS = """<ir_version: 10, opset_import: ["" : 20]>
+g (TYPE[r, c] x, int64[r] labels, float[c] w) => (OUTPUTS) {
+    wide = Cast <to = 1> (x)
+    nan = IsNaN(wide)
+    y = SoftmaxCrossEntropyLoss <ignore_index = -1, reduction = "sum"> (wide, labels, w)
+}"""
+
+
+def loss_of_halves() -> set[str]:
+    """16-bit scores are read as they are, at any alignment, and their gradient is rounded once. Where another node
+    reads the float32 copy, the loss reads it too.
+    """
+    used: set[str] = set()
+    for dtype, name, ulp in ((torch.float16, "float16", 2**-11), (torch.bfloat16, "bfloat16", 2**-8)):
+        for classes, offset, outs in ((33, 0, "float y"), (2501, 0, "float y"), (2501, 1, "float y"),
+                                      (2048, 8, "float y"), (1301, 0, "float y, bool[r, c] nan")):
+            text = HALF_LOSS.replace("TYPE", name).replace("OUTPUTS", outs)
+            torch.manual_seed(classes)
+            flat = torch.randn(5 * classes + offset).mul(4).to(dtype)
+            x = flat[offset:].view(5, classes)
+            x[1, :classes // 2], x[2, 7:] = -torch.inf, -torch.inf
+            labels, w = torch.tensor([classes - 1, classes - 2, 3, -1, 0]), torch.rand(classes) + 0.1
+            tensors = [flat.to(place(DEVICE))[offset:].view(5, classes), labels.to(place(DEVICE)), w.to(place(DEVICE))]
+            session = _C.Session(onnx.parser.parse_model(text).SerializeToString(), 16, DEVICE)
+            outputs, run = session.forward(tensors, b"\1\0\0")
+            saved = [tensors[i] for i in run.saved_inputs] + [outputs[i] for i in run.saved_outputs]
+            got = run.backward(saved, [torch.tensor(0.75).to(place(DEVICE)), None][:len(outputs)])[0].cpu()
+            wide = x.double().requires_grad_()
+            want = nn.functional.cross_entropy(wide, labels, w.double(), ignore_index=-1, reduction="sum")
+            want.backward(torch.tensor(0.75).double())
+            assert abs(outputs[0].item() / want.item() - 1) < 2e-6, (outputs[0], want)
+            assert got.dtype == dtype and (got[3] == 0).all()
+            far = (got.double() - wide.grad).abs() - 1.01 * ulp * wide.grad.abs()
+            assert far.max() < 1e-7, (dtype, classes, far.max())
+            kernels = {f"{operator}:{kernel}" for operator, kernel in operators(session)}
+            assert "SoftmaxCrossEntropyGrad <to = " in session.text("program")
+            assert ("nan" in outs) == any("Cast" in kernel for kernel in kernels), kernels
+            used |= kernels
+    return used
+
+
 def fault() -> set[str]:
     """An index out of range is an IndexError that names operator, value and position; the session goes on."""
     node = helper.make_node("Gather", ["x", "i"], ["y"], name="lookup")
@@ -467,7 +508,7 @@ class Messages(logging.Handler):
 
 MESSAGES = Messages()
 
-PROGRAMS: list[Callable[[], set[str]]] = [mlp, mlp_halves, gelu_epilogues, transformer, loss, fault, strided, rare,
+PROGRAMS: list[Callable[[], set[str]]] = [mlp, mlp_halves, gelu_epilogues, transformer, loss, loss_of_halves, fault, strided, rare,
                                           graphs, graph_shapes, graph_freed,
                                            graph_of_the_caller, vision, generated, ortmodule]
 
