@@ -25,6 +25,11 @@ void ont_plugin_set_allocator(const ont_allocator *allocator)
     memory = allocator;
 }
 
+int64_t ont_plugin_flags(void)
+{
+    return memory ? (memory->tf32 != 0) | (memory->tf32_conv != 0) << 1 : 0;
+}
+
 const char *ont_plugin_cuda_path(void)
 {
     static char path[PATH];

@@ -33,6 +33,8 @@ typedef ont_status (*ont_plugin_open_fn)(const struct ont_core *core, const ont_
                                          ont_plugin *plugin);
 
 void ont_plugin_set_allocator(const ont_allocator *allocator); /* kept by reference */
+/* The flags of the allocator that decide which kernels a program has, as one number for its key. */
+int64_t ont_plugin_flags(void);
 /* Opens a plugin; later calls with the same path return the same plugin. */
 ont_status ont_plugin_get(const char *path, const struct ont_core *core, const ont_plugin **plugin) ONT_MUST_USE;
 /* The path of the CUDA plugin beside the extension, whether or not the file exists. */

@@ -304,7 +304,7 @@ static PyMethodDef methods[] = {
     {"set_graphs", ont_set_graphs, METH_VARARGS,
      "set_graphs(on): phases whose addresses repeat are recorded and replayed"},
     {"set_tf32", ont_set_tf32, METH_VARARGS,
-     "set_tf32(products, convolutions): those of float32 on CUDA may use TF32, in programs built from now on"},
+     "set_tf32(products, convolutions): those of float32 on CUDA may use TF32, in steps from now on"},
     {"mpi_open", ont_mpi_open, METH_NOARGS, "mpi_open() -> library, rank and size; meets the other processes"},
     {"mpi_all_reduce", ont_mpi_all_reduce, METH_O, "mpi_all_reduce(tensor): the sum of all processes'"},
     {"mpi_reduce_scatter", ont_mpi_reduce_scatter, METH_VARARGS, "mpi_reduce_scatter(own, whole): a part of the sum"},

@@ -10,6 +10,7 @@
 #include "base/log.h"
 #include "base/parallel.h"
 #include "device/gemm.h"
+#include "device/plugin.h"
 #include "passes/pipeline.h"
 #include "passes/recompute.h"
 #include "run/timing.h"
@@ -120,7 +121,8 @@ static ont_status make_key(ont_session *s, const ont_tensor_view *inputs, const 
     int64_t *word = s->key;
     /* Number of probed values; settings that decide which kernels are chosen; number of threads. */
     *word++ = (int64_t)probed->n_values | (int64_t)ont_matmul_precision_setting() << 32 |
-            (int64_t)ont_gemm_is_deterministic() << 39 | (int64_t)ont_parallel_threads() << 40;
+            (int64_t)ont_gemm_is_deterministic() << 39 | (int64_t)ont_parallel_threads() << 40 |
+            (s->device ? ont_plugin_flags() << 60 : 0);
     for (uint32_t i = 0; i < s->graph->n_inputs; i++) {
         const ont_tensor_view *v = &inputs[i];
         *word++ = (int64_t)v->dtype | (int64_t)(wants ? wants[i] : ONT_WANT_NOTHING) << 8 | (int64_t)v->rank << 16;

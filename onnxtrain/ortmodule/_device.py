@@ -38,5 +38,28 @@ def device_of(tensors: Iterable[torch.Tensor]) -> str:
 
 def configure() -> None:
     """Tells the engine what torch and the environment say about CUDA; programs built from now on go by it."""
-    _C.set_tf32(torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32)
+    tell_tf32()
     _C.set_graphs(options.read("ORTMODULE_CUDA_GRAPH"))
+
+
+# Both of torch's interfaces set this. After fp32_precision was set, torch raises RuntimeError where allow_tf32 or
+# get_float32_matmul_precision() is read.
+_fp32_precision = torch._C._get_fp32_precision_getter
+_OLDER_NAMES = {"bf16": "medium", "tf32": "high"}
+_tf32: tuple[bool, bool] | None = None  # as the engine was told last
+
+
+def matmul_precision() -> str:
+    """The precision of float32 products on the CPU, as torch.get_float32_matmul_precision() names it."""
+    return _OLDER_NAMES.get(_fp32_precision("mkldnn", "matmul"), "highest")
+
+
+def tell_tf32() -> None:
+    """Tells the engine whether float32 products and convolutions on CUDA may use TF32; a step calls it, since another
+    answer selects other programs.
+    """
+    global _tf32
+    asked = _fp32_precision("cuda", "matmul") == "tf32", _fp32_precision("cuda", "conv") == "tf32"
+    if _tf32 != asked:
+        _C.set_tf32(*asked)
+        _tf32 = asked

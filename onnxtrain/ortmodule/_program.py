@@ -22,6 +22,7 @@ from onnxtrain._export.errors import StaleError
 from onnxtrain._export.exported import Exported
 from onnxtrain.ortmodule import _double, _held, _outside_loss, _random, graph_optimizer_registry
 from onnxtrain.ortmodule._chain import Chain
+from onnxtrain.ortmodule._device import matmul_precision, tell_tf32
 from onnxtrain.ortmodule._reach import Conditional, Reach
 
 PROGRAMS = 64  # kept of a graph: batches differ in sizes, and in how many rows count
@@ -354,10 +355,12 @@ class Program:
         if self.changing and wanted:  # backward wants them as they were
             tensors = tuple([t.clone() if i in self.changing else t for i, t in enumerate(tensors)])
         global _modes
-        if _modes != (asked := (torch.get_float32_matmul_precision(), torch._C._get_deterministic_algorithms())):
+        if _modes != (asked := (matmul_precision(), torch._C._get_deterministic_algorithms())):
             _C.set_matmul_precision(asked[0])
             _C.set_deterministic(asked[1])
             _modes = asked
+        if self.device != "cpu":
+            tell_tf32()
         if profiler._is_profiler_enabled is not _timing.in_ranges:
             _timing.switch_ranges()
         random = _random.state(self.device) if self._checks else None

@@ -448,6 +448,19 @@ def graph_of_the_caller() -> set[str]:
     return untimed(check)
 
 
+def settings() -> set[str]:
+    """A program is of torch's flags for TF32: another setting has another program, and the first one's comes back."""
+    both = Replayed()
+    try:
+        for flags, built in (((False, True), 1), ((True, True), 2), ((True, False), 3), ((False, True), 3)):
+            _C.set_tf32(*flags)
+            both.forward(both.recorded, 1)
+            assert both.recorded.stats()["programs_built"] == built, (flags, both.recorded.stats())
+    finally:
+        _C.set_tf32(False, True)
+    return set()
+
+
 GROUPS = {  # text of a graph: broadcasts, vectors of four, odd counts, dropout, casts, several results
     "vector": "g (float[6, 8] x, float[6, 8] y) => (float[6, 8] z, float[6, 8] t) { a = Mul(x, y) t = Tanh(a) z = "
               "Gelu(t) }",
@@ -510,7 +523,7 @@ MESSAGES = Messages()
 
 PROGRAMS: list[Callable[[], set[str]]] = [mlp, mlp_halves, gelu_epilogues, transformer, loss, loss_of_halves, fault, strided, rare,
                                           graphs, graph_shapes, graph_freed,
-                                           graph_of_the_caller, vision, generated, ortmodule]
+                                           graph_of_the_caller, settings, vision, generated, ortmodule]
 
 
 def main(plugin: str, device: str) -> None:
