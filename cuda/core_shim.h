@@ -54,6 +54,7 @@ extern const ont_core *ont_cuda_core;
 #define ont_tune_fastest ont_cuda_core->tune_fastest
 #define ont_tune_find ont_cuda_core->tune_find
 #define ont_tune_keep ont_cuda_core->tune_keep
+#define ont_gemm_is_deterministic ont_cuda_core->gemm_is_deterministic
 
 /* random.h has inline functions that call the core. */
 #include "ops/random/random.h"

@@ -327,7 +327,7 @@ def set_flush_denormals(on: bool) -> None:
     this off when the process starts."""
 
 def set_deterministic(on: bool) -> None:
-    """Chooses the kernels of later programs by rule, not by measurement."""
+    """Chooses the kernels of later programs, and the algorithms of cuDNN, by rule, not by measurement."""
 
 def set_matmul_precision(precision: str, everywhere: bool = False) -> None:
     """Float32 products of programs built from now on: "highest" exactly, "medium" by bfloat16 operands where the
@@ -358,7 +358,7 @@ def set_graphs(on: bool) -> None:
     """Sets whether a device captures a phase after some calls and replays it as one graph. The default is True."""
 
 def set_tf32(products: bool, convolutions: bool) -> None:
-    """Sets whether float32 products and convolutions on CUDA may use TF32, in programs that are built later."""
+    """Sets whether float32 products and convolutions on CUDA may use TF32, in steps from now on."""
 
 def set_timing(on: bool, record: bool = False) -> None:
     """Sets whether runs note the begin and end of each step for Session.timeline(), and record them for

@@ -8,6 +8,7 @@
 #include "base/alloc.h"
 #include "base/autotune.h"
 #include "base/log.h"
+#include "device/gemm.h"
 #include "ops/support/broadcast.h"
 #include "ops/random/dropout.h"
 #include "ops/attention/fused_attention.h"
@@ -24,7 +25,8 @@
     X(const_scalar) X(shape_count) X(shape_count_range) X(shape_strides) X(shape_broadcast) X(shape_broadcast_strides) \
     X(shape_axis) X(shape_of) X(shape_equal) X(shape_text) X(dtype_size) X(dtype_name) X(dtype_is_float) \
     X(dtype_is_int) X(tile_read) X(tile_link) X(bcast_init) X(strided_init) X(reduce_read) X(window_init) X(pool_read) \
-    X(attention_read) X(attention_covered) X(dropout_rule_of) X(tune_fastest) X(tune_find) X(tune_keep)
+    X(attention_read) X(attention_covered) X(dropout_rule_of) X(tune_fastest) X(tune_find) X(tune_keep) \
+    X(gemm_is_deterministic)
 
 typedef struct ont_core {
     int version;

@@ -216,7 +216,7 @@ static ont_status create(const ont_conv_shape *shape, ont_conv_kind kind, void *
     if (!p) return ONT_ENOMEM;
     p->shape = *shape;
     p->kind = kind;
-    p->choice = -1;
+    p->choice = ont_gemm_is_deterministic() ? 0 : -1; /* cuDNN's first proposal; a measurement may differ every time */
     p->math = shape->dtype != ONT_FLOAT32 ? MATH_TENSOR_OP : ont_cuda_allocator->tf32_conv ? MATH_DEFAULT : MATH_FMA;
     ont_status status = handle_of_device(&p->device, &p->handle);
     if (status == ONT_OK) status = describe(p);
