@@ -1,6 +1,6 @@
 /*
  * Gather along an axis, and its gradient in a deterministic order: indices and their positions are sorted by a stable
- * radix sort; each run of equal indices is then one sum, in the order of positions.
+ * radix sort; each run of equal indices is then summed in pieces of fixed length, in the order of positions.
  */
 #include "kernels/launch.cuh"
 
@@ -144,11 +144,6 @@ __global__ void __launch_bounds__(32)
 
 static inline int64_t tiles_of(int64_t count) { return (count + SORT_TILE - 1) / SORT_TILE; }
 
-extern "C" size_t ont_gather_grad_work(int64_t count)
-{
-    return (size_t)(2 * count) * sizeof(pair) + (size_t)(DIGITS * tiles_of(count)) * sizeof(int32_t) + 64;
-}
-
 static int sort_indices(const ont_gather *g, const void *indices, pair *items, pair *other, int32_t *counts,
                         pair **sorted, void *stream)
 {
@@ -170,48 +165,158 @@ static int sort_indices(const ont_gather *g, const void *indices, pair *items, p
     return error;
 }
 
-/* ---- sums: the thread at the start of a run adds it up ---- */
+/*
+ * ---- sums ----
+ *
+ * The sorted positions are cut into pieces of equal length, so that a run of many equal indices is shared by many
+ * blocks. A run within one piece is complete after the first kernel. Of any other run, the first kernel stores the
+ * sum over each piece, and the second kernel adds these partial sums in the order of the pieces.
+ */
 
-template <class T> __global__ void __launch_bounds__(ONT_THREADS) zero_kernel(T *out, int64_t n)
-{
-    ONT_FOR(i, n) ont_store(&out[i], 0);
-}
+enum { PIECE = 32, AHEAD = 4, JOIN_COLUMNS = 32, JOIN_ROWS = 8 };
 
-template <class T>
-__global__ void __launch_bounds__(ONT_THREADS) runs_kernel(const ont_gather g, const pair *sorted, const T *dy, T *out)
+static inline int64_t pieces_of(int64_t count) { return (count + PIECE - 1) / PIECE; }
+
+/* Partial sums of a piece: of the run that began before it, and of the run that begins in it and goes on behind it. */
+enum { PART_HEAD, PART_TAIL, PARTS };
+
+struct piece {
+    const pair *rows;
+    int n;
+    bool continued, goes_on; /* whether the first run began before, and whether the last one goes on behind */
+};
+
+/* Adds the rows of one piece, and stores the sum of each run. */
+template <class T, class C>
+ONT_DEVICE void add_piece(const ont_gather &g, const piece &p, const T *dy, T *out, C *partial)
 {
-    typedef typename ont_compute<T>::type C;
-    for (int64_t item = blockIdx.x; item < g.outer * g.count;
-         item += gridDim.x) { /* gridDim.y is at most 65535, outer may be more */
-        int64_t o = item / g.count, first = item % g.count;
-        int32_t key = sorted[first].key;
-        if (key >= g.table || (first && sorted[first - 1].key == key)) continue;
-        for (int64_t column = threadIdx.x; column < g.inner; column += blockDim.x) {
-            C sum = 0;
-            for (int64_t i = first; i < g.count && sorted[i].key == key; i++)
-                sum += ont_load(&dy[(o * g.count + sorted[i].position) * g.inner + column]);
-            ont_store(&out[(o * g.table + key) * g.inner + column], sum);
+    const pair *rows = p.rows;
+    int n = p.n;
+    C sum = 0;
+    bool head = p.continued;
+    for (int first = 0; first < n; first += AHEAD) {
+        C value[AHEAD]; /* loaded ahead of the sums, which depend on one another */
+        ONT_UNROLL
+        for (int k = 0; k < AHEAD; k++)
+            value[k] = first + k < n ? ont_load(&dy[rows[first + k].position * g.inner]) : (C)0;
+        ONT_UNROLL
+        for (int k = 0; k < AHEAD; k++) {
+            int i = first + k, key = i < n ? rows[i].key : 0;
+            if (i >= n || key >= g.table) break;
+            sum += value[k];
+            if (i + 1 < n && rows[i + 1].key == key) continue;
+            if (head)
+                partial[PART_HEAD * g.inner] = sum;
+            else if (i + 1 == n && p.goes_on)
+                partial[PART_TAIL * g.inner] = sum;
+            else
+                ont_store(&out[key * g.inner], sum);
+            sum = 0;
+            head = false;
         }
     }
+}
+
+/* partial (outer, pieces, PARTS, inner) */
+template <class T, class C>
+__global__ void __launch_bounds__(ONT_THREADS)
+    pieces_kernel(const ont_gather g, const pair *sorted, const T *dy, T *out, C *partial)
+{
+    __shared__ pair rows[PIECE];
+    int64_t chunks = (g.inner + blockDim.x - 1) / blockDim.x, pieces = (g.count + PIECE - 1) / PIECE;
+    for (int64_t item = blockIdx.x; item < g.outer * pieces * chunks; item += gridDim.x) {
+        int64_t column = item % chunks * blockDim.x + threadIdx.x, block = item / chunks, o = block / pieces;
+        int64_t first = block % pieces * PIECE, end = first + PIECE < g.count ? first + PIECE : g.count;
+        __syncthreads();
+        for (int i = (int)threadIdx.x; i < end - first; i += (int)blockDim.x) rows[i] = sorted[first + i];
+        __syncthreads();
+        if (column >= g.inner) continue;
+        const piece p = {rows, (int)(end - first), first && sorted[first - 1].key == rows[0].key,
+                         end < g.count && sorted[end].key == rows[end - first - 1].key};
+        add_piece<T, C>(g, p, dy + o * g.count * g.inner + column, out + o * g.table * g.inner + column,
+                        partial + block * PARTS * g.inner + column);
+    }
+}
+
+/* The number of items from `first` on that have its key. */
+ONT_DEVICE int64_t length_of_run(const pair *sorted, int64_t first, int64_t count)
+{
+    int64_t low = first, high = count; /* sorted[low] has the key, and sorted[high] has not */
+    while (high - low > 1) {
+        int64_t middle = low + (high - low) / 2;
+        if (sorted[middle].key == sorted[first].key)
+            low = middle;
+        else
+            high = middle;
+    }
+    return high - first;
+}
+
+/* A block for each piece and each group of columns; it has work if a run begins in the piece and goes on behind it. */
+template <class T, class C>
+__global__ void __launch_bounds__(JOIN_COLUMNS *JOIN_ROWS)
+    join_kernel(const ont_gather g, const pair *sorted, const C *partial, T *out)
+{
+    __shared__ C sums[JOIN_ROWS][JOIN_COLUMNS];
+    int64_t chunks = (g.inner + JOIN_COLUMNS - 1) / JOIN_COLUMNS, pieces = (g.count + PIECE - 1) / PIECE;
+    for (int64_t item = blockIdx.x; item < g.outer * pieces * chunks; item += gridDim.x) {
+        int64_t column = item % chunks * JOIN_COLUMNS + threadIdx.x, block = item / chunks, o = block / pieces;
+        int64_t piece = block % pieces, last = piece * PIECE + PIECE - 1;
+        if (last + 1 >= g.count) continue;
+        int32_t key = sorted[last].key;
+        bool before = piece && sorted[piece * PIECE - 1].key == key;
+        if (key >= g.table || before || sorted[last + 1].key != key) continue; /* alike in all threads of the block */
+        int64_t others = (length_of_run(sorted, last + 1, g.count) + PIECE - 1) / PIECE;
+        C sum = 0;
+        if (column < g.inner) {
+            const C *at = partial + block * PARTS * g.inner + column;
+            if (!threadIdx.y) sum = at[PART_TAIL * g.inner];
+            for (int64_t i = threadIdx.y; i < others; i += JOIN_ROWS) sum += at[(i + 1) * PARTS * g.inner];
+        }
+        sums[threadIdx.y][threadIdx.x] = sum;
+        __syncthreads();
+        if (!threadIdx.y && column < g.inner) {
+            for (int r = 1; r < JOIN_ROWS; r++) sum += sums[r][threadIdx.x];
+            ont_store(&out[(o * g.table + key) * g.inner + column], sum);
+        }
+        __syncthreads();
+    }
+}
+
+static inline size_t partial_bytes(const ont_gather *g)
+{
+    size_t each = g->dtype == ONT_FLOAT64 ? sizeof(double) : sizeof(float);
+    return (size_t)(g->outer * pieces_of(g->count) * PARTS * g->inner) * each;
+}
+
+extern "C" size_t ont_gather_grad_work(const ont_gather *g)
+{
+    return partial_bytes(g) + (size_t)(2 * g->count) * sizeof(pair) +
+           (size_t)(DIGITS * tiles_of(g->count)) * sizeof(int32_t) + 64;
 }
 
 template <class T>
 static int launch_grad(const ont_gather *g, const void *dy, const void *indices, void *out, void *work, void *stream)
 {
-    int64_t n = g->outer * g->table * g->inner;
-    int error = ONT_LAUNCH(zero_kernel<T>, ont_blocks(n, ONT_THREADS), ONT_THREADS, 0, stream, (T *)out, n);
-    if (error || !g->count) return error;
-    pair *items = (pair *)work, *sorted;
-    error = sort_indices(g, indices, items, items + g->count, (int32_t *)(items + 2 * g->count), &sorted, stream);
+    typedef typename ont_compute<T>::type C;
+    C *partial = (C *)work;
+    pair *items = (pair *)((char *)work + partial_bytes(g)), *sorted;
+    int error = sort_indices(g, indices, items, items + g->count, (int32_t *)(items + 2 * g->count), &sorted, stream);
     if (error) return error;
-    return ONT_LAUNCH(runs_kernel<T>, ont_blocks(g->outer * g->count, 1), ont_row_threads(g->inner), 0, stream, *g,
-                      (const pair *)sorted, (const T *)dy, (T *)out);
+    int64_t blocks = g->outer * pieces_of(g->count);
+    unsigned threads = ont_row_threads(g->inner);
+    error = ONT_LAUNCH((pieces_kernel<T, C>), ont_blocks(blocks * ((g->inner + threads - 1) / threads), 1), threads, 0,
+                       stream, *g, (const pair *)sorted, (const T *)dy, (T *)out, partial);
+    if (error || g->count <= PIECE) return error;
+    return ONT_LAUNCH((join_kernel<T, C>), ont_blocks(blocks * ((g->inner + JOIN_COLUMNS - 1) / JOIN_COLUMNS), 1),
+                      dim3(JOIN_COLUMNS, JOIN_ROWS), 0, stream, *g, (const pair *)sorted, (const C *)partial,
+                      (T *)out);
 }
 
 extern "C" int ont_launch_gather_grad(const ont_gather *g, const void *dy, const void *indices, void *out, void *work,
                                       void *stream)
 {
-    if (!g->outer || !g->table || !g->inner) return 0;
+    if (!g->outer || !g->count || !g->table || !g->inner) return 0;
     switch (g->dtype) {
     case ONT_FLOAT32: return launch_grad<float>(g, dy, indices, out, work, stream);
     case ONT_FLOAT64: return launch_grad<double>(g, dy, indices, out, work, stream);

@@ -44,8 +44,8 @@ typedef struct ont_gather {
     ont_fault *fault;
 } ont_gather;
 int ont_launch_gather(const ont_gather *g, const void *data, const void *indices, void *out, void *stream);
-size_t ont_gather_grad_work(int64_t count);
-/* out (outer, table, inner): sums of the rows of dy (outer, count, inner), in the order of their positions */
+size_t ont_gather_grad_work(const ont_gather *g);
+/* out (outer, table, inner), which is zero before: sums of the rows of dy (outer, count, inner) by index */
 int ont_launch_gather_grad(const ont_gather *g, const void *dy, const void *indices, void *out, void *work,
                            void *stream);
 

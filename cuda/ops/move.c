@@ -62,15 +62,18 @@ static ont_status prepare_copies(const ont_node *node, ont_arena *arena, ont_pre
     return ONT_OK;
 }
 
+static ont_status clear_output(const ont_call *call)
+{
+    const ont_value *y = call->node->outputs[0];
+    size_t bytes = (size_t)ont_shape_count(&y->shape) * ont_dtype_size(y->dtype);
+    return bytes ? call->device->ops->clear(call->device, call->out[0], bytes, call->stream) : ONT_OK;
+}
+
 static ont_status run_copies(const ont_call *call)
 {
     const copies *s = call->state;
     bool split = !strcmp(call->node->op->name, "Split"), put = !strcmp(call->node->op->name, "PutSlice");
-    if (put) {
-        const ont_value *dx = call->node->outputs[0];
-        size_t bytes = (size_t)ont_shape_count(&dx->shape) * ont_dtype_size(dx->dtype);
-        if (bytes) ONT_TRY(call->device->ops->clear(call->device, call->out[0], bytes, call->stream));
-    }
+    if (put) ONT_TRY(clear_output(call));
     for (uint32_t i = 0; i < s->n; i++) {
         void *to = call->out[split ? i : 0];
         if (to)
@@ -155,13 +158,14 @@ static const char *accept_gather_grad(const ont_node *node)
 static ont_status gather_grad_prepare(const ont_node *node, ont_arena *arena, ont_prepared *out)
 {
     ONT_TRY(read_gather(node, node->outputs[0], ont_node_in(node, 1), arena, out));
-    out->work_bytes = ont_gather_grad_work(((const ont_gather *)out->state)->count);
+    out->work_bytes = ont_gather_grad_work(out->state);
     return ONT_OK;
 }
 
 static ont_status gather_grad_run(const ont_call *call)
 {
     ont_gather g = gather_of(call);
+    ONT_TRY(clear_output(call));
     return ont_launched(ont_launch_gather_grad(&g, call->in[0], call->in[1], call->out[0], call->work, call->stream));
 }
 

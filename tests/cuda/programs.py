@@ -240,6 +240,64 @@ def loss_of_halves() -> set[str]:
     return used
 
 
+def hot_rows() -> set[str]:
+    """The gradient of a table of which one row is read nearly always. A running sum of float32 would be wrong by more
+    than the tolerance; sums of pieces, whose sums are added, are not.
+    """
+    used: set[str] = set()
+    for dtype, axis, count in ((torch.float32, 0, 6000), (torch.float32, 1, 45), (torch.float64, 0, 64),
+                               (torch.float16, 0, 33), (torch.bfloat16, 1, 2000)):
+        torch.manual_seed(0)
+        x, index = torch.zeros([7, 3] if axis == 0 else [2, 7, 3], dtype=dtype), torch.full((count,), 4)
+        for at, row in ((1, 0), (17, 6), (31, 5), (count - 1, 5), (count // 2, 2)):
+            index[at] = row
+        node = helper.make_node("Gather", ["x", "i"], ["y"], axis=axis)
+        code = {torch.float32: 1, torch.float64: 11, torch.float16: 10, torch.bfloat16: 16}[dtype]
+        inputs = [helper.make_tensor_value_info("x", code, x.shape), helper.make_tensor_value_info("i", 7, index.shape)]
+        graph = helper.make_graph([node], "g", inputs, [onnx.ValueInfoProto(name="y")])
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+        session = _C.Session(model.SerializeToString(), 16, DEVICE)
+        tensors = [x.to(place(DEVICE)), index.to(place(DEVICE))]
+        (y,), run = session.forward(tensors, b"\1\0")
+        dy = (torch.rand(y.shape) + 0.5).to(dtype)
+        got = run.backward([tensors[i] for i in run.saved_inputs], [dy.to(y.device)])[0].cpu()
+        want = torch.zeros(x.shape, dtype=torch.float64)
+        want.index_add_(axis, index, dy.double())
+        tol = {torch.float32: 3e-7, torch.float64: 1e-14, torch.float16: 1e-3, torch.bfloat16: 8e-3}[dtype]
+        worst = ((got.double() - want).abs() / want.abs().clamp(min=1)).max().item()
+        assert worst <= tol, (dtype, axis, count, worst)
+        used |= {f"{operator}:{kernel}" for operator, kernel in operators(session)}
+    return used
+
+
+def copies() -> set[str]:
+    """Copies between layouts of every size of element: with units of 16 bytes, with narrower ones where dims or
+    distances are odd, through tiles where another dim is contiguous, and back to front.
+    """
+    used: set[str] = set()
+    for name, dtype in (("bool", torch.bool), ("bfloat16", torch.bfloat16), ("float", torch.float32),
+                        ("int64", torch.int64)):
+        for shape in ([2, 9, 3, 16], [1, 8, 10, 6], [3, 1, 5, 7], [8, 33, 1, 40]):
+            text = """<ir_version: 10, opset_import: ["" : 18]> g (TYPE[SHAPE] x) => (a, b, c, d, e, f, h, i) {
+                a = Transpose <perm = [0, 2, 1, 3]> (x)  b = Transpose <perm = [3, 1, 0, 2]> (x)
+                c = Transpose <perm = [0, 1, 3, 2]> (x)  one = Constant <value_ints = [1]> ()
+                end = Constant <value_ints = [1000]> ()  three = Constant <value_ints = [3]> ()
+                d = Slice(x, one, end, three)  least = Constant <value_ints = [-1000]> ()
+                last = Constant <value_ints = [-1]> ()  e = Slice(x, last, least, three, last)
+                f = Concat <axis = 3> (x, d, x)  h = Concat <axis = 1> (x, x)
+                wide = Constant <value_ints = [4, 1, 1, 1, 1]> ()  i = Expand(x, wide)
+            }""".replace("TYPE", name).replace("SHAPE", ", ".join(map(str, shape)))
+            model = onnx.parser.parse_model(text).SerializeToString()
+            x = (torch.randn(shape) * 9).to(dtype)
+            both = [_C.Session(model, 16, device) for device in ("cpu", DEVICE)]
+            want, got = (s.forward([x.to(place(d))], b"\0")[0]
+                         for s, d in zip(both, ("cpu", DEVICE), strict=True))
+            for k, (a, b) in enumerate(zip(want, got, strict=True)):
+                assert torch.equal(a, b.cpu()), (name, shape, k)
+            used |= {f"{operator}:{kernel}" for operator, kernel in operators(both[1])}
+    return used
+
+
 def fault() -> set[str]:
     """An index out of range is an IndexError that names operator, value and position; the session goes on."""
     node = helper.make_node("Gather", ["x", "i"], ["y"], name="lookup")
@@ -521,9 +579,9 @@ class Messages(logging.Handler):
 
 MESSAGES = Messages()
 
-PROGRAMS: list[Callable[[], set[str]]] = [mlp, mlp_halves, gelu_epilogues, transformer, loss, loss_of_halves, fault, strided, rare,
-                                          graphs, graph_shapes, graph_freed,
-                                           graph_of_the_caller, settings, vision, generated, ortmodule]
+PROGRAMS: list[Callable[[], set[str]]] = [mlp, mlp_halves, gelu_epilogues, transformer, loss, loss_of_halves, hot_rows,
+                                          copies, fault, strided, rare, graphs, graph_shapes, graph_freed,
+                                          graph_of_the_caller, settings, vision, generated, ortmodule]
 
 
 def main(plugin: str, device: str) -> None:
