@@ -5,6 +5,53 @@
 
 #include "kernels/kernels.h"
 
+/* Division by a constant of numbers below 2^31, as a multiplication. Source: Granlund and Montgomery, Division by
+ * Invariant Integers using Multiplication, 1994. */
+struct divisor {
+    uint32_t value, factor, shift;
+};
+
+static divisor divisor_of(uint32_t value)
+{
+    divisor d = {value, 0, 0};
+    uint32_t log = 0;
+    while (value > 1u << log) log++;
+    d.shift = log ? log - 1 : 0;
+    d.factor = log ? (uint32_t)(((UINT64_C(1) << (31 + log)) + value - 1) / value) : 0;
+    return d;
+}
+
+ONT_DEVICE uint32_t quotient(uint32_t n, const divisor &d)
+{
+    return d.value == 1 ? n : __umulhi(n, d.factor) >> d.shift;
+}
+
+/* A copy of fewer than 2^31 units, whose strides and offsets count units. */
+struct short_copy {
+    int32_t rank;
+    uint32_t count;
+    divisor dims[12];
+    int32_t from[12], to[12];
+};
+
+/* Rank is a constant, so that the indices stay in registers; 0 stands for any. */
+template <class T, int RANK>
+__global__ void __launch_bounds__(ONT_THREADS) short_copy_kernel(const short_copy c, const T *from, T *to)
+{
+    uint32_t i = blockIdx.x * blockDim.x + threadIdx.x, rest = i;
+    if (i >= c.count) return;
+    int32_t at = 0, put = 0;
+    ONT_UNROLL
+    for (int d = (RANK ? RANK : c.rank) - 1; d > 0; d--) {
+        uint32_t next = quotient(rest, c.dims[d]);
+        int32_t index = (int32_t)(rest - next * c.dims[d].value);
+        rest = next;
+        at += index * c.from[d];
+        put += index * c.to[d];
+    }
+    to[put + (int32_t)rest * c.to[0]] = from[at + (int32_t)rest * c.from[0]];
+}
+
 template <class T>
 __global__ void __launch_bounds__(ONT_THREADS) copy_kernel(const ont_copy c, const char *from, char *to)
 {
@@ -18,6 +65,64 @@ __global__ void __launch_bounds__(ONT_THREADS) copy_kernel(const ont_copy c, con
         }
         *(T *)(to + put) = *(const T *)(from + at);
     }
+}
+
+/* Leaves out dims of 1, and joins neighbours that are one dim on both sides. At least one dim is left. */
+static ont_copy merged(const ont_copy *c)
+{
+    ont_copy m = *c;
+    m.rank = 0;
+    for (int d = 0; d < c->rank; d++) {
+        int last = m.rank - 1;
+        if (c->dims[d] == 1) continue;
+        if (last >= 0 && m.from[last] == c->from[d] * c->dims[d] && m.to[last] == c->to[d] * c->dims[d]) {
+            m.dims[last] *= c->dims[d];
+        } else {
+            last = m.rank++;
+            m.dims[last] = c->dims[d];
+        }
+        m.from[last] = c->from[d];
+        m.to[last] = c->to[d];
+    }
+    if (!m.rank) m.dims[m.rank++] = 1, m.from[0] = m.to[0] = c->size;
+    return m;
+}
+
+/* Joins elements of the last dim to units of up to 16 bytes, as far as dims, strides and addresses are multiples. */
+static void widen(ont_copy *c, const void *from, const void *to)
+{
+    int last = c->rank - 1;
+    if (c->from[last] != c->size || c->to[last] != c->size) return;
+    while (c->size < 16 && c->dims[last] % 2 == 0) {
+        uint64_t all = (uint64_t)from | (uint64_t)to | (uint64_t)c->from_offset | (uint64_t)c->to_offset;
+        for (int d = 0; d < last; d++) all |= (uint64_t)c->from[d] | (uint64_t)c->to[d];
+        if (all % (uint64_t)(2 * c->size)) return;
+        c->size *= 2;
+        c->dims[last] /= 2;
+        c->count /= 2;
+        c->from[last] = c->to[last] = c->size;
+    }
+}
+
+/* False where the units or their distances need more than 31 bits, or an address is no multiple of a unit. */
+static bool shorten(const ont_copy *c, const void *from, const void *to, short_copy *s)
+{
+    uint64_t start = (uint64_t)from + (uint64_t)c->from_offset, target = (uint64_t)to + (uint64_t)c->to_offset;
+    int64_t reach_from = 0, reach_to = 0;
+    if (start % (uint64_t)c->size || target % (uint64_t)c->size) return false;
+    s->rank = c->rank;
+    s->count = (uint32_t)c->count;
+    for (int d = 0; d < c->rank; d++) {
+        int64_t from = c->from[d] / c->size, to = c->to[d] / c->size;
+        if (c->from[d] % c->size || c->to[d] % c->size) return false;
+        reach_from += (from < 0 ? -from : from) * (c->dims[d] - 1);
+        reach_to += (to < 0 ? -to : to) * (c->dims[d] - 1);
+        if (c->count > INT32_MAX || reach_from > INT32_MAX || reach_to > INT32_MAX) return false;
+        s->dims[d] = divisor_of((uint32_t)c->dims[d]);
+        s->from[d] = c->dims[d] > 1 ? (int32_t)from : 0;
+        s->to[d] = c->dims[d] > 1 ? (int32_t)to : 0;
+    }
+    return true;
 }
 
 enum { TILE = 32, TILE_ROWS = 8 };
@@ -53,9 +158,37 @@ __global__ void __launch_bounds__(TILE *TILE_ROWS)
     }
 }
 
+struct pair16 {
+    uint64_t low, high;
+};
+template <class T> struct unit { /* a whole number of bytes in one access */
+    typedef T type;
+};
+#ifndef ONT_EMULATE
+template <> struct unit<pair16> {
+    typedef uint4 type;
+};
+#endif
+
+template <class T> static int launch_short(const short_copy *s, const void *from, void *to, void *stream)
+{
+    typedef typename unit<T>::type U;
+    unsigned blocks = ont_blocks(s->count, ONT_THREADS);
+    const U *source = (const U *)from;
+    U *target = (U *)to;
+    switch (s->rank) {
+    case 1: return ONT_LAUNCH((short_copy_kernel<U, 1>), blocks, ONT_THREADS, 0, stream, *s, source, target);
+    case 2: return ONT_LAUNCH((short_copy_kernel<U, 2>), blocks, ONT_THREADS, 0, stream, *s, source, target);
+    case 3: return ONT_LAUNCH((short_copy_kernel<U, 3>), blocks, ONT_THREADS, 0, stream, *s, source, target);
+    case 4: return ONT_LAUNCH((short_copy_kernel<U, 4>), blocks, ONT_THREADS, 0, stream, *s, source, target);
+    default: return ONT_LAUNCH((short_copy_kernel<U, 0>), blocks, ONT_THREADS, 0, stream, *s, source, target);
+    }
+}
+
 template <class T> static int launch_copy(const ont_copy *c, const void *from, void *to, void *stream)
 {
     int last = c->rank - 1, f = -1;
+    short_copy s;
     for (int d = 0; d < last; d++)
         if (c->from[d] == c->size && c->dims[d] >= 8) f = d;
     if (f >= 0 && c->to[last] == c->size && c->from[last] != c->size && c->dims[last] >= 8) {
@@ -64,23 +197,23 @@ template <class T> static int launch_copy(const ont_copy *c, const void *from, v
         return ONT_LAUNCH(transpose_kernel<T>, ont_blocks(tiles, 1), dim3(TILE, TILE_ROWS), 0, stream, *c, f, others,
                           (const char *)from, (char *)to);
     }
+    if (shorten(c, from, to, &s) && c->count <= (int64_t)ONT_THREADS * ONT_MAX_BLOCKS)
+        return launch_short<T>(&s, (const char *)from + c->from_offset, (char *)to + c->to_offset, stream);
     return ONT_LAUNCH(copy_kernel<T>, ont_blocks(c->count, ONT_THREADS), ONT_THREADS, 0, stream, *c, (const char *)from,
                       (char *)to);
 }
 
-struct pair16 {
-    uint64_t low, high;
-};
-
-extern "C" int ont_launch_copy(const ont_copy *c, const void *from, void *to, void *stream)
+extern "C" int ont_launch_copy(const ont_copy *given, const void *from, void *to, void *stream)
 {
-    if (!c->count) return 0;
-    switch (c->size) {
-    case 1: return launch_copy<uint8_t>(c, from, to, stream);
-    case 2: return launch_copy<uint16_t>(c, from, to, stream);
-    case 4: return launch_copy<uint32_t>(c, from, to, stream);
-    case 8: return launch_copy<uint64_t>(c, from, to, stream);
-    default: return launch_copy<pair16>(c, from, to, stream);
+    if (!given->count) return 0;
+    ont_copy c = merged(given);
+    widen(&c, from, to);
+    switch (c.size) {
+    case 1: return launch_copy<uint8_t>(&c, from, to, stream);
+    case 2: return launch_copy<uint16_t>(&c, from, to, stream);
+    case 4: return launch_copy<uint32_t>(&c, from, to, stream);
+    case 8: return launch_copy<uint64_t>(&c, from, to, stream);
+    default: return launch_copy<pair16>(&c, from, to, stream);
     }
 }
 
