@@ -32,7 +32,7 @@ const ont_kernel_list ont_cuda_lists[] = {
     COPY(Transpose) COPY(Expand) COPY(Slice) ONE(ONT_DOMAIN, "PutSlice", 1, move, 0) ONE("", "Split", 2, move, 0)
     ONE("", "Concat", 4, move, 0) ONE("", "Gather", 1, move, 1) ONE(ONT_DOMAIN, "TorchGather", 1, move, 1)
     ONE(ONT_DOMAIN, "GatherGrad", 1, move, 2)
-    ONE("", "Range", 11, move, 3) ONE("", "Trilu", 14, move, 4)
+    ONE("", "Range", 11, move, 3) ONE("", "Trilu", 14, move, 4) ONE(ONT_DOMAIN, "Rotate", 1, move, 5)
     REDUCE(ReduceSum) REDUCE(ReduceMean) REDUCE(ReduceMax) REDUCE(ReduceMin) REDUCE(ReduceProd) REDUCE(ReduceL1)
     REDUCE(ReduceL2) REDUCE(ReduceSumSquare) REDUCE(ReduceLogSum) REDUCE(ReduceLogSumExp)
     ONE(ONT_DOMAIN, "SumTo", 1, reduce, 0)

@@ -1,12 +1,13 @@
 /*
- * Copies between strided layouts (Transpose, Slice, Split, Concat, Expand and their gradients), Range and Trilu.
+ * Copies between strided layouts (Transpose, Slice, Split, Concat, Expand and their gradients), Rotate, Range and
+ * Trilu.
  */
 #include "kernels/launch.cuh"
 
 #include "kernels/kernels.h"
 
-/* Division by a constant of numbers below 2^31, as a multiplication. Source: Granlund and Montgomery, Division by
- * Invariant Integers using Multiplication, 1994. */
+/* Division of numbers below 2^31 by numbers that a launch knows, as a multiplication. Source: Granlund and Montgomery,
+ * Division by Invariant Integers using Multiplication, 1994. */
 struct divisor {
     uint32_t value, factor, shift;
 };
@@ -216,6 +217,85 @@ extern "C" int ont_launch_copy(const ont_copy *given, const void *from, void *to
     default: return launch_copy<pair16>(&c, from, to, stream);
     }
 }
+
+/*
+ * ---- Rotate (rotary position embedding) ----
+ *
+ * y = x * cos + (-b, a) * sin for each row x = (a, b) of two halves, or with `back` the transpose of that map, which is
+ * its gradient. y may be x.
+ */
+
+/* rows (dims) of units of V elements; strides of the angles' rows in units */
+struct rotation {
+    int32_t rank, back;
+    uint32_t count;
+    divisor half, dims[12];
+    uint32_t cos[12], sin[12];
+};
+
+template <class T, int V> struct __align__(sizeof(T) * V) rotated {
+    enum { COUNT = V };
+    typedef T type;
+    T v[V];
+};
+
+/* x, y (rows, 2, half); one thread for the same unit of both halves */
+template <class U>
+__global__ void __launch_bounds__(ONT_THREADS)
+    rotate_kernel(const rotation r, const U *x, const U *cos, const U *sin, U *y)
+{
+    uint32_t i = blockIdx.x * blockDim.x + threadIdx.x, row = quotient(i, r.half), half = r.half.value;
+    if (i >= r.count) return;
+    uint32_t column = i - row * half, rest = row, c = column, s = column;
+    for (int d = r.rank - 1; d >= 0; d--) {
+        uint32_t next = quotient(rest, r.dims[d]), index = rest - next * r.dims[d].value;
+        rest = next;
+        c += index * r.cos[d];
+        s += index * r.sin[d];
+    }
+    uint32_t at = row * 2 * half + column;
+    U a = x[at], b = x[at + half], cos_a = cos[c], cos_b = cos[c + half], sin_a = sin[s], sin_b = sin[s + half];
+    ONT_UNROLL
+    for (int k = 0; k < U::COUNT; k++) {
+        typename U::type p = a.v[k], q = b.v[k];
+        a.v[k] = p * cos_a.v[k] + (r.back ? q * sin_b.v[k] : -q * sin_a.v[k]);
+        b.v[k] = q * cos_b.v[k] + (r.back ? -p * sin_a.v[k] : p * sin_b.v[k]);
+    }
+    y[at] = a;
+    y[at + half] = b;
+}
+
+template <class T, int V>
+static int launch_rotate(const ont_rotate *s, const void *const *in, void *out, void *stream)
+{
+    typedef rotated<T, V> U;
+    rotation r = {s->rank, s->back, (uint32_t)(s->rows * s->half / V), divisor_of((uint32_t)(s->half / V)), {}, {}, {}};
+    for (int d = 0; d < s->rank; d++) {
+        r.dims[d] = divisor_of((uint32_t)s->dims[d]);
+        r.cos[d] = (uint32_t)(s->cos[d] / V);
+        r.sin[d] = (uint32_t)(s->sin[d] / V);
+    }
+    return ONT_LAUNCH(rotate_kernel<U>, ont_blocks(r.count, ONT_THREADS), ONT_THREADS, 0, stream, r, (const U *)in[0],
+                      (const U *)in[1], (const U *)in[2], (U *)out);
+}
+
+/* Whether units of 16 bytes fit. The strides of the angles are multiples of a row. */
+static bool fits(const ont_rotate *s, const void *const *in, const void *out)
+{
+    uint64_t all = (uint64_t)out | (uint64_t)in[0] | (uint64_t)in[1] | (uint64_t)in[2];
+    return all % 16 == 0 && s->half % (s->dtype == ONT_FLOAT64 ? 2 : 4) == 0;
+}
+
+extern "C" int ont_launch_rotate(const ont_rotate *s, const void *const *in, void *out, void *stream)
+{
+    if (!s->rows || !s->half) return 0;
+    bool wide = fits(s, in, out);
+    if (s->dtype == ONT_FLOAT64)
+        return wide ? launch_rotate<double, 2>(s, in, out, stream) : launch_rotate<double, 1>(s, in, out, stream);
+    return wide ? launch_rotate<float, 4>(s, in, out, stream) : launch_rotate<float, 1>(s, in, out, stream);
+}
+
+/* ---- Range, Trilu, stored words ---- */
 
 template <class T>
 __global__ void __launch_bounds__(ONT_THREADS) range_kernel(const T *first, const T *step, T *out, int64_t n)

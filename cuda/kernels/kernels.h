@@ -28,6 +28,13 @@ int ont_launch_copy(const ont_copy *c, const void *from, void *to, void *stream)
 int ont_launch_store(void *to, const uint64_t *words, int n, void *stream);
 /* out[i] = first + i * step, for int64, int32, float or double */
 int ont_launch_range(int dtype, const void *first, const void *step, void *out, int64_t n, void *stream);
+/* in: x (rows, 2, half), cos, sin, whose rows have these strides over dims; at most 2^31 elements */
+typedef struct ont_rotate {
+    int64_t rows, half;
+    int64_t dims[12], cos[12], sin[12];
+    int32_t rank, dtype, back;
+} ont_rotate;
+int ont_launch_rotate(const ont_rotate *s, const void *const *in, void *out, void *stream);
 /* y = x where row - column of the last two dims is on the kept side of k, else 0 */
 typedef struct ont_trilu {
     int64_t count, rows, columns, k;

@@ -1,6 +1,6 @@
 /*
- * Operators that move elements on a device: what ont_strided describes, Gather and its gradient, Range, Trilu. The
- * layouts are computed by the operators' own CPU kernels, whose prepare() gives ont_strided.
+ * Operators that move elements on a device: what ont_strided describes, Gather and its gradient, Range, Trilu, Rotate.
+ * The layouts are computed by the operators' own CPU kernels, whose prepare() gives ont_strided.
  */
 #include <string.h>
 
@@ -204,10 +204,40 @@ static ont_status trilu_run(const ont_call *call)
     return ont_launched(ont_launch_trilu(&s, call->in[0], call->out[0], call->stream));
 }
 
-const ont_kernel ont_cuda_move_kernels[5] = {
+/* ---- Rotate ---- */
+
+static const char *accept_rotate(const ont_node *node)
+{
+    const ont_value *x = ont_node_in(node, 0);
+    if (!ont_is_float32_or_64(x->dtype)) return "dtype";
+    return ont_shape_count(&x->shape) > INT32_MAX ? "more than 2^31 elements" : NULL;
+}
+
+static ont_status rotate_prepare(const ont_node *node, ont_arena *arena, ont_prepared *out)
+{
+    const ont_shape *x = &ont_node_in(node, 0)->shape;
+    int64_t n = x->dims[x->rank - 1];
+    ont_rotate *s = ont_arena_alloc(arena, sizeof *s);
+    if (!s) return ONT_ENOMEM;
+    *s = (ont_rotate){.rows = n ? ont_shape_count(x) / n : 0, .half = n / 2, .rank = x->rank - 1,
+                      .dtype = ont_node_in(node, 0)->dtype, .back = ont_attr_int(node, "back", 0) != 0};
+    for (int d = 0; d < s->rank; d++) s->dims[d] = x->dims[d];
+    ont_shape_broadcast_strides(&ont_node_in(node, 1)->shape, x, s->cos);
+    ont_shape_broadcast_strides(&ont_node_in(node, 2)->shape, x, s->sin);
+    out->state = s;
+    return ONT_OK;
+}
+
+static ont_status rotate_run(const ont_call *call)
+{
+    return ont_launched(ont_launch_rotate(call->state, call->in, call->out[0], call->stream));
+}
+
+const ont_kernel ont_cuda_move_kernels[6] = {
     {.name = "cuda_copy", .accept = accept_copy, .prepare = prepare_copies, .run = run_copies},
     {.name = "cuda_gather", .accept = accept_gather, .prepare = gather_prepare, .run = gather_run},
     {.name = "cuda_gather_grad", .accept = accept_gather_grad, .prepare = gather_grad_prepare, .run = gather_grad_run},
     {.name = "cuda_range", .accept = accept_range, .run = range_run},
     {.name = "cuda_trilu", .accept = accept_trilu, .run = trilu_run},
+    {.name = "cuda_rotate", .accept = accept_rotate, .prepare = rotate_prepare, .run = rotate_run, .inplace = 1},
 };

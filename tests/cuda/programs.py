@@ -298,6 +298,25 @@ def copies() -> set[str]:
     return used
 
 
+ROTARY = """<ir_version: 10, opset_import: ["" : 20]> g (TYPE[2, 5, 3, N] x, TYPE[5, 1, N] c, TYPE[1, N] s) => (y) {
+    a, b = Split <axis = 3, num_outputs = 2> (x)  n = Neg(b)  t = Concat <axis = 3> (n, a)
+    p = Mul(x, c)  q = Mul(t, s)  y = Add(p, q) }"""
+
+
+def rotations() -> set[str]:
+    """Rotary embeddings and their gradients, with halves that units of 16 bytes fit and do not fit."""
+    used: set[str] = set()
+    for n in (16, 6):
+        for name, dtype, tol in (("float", torch.float32, 2e-6), ("double", torch.float64, 1e-14)):
+            torch.manual_seed(0)
+            tensors = [torch.randn(shape, dtype=dtype) for shape in ((2, 5, 3, n), (5, 1, n), (1, n))]
+            model = onnx.parser.parse_model(ROTARY.replace("TYPE", name).replace("N]", f"{n}]")).SerializeToString()
+            used |= agree(model, tensors, tol)
+            x_alone = agree(model, tensors, tol, mask=b"\1\0\0")
+            assert x_alone == {"Rotate:cuda_rotate"}, x_alone
+    return used
+
+
 def fault() -> set[str]:
     """An index out of range is an IndexError that names operator, value and position; the session goes on."""
     node = helper.make_node("Gather", ["x", "i"], ["y"], name="lookup")
@@ -580,7 +599,7 @@ class Messages(logging.Handler):
 MESSAGES = Messages()
 
 PROGRAMS: list[Callable[[], set[str]]] = [mlp, mlp_halves, gelu_epilogues, transformer, loss, loss_of_halves, hot_rows,
-                                          copies, fault, strided, rare, graphs, graph_shapes, graph_freed,
+                                          copies, rotations, fault, strided, rare, graphs, graph_shapes, graph_freed,
                                           graph_of_the_caller, settings, vision, generated, ortmodule]
 
 
