@@ -1,6 +1,6 @@
 /*
  * Elementwise programs by interpretation: one thread an element, one step after the other. It takes everything, and
- * stands in where no generated kernel is to be had (cuda/generate.c).
+ * is used where there is no generated kernel (cuda/generate.c).
  */
 #include "kernels/launch.cuh"
 
@@ -13,63 +13,50 @@
 #pragma nv_diag_suppress 186 /* an unsigned number is never below 0: the list of expressions is one for all types */
 #endif
 
-template <class T> ONT_DEVICE T get(uint64_t bits)
-{
-    T v;
-    memcpy(&v, &bits, sizeof v);
-    return v;
-}
-template <class T> ONT_DEVICE uint64_t put(T v)
-{
-    uint64_t bits = 0;
-    memcpy(&bits, &v, sizeof v);
-    return bits;
-}
-
 #define P0 p0
 #define P1 p1
 template <class NUM> ONT_DEVICE uint64_t unary_float(int loop, NUM a, NUM p0, NUM p1)
 {
     switch (loop) {
 #define X(name, expression) \
-    case ONT_LOOP_##name: return put<NUM>((NUM)(expression));
+    case ONT_LOOP_##name: return ont_bits<NUM>((NUM)(expression));
         ONT_UNARY_FLOAT_LIST(X)
 #undef X
-    default: return (void)p1, put<NUM>(p0);
+    default: return (void)p1, ont_bits<NUM>(p0);
     }
 }
 template <class NUM> ONT_DEVICE uint64_t unary_number(int loop, NUM a)
 {
     switch (loop) {
 #define X(name, expression) \
-    case ONT_LOOP_##name: return put<NUM>((NUM)(expression));
+    case ONT_LOOP_##name: return ont_bits<NUM>((NUM)(expression));
         ONT_UNARY_NUMBER_LIST(X)
 #undef X
-    default: return put<NUM>(a);
+    default: return ont_bits<NUM>(a);
     }
 }
 template <class NUM> ONT_DEVICE uint64_t binary_float(int loop, NUM a, NUM b, NUM p0, NUM p1)
 {
     switch (loop) {
 #define X(name, expression) \
-    case ONT_LOOP_##name: return put<NUM>((NUM)(expression));
+    case ONT_LOOP_##name: return ont_bits<NUM>((NUM)(expression));
         ONT_BINARY_FLOAT_LIST(X)
 #undef X
-    default: return (void)p1, put<NUM>(p0);
+    default: return (void)p1, ont_bits<NUM>(p0);
     }
 }
 template <class NUM> ONT_DEVICE uint64_t binary_number(int loop, NUM a, NUM b)
 {
     switch (loop) {
 #define X(name, expression) \
-    case ONT_LOOP_##name: return put<NUM>((NUM)(expression));
+    case ONT_LOOP_##name: return ont_bits<NUM>((NUM)(expression));
         ONT_BINARY_NUMBER_LIST(X)
 #undef X
 #define X(name, expression) \
     case ONT_LOOP_##name: return (uint64_t)((expression) ? 1 : 0);
         ONT_COMPARE_LIST(X)
 #undef X
-    default: return put<NUM>(a);
+    default: return ont_bits<NUM>(a);
     }
 }
 #undef P0
@@ -84,13 +71,13 @@ ONT_DEVICE uint64_t unary_step(const ont_ew_step &s, uint64_t a)
     bool number = s.loop >= ONT_LOOP_Relu && s.loop <= ONT_LOOP_Sign;
     switch (s.in) {
     case ONT_FLOAT32:
-        return number ? unary_number<float>(s.loop, get<float>(a))
-                      : unary_float<float>(s.loop, get<float>(a), (float)s.p[0], (float)s.p[1]);
+        return number ? unary_number<float>(s.loop, ont_value<float>(a))
+                      : unary_float<float>(s.loop, ont_value<float>(a), (float)s.p[0], (float)s.p[1]);
     case ONT_FLOAT64:
-        return number ? unary_number<double>(s.loop, get<double>(a))
-                      : unary_float<double>(s.loop, get<double>(a), s.p[0], s.p[1]);
+        return number ? unary_number<double>(s.loop, ont_value<double>(a))
+                      : unary_float<double>(s.loop, ont_value<double>(a), s.p[0], s.p[1]);
 #define X(dtype, type) \
-    case dtype: return unary_number<type>(s.loop, get<type>(a));
+    case dtype: return unary_number<type>(s.loop, ont_value<type>(a));
         INTEGERS(X)
 #undef X
     default: return a;
@@ -102,13 +89,14 @@ ONT_DEVICE uint64_t binary_step(const ont_ew_step &s, uint64_t a, uint64_t b)
     bool number = s.loop >= ONT_LOOP_Add;
     switch (s.in) {
     case ONT_FLOAT32:
-        return number ? binary_number<float>(s.loop, get<float>(a), get<float>(b))
-                      : binary_float<float>(s.loop, get<float>(a), get<float>(b), (float)s.p[0], (float)s.p[1]);
+        return number ? binary_number<float>(s.loop, ont_value<float>(a), ont_value<float>(b))
+                      : binary_float<float>(s.loop, ont_value<float>(a), ont_value<float>(b), (float)s.p[0],
+                                            (float)s.p[1]);
     case ONT_FLOAT64:
-        return number ? binary_number<double>(s.loop, get<double>(a), get<double>(b))
-                      : binary_float<double>(s.loop, get<double>(a), get<double>(b), s.p[0], s.p[1]);
+        return number ? binary_number<double>(s.loop, ont_value<double>(a), ont_value<double>(b))
+                      : binary_float<double>(s.loop, ont_value<double>(a), ont_value<double>(b), s.p[0], s.p[1]);
 #define X(dtype, type) \
-    case dtype: return binary_number<type>(s.loop, get<type>(a), get<type>(b));
+    case dtype: return binary_number<type>(s.loop, ont_value<type>(a), ont_value<type>(b));
         INTEGERS(X)
 #undef X
     case ONT_BOOL: return binary_number<uint8_t>(s.loop, a != 0, b != 0);
@@ -116,92 +104,13 @@ ONT_DEVICE uint64_t binary_step(const ont_ew_step &s, uint64_t a, uint64_t b)
     }
 }
 
-/* ---- casts: an integer goes as 64 bits, a float as double ---- */
-
-/* Rounded towards zero with the last bit as a sticky one, so that a second rounding is right. */
-ONT_DEVICE float to_odd(double v)
-{
-    float f = (float)v;
-    if ((double)f == v || v != v || isinf(f)) return f;
-    int bits = __float_as_int(f);
-    bool away = v > 0 ? (double)f > v : (double)f < v;
-    if (away) bits--;
-    return __int_as_float(bits | 1);
-}
-
-ONT_DEVICE int64_t saturated(double v, double limit, int64_t low, int64_t high)
-{
-    return v != v ? 0 : v >= limit ? high : v < -limit ? low : (int64_t)v;
-}
-
-ONT_DEVICE uint64_t wrapped(double v) /* unsigned targets wrap, as the processor's conversion does */
-{
-    if (v >= 9223372036854775808.0 && v < 18446744073709551616.0) return (uint64_t)v;
-    return (uint64_t)saturated(v, 9223372036854775808.0, INT64_MIN, INT64_MAX);
-}
-
-ONT_DEVICE uint64_t from_double(double v, int to)
-{
-    switch (to) {
-    case ONT_FLOAT32: return put<float>((float)v);
-    case ONT_FLOAT64: return put<double>(v);
-    case ONT_FLOAT16: return ont_float_to_f16(to_odd(v));
-    case ONT_BFLOAT16: return ont_float_to_bf16(to_odd(v));
-    case ONT_BOOL: return v != 0;
-    case ONT_INT8: return put<int8_t>((int8_t)saturated(v, 128, INT8_MIN, INT8_MAX));
-    case ONT_INT16: return put<int16_t>((int16_t)saturated(v, 32768, INT16_MIN, INT16_MAX));
-    case ONT_INT32: return put<int32_t>((int32_t)saturated(v, 2147483648.0, INT32_MIN, INT32_MAX));
-    case ONT_INT64: return (uint64_t)saturated(v, 9223372036854775808.0, INT64_MIN, INT64_MAX);
-    case ONT_UINT8: return (uint8_t)saturated(v, 9223372036854775808.0, INT64_MIN, INT64_MAX);
-    case ONT_UINT16: return (uint16_t)saturated(v, 9223372036854775808.0, INT64_MIN, INT64_MAX);
-    case ONT_UINT32: return (uint32_t)saturated(v, 9223372036854775808.0, INT64_MIN, INT64_MAX);
-    default: return wrapped(v);
-    }
-}
-
-ONT_DEVICE uint64_t from_integer(uint64_t v, bool is_unsigned, int to)
-{
-    switch (to) {
-    case ONT_FLOAT32: return put<float>(is_unsigned ? (float)v : (float)(int64_t)v);
-    case ONT_FLOAT64: return put<double>(is_unsigned ? (double)v : (double)(int64_t)v);
-    case ONT_FLOAT16: return ont_float_to_f16(is_unsigned ? (float)v : (float)(int64_t)v);
-    case ONT_BFLOAT16: return ont_float_to_bf16(is_unsigned ? (float)v : (float)(int64_t)v);
-    case ONT_BOOL: return v != 0;
-    case ONT_INT8:
-    case ONT_UINT8: return v & 0xff;
-    case ONT_INT16:
-    case ONT_UINT16: return v & 0xffff;
-    case ONT_INT32:
-    case ONT_UINT32: return v & 0xffffffffu;
-    default: return v;
-    }
-}
-
-ONT_DEVICE uint64_t cast_step(int from, int to, uint64_t v)
-{
-    switch (from) {
-    case ONT_FLOAT32: return to == ONT_FLOAT16    ? ont_float_to_f16(get<float>(v))
-                             : to == ONT_BFLOAT16 ? ont_float_to_bf16(get<float>(v))
-                                                  : from_double((double)get<float>(v), to);
-    case ONT_FLOAT64: return from_double(get<double>(v), to);
-    case ONT_FLOAT16: return from_double((double)ont_f16_to_float((uint16_t)v), to);
-    case ONT_BFLOAT16: return from_double((double)ont_bf16_to_float((uint16_t)v), to);
-    case ONT_INT8: return from_integer((uint64_t)(int64_t)get<int8_t>(v), false, to);
-    case ONT_INT16: return from_integer((uint64_t)(int64_t)get<int16_t>(v), false, to);
-    case ONT_INT32: return from_integer((uint64_t)(int64_t)get<int32_t>(v), false, to);
-    case ONT_INT64: return from_integer(v, false, to);
-    case ONT_BOOL: return from_integer(v != 0, true, to);
-    default: return from_integer(v, true, to);
-    }
-}
-
 /* ---- the rest ---- */
 
 template <class T> ONT_DEVICE uint64_t clipped(uint64_t v, uint64_t low, uint64_t high)
 {
-    T x = get<T>(v), a = get<T>(low), b = get<T>(high);
+    T x = ont_value<T>(v), a = ont_value<T>(low), b = ont_value<T>(high);
     x = x < a ? a : x;
-    return put<T>(x > b ? b : x);
+    return ont_bits<T>(x > b ? b : x);
 }
 
 ONT_DEVICE uint64_t clip_step(int dtype, uint64_t v, uint64_t low, uint64_t high)
@@ -212,16 +121,6 @@ ONT_DEVICE uint64_t clip_step(int dtype, uint64_t v, uint64_t low, uint64_t high
     case ONT_INT32: return clipped<int32_t>(v, low, high);
     case ONT_UINT64: return clipped<uint64_t>(v, low, high);
     default: return clipped<int64_t>(v, low, high);
-    }
-}
-
-ONT_DEVICE bool is_nan(int dtype, uint64_t v)
-{
-    switch (dtype) {
-    case ONT_FLOAT32: return (v & 0x7fffffffu) > 0x7f800000u;
-    case ONT_FLOAT64: return (v & 0x7fffffffffffffffull) > 0x7ff0000000000000ull;
-    case ONT_FLOAT16: return (v & 0x7fff) > 0x7c00;
-    default: return (v & 0x7fff) > 0x7f80;
     }
 }
 
@@ -262,16 +161,16 @@ ONT_DEVICE uint64_t run_step(const ont_ew &e, const ont_ew_step &s, int64_t i, c
     case ONT_EW_WHERE: return v[0] ? v[1] : v[2];
     case ONT_EW_DROPOUT: {
         bool keep = ont_dropout_word(e.seed, s.stream, i) >= (uint32_t)s.p[0];
-        if (s.in == ONT_FLOAT64) return put<double>(keep ? get<double>(v[0]) * s.p[1] : 0.0);
-        return put<float>(keep ? get<float>(v[0]) * (float)s.p[1] : 0.0f);
+        if (s.in == ONT_FLOAT64) return ont_bits<double>(keep ? ont_value<double>(v[0]) * s.p[1] : 0.0);
+        return ont_bits<float>(keep ? ont_value<float>(v[0]) * (float)s.p[1] : 0.0f);
     }
     case ONT_EW_MASK: return ont_dropout_word(e.seed, s.stream, i) >= (uint32_t)s.p[0];
-    case ONT_EW_CAST: return s.in == s.out ? v[0] : cast_step(s.in, s.out, v[0]);
+    case ONT_EW_CAST: return s.in == s.out ? v[0] : ont_cast(s.in, s.out, v[0]);
     case ONT_EW_AND: return v[0] && v[1];
     case ONT_EW_OR: return v[0] || v[1];
     case ONT_EW_XOR: return !v[0] != !v[1];
     case ONT_EW_NOT: return !v[0];
-    case ONT_EW_ISNAN: return is_nan(s.in, v[0]);
+    case ONT_EW_ISNAN: return ont_is_nan(s.in, v[0]);
     default: return clip_step(s.in, v[0], v[1], v[2]);
     }
 }

@@ -1,6 +1,7 @@
 /*
  * The functions that the expressions of simd/simd.h use, on a device and for any numeric type. Included by the
- * interpreter and, as text, in front of generated kernels. Plain C++ without headers of its own.
+ * interpreter and, as text, in front of generated kernels. Plain C++ without headers of its own; the numbers of dtypes
+ * come from before it.
  */
 #ifndef ONT_CUDA_MATH_CUH
 #define ONT_CUDA_MATH_CUH
@@ -99,6 +100,120 @@ template <class NUM> ONT_DEVICE NUM vdiv(NUM a, NUM b)
     return b == 0 ? (NUM)0 : b == (NUM)-1 && (NUM)-1 < (NUM)1 ? (NUM)(0 - a) : (NUM)(a / b);
 }
 
+/* ---- values as bits, by dtype ---- */
+
+template <class T> ONT_DEVICE T ont_value(uint64_t bits)
+{
+    union {
+        uint64_t bits;
+        T value;
+    } u = {bits};
+    return u.value;
+}
+template <class T> ONT_DEVICE uint64_t ont_bits(T v)
+{
+    union {
+        uint64_t bits;
+        T value;
+    } u = {0};
+    u.value = v;
+    return u.bits;
+}
+
+ONT_DEVICE bool ont_is_nan(int dtype, uint64_t v)
+{
+    switch (dtype) {
+    case ONT_FLOAT32: return (v & 0x7fffffffu) > 0x7f800000u;
+    case ONT_FLOAT64: return (v & 0x7fffffffffffffffull) > 0x7ff0000000000000ull;
+    case ONT_FLOAT16: return (v & 0x7fff) > 0x7c00;
+    default: return (v & 0x7fff) > 0x7f80;
+    }
+}
+
+/* ---- casts: an integer goes as 64 bits, a float as double ---- */
+
+/* Rounded towards zero with the last bit as a sticky one, so that a second rounding is right. */
+ONT_DEVICE float ont_to_odd(double v)
+{
+    float f = (float)v;
+    if ((double)f == v || v != v || isinf(f)) return f;
+    int bits = __float_as_int(f);
+    bool away = v > 0 ? (double)f > v : (double)f < v;
+    if (away) bits--;
+    return __int_as_float(bits | 1);
+}
+
+ONT_DEVICE int64_t ont_saturated(double v, double limit, int64_t low, int64_t high)
+{
+    return v != v ? 0 : v >= limit ? high : v < -limit ? low : (int64_t)v;
+}
+
+ONT_DEVICE int64_t ont_whole(double v)
+{
+    return ont_saturated(v, 9223372036854775808.0, -9223372036854775807 - 1, 9223372036854775807);
+}
+
+ONT_DEVICE uint64_t ont_wrapped(double v) /* unsigned targets wrap, as the processor's conversion does */
+{
+    if (v >= 9223372036854775808.0 && v < 18446744073709551616.0) return (uint64_t)v;
+    return (uint64_t)ont_whole(v);
+}
+
+ONT_DEVICE uint64_t ont_from_double(double v, int to)
+{
+    switch (to) {
+    case ONT_FLOAT32: return ont_bits<float>((float)v);
+    case ONT_FLOAT64: return ont_bits<double>(v);
+    case ONT_FLOAT16: return ont_float_to_f16(ont_to_odd(v));
+    case ONT_BFLOAT16: return ont_float_to_bf16(ont_to_odd(v));
+    case ONT_BOOL: return v != 0;
+    case ONT_INT8: return ont_bits<int8_t>((int8_t)ont_saturated(v, 128, -128, 127));
+    case ONT_INT16: return ont_bits<int16_t>((int16_t)ont_saturated(v, 32768, -32768, 32767));
+    case ONT_INT32: return ont_bits<int32_t>((int32_t)ont_saturated(v, 2147483648.0, -2147483647 - 1, 2147483647));
+    case ONT_INT64: return (uint64_t)ont_whole(v);
+    case ONT_UINT8: return (uint8_t)ont_whole(v);
+    case ONT_UINT16: return (uint16_t)ont_whole(v);
+    case ONT_UINT32: return (uint32_t)ont_whole(v);
+    default: return ont_wrapped(v);
+    }
+}
+
+ONT_DEVICE uint64_t ont_from_integer(uint64_t v, bool is_unsigned, int to)
+{
+    switch (to) {
+    case ONT_FLOAT32: return ont_bits<float>(is_unsigned ? (float)v : (float)(int64_t)v);
+    case ONT_FLOAT64: return ont_bits<double>(is_unsigned ? (double)v : (double)(int64_t)v);
+    case ONT_FLOAT16: return ont_float_to_f16(is_unsigned ? (float)v : (float)(int64_t)v);
+    case ONT_BFLOAT16: return ont_float_to_bf16(is_unsigned ? (float)v : (float)(int64_t)v);
+    case ONT_BOOL: return v != 0;
+    case ONT_INT8:
+    case ONT_UINT8: return v & 0xff;
+    case ONT_INT16:
+    case ONT_UINT16: return v & 0xffff;
+    case ONT_INT32:
+    case ONT_UINT32: return v & 0xffffffffu;
+    default: return v;
+    }
+}
+
+ONT_DEVICE uint64_t ont_cast(int from, int to, uint64_t v)
+{
+    switch (from) {
+    case ONT_FLOAT32: return to == ONT_FLOAT16    ? ont_float_to_f16(ont_value<float>(v))
+                             : to == ONT_BFLOAT16 ? ont_float_to_bf16(ont_value<float>(v))
+                                                  : ont_from_double((double)ont_value<float>(v), to);
+    case ONT_FLOAT64: return ont_from_double(ont_value<double>(v), to);
+    case ONT_FLOAT16: return ont_from_double((double)ont_f16_to_float((uint16_t)v), to);
+    case ONT_BFLOAT16: return ont_from_double((double)ont_bf16_to_float((uint16_t)v), to);
+    case ONT_INT8: return ont_from_integer((uint64_t)(int64_t)ont_value<int8_t>(v), false, to);
+    case ONT_INT16: return ont_from_integer((uint64_t)(int64_t)ont_value<int16_t>(v), false, to);
+    case ONT_INT32: return ont_from_integer((uint64_t)(int64_t)ont_value<int32_t>(v), false, to);
+    case ONT_INT64: return ont_from_integer(v, false, to);
+    case ONT_BOOL: return ont_from_integer(v != 0, true, to);
+    default: return ont_from_integer(v, true, to);
+    }
+}
+
 /* Philox4x32-10. Source: Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3, 2011. */
 ONT_DEVICE void ont_philox(uint64_t key, uint64_t stream, uint64_t index, uint32_t *out)
 {
@@ -118,32 +233,35 @@ ONT_DEVICE void ont_philox(uint64_t key, uint64_t stream, uint64_t index, uint32
     out[2] = c2;
     out[3] = c3;
 }
-/* Word `element` of a stream. */
-ONT_DEVICE uint32_t ont_philox_word(uint64_t key, uint64_t stream, int64_t element)
-{
-    uint32_t words[4];
-    ont_philox(key, stream, (uint64_t)element >> 2, words);
-    return words[element & 3];
-}
-
 /*
- * The random word that decides about an element in Dropout. random: the run's key, and seed and block of PyTorch's
- * generator. The highest bit of `stream` marks a layout of PyTorch's kernel (random.h): T threads, thread t draws
- * its blocks of four words as subsequence t. With vectors of 2, 4 or 8 elements, thread t takes vectors t, t + T, t +
- * 2T, ..., and a block of four words for each four of its elements, or for its two; without, it takes elements t, t +
- * T, ... and one word for each. The word is inverted, so that small words drop.
+ * The random words that decide in Dropout. random: the run's key, and seed and block of PyTorch's generator. The
+ * highest bit of `stream` marks a layout of PyTorch's kernel (random.h): T threads, thread t draws its blocks of four
+ * words as subsequence t. With vectors of 2, 4 or 8 elements, thread t takes vectors t, t + T, t + 2T, ..., and a block
+ * of four words for each four of its elements, or for its two; without, it takes elements t, t + T, ... and one word
+ * for each. The words are inverted, so that small words drop.
+ *
+ * Computes the block that has the word of `element`, and returns which of the four words it is. The words of a
+ * multiple of 4 and of the next three elements are one block, except in layouts with vectors of 2 or none.
  */
-ONT_DEVICE uint32_t ont_dropout_word(const uint64_t *random, uint64_t stream, int64_t element)
+ONT_DEVICE int ont_dropout_block(const uint64_t *random, uint64_t stream, int64_t element, uint32_t *words)
 {
-    if (!(stream >> 63)) return ont_philox_word(random[0], stream, element);
+    if (!(stream >> 63)) {
+        ont_philox(random[0], stream, (uint64_t)element >> 2, words);
+        return (int)(element & 3);
+    }
     const uint64_t first = stream & 0xffffffffffull, threads = ((stream >> 40 & 0xfffff) + 1) * 256;
     const int lanes = (int)(stream >> 60 & 3);
     const uint64_t piece = (uint64_t)element >> lanes, turn = piece / threads, thread = piece - turn * threads;
     const uint64_t block = lanes == 0 ? turn >> 2 : lanes == 3 ? turn * 2 + ((uint64_t)element >> 2 & 1) : turn;
-    const int word = lanes == 0 ? (int)(turn & 3) : (int)(element & (lanes == 1 ? 1 : 3));
-    uint32_t words[4];
     ont_philox(random[1], thread, random[2] + first + block, words);
-    return ~words[word];
+    for (int k = 0; k < 4; k++) words[k] = ~words[k];
+    return lanes == 0 ? (int)(turn & 3) : (int)(element & (lanes == 1 ? 1 : 3));
+}
+ONT_DEVICE uint32_t ont_dropout_word(const uint64_t *random, uint64_t stream, int64_t element)
+{
+    uint32_t words[4];
+    const int place = ont_dropout_block(random, stream, element, words);
+    return words[place];
 }
 
 #endif

@@ -32,7 +32,13 @@ static pthread_once_t once = PTHREAD_ONCE_INIT;
 static const char
     preamble[] = "typedef unsigned char uint8_t; typedef unsigned short uint16_t; typedef int int32_t; typedef "
                  "unsigned int uint32_t;\n"
+                 "typedef signed char int8_t; typedef short int16_t;\n"
                  "typedef long long int64_t; typedef unsigned long long uint64_t;\n"
+                 "enum {"
+#define X(name, number, bytes, text, dlcode, dlbits) " ONT_" #name " = " #number ","
+    ONT_DTYPE_LIST(X)
+#undef X
+                 " };\n"
                  "#define ONT_DEVICE static __device__ __forceinline__\n"
                  "ONT_DEVICE float ont_f16_to_float(uint16_t h) { float f; asm(\"cvt.f32.f16 %0, %1;\" : \"=f\"(f) : "
                  "\"h\"(h)); return f; }\n"

@@ -67,7 +67,8 @@ static bool clip_step(const ont_node *node, ont_ew *e)
 {
     ont_dtype d = ont_node_in(node, 0)->dtype;
     if (d != ONT_FLOAT32 && d != ONT_FLOAT64 && d != ONT_INT32 && d != ONT_INT64 && d != ONT_UINT64) return false;
-    add_step(e, ONT_EW_CLIP, d, d, 3); /* bounds that are not given are put in by prepare() */
+    add_step(e, ONT_EW_CLIP, d, d, 3);
+    e->n_operands = 3; /* run() puts in bounds that are not given */
     return true;
 }
 
@@ -253,13 +254,7 @@ static ont_status run(const ont_call *call)
     const state *s = call->state;
     ont_ew e = s->program;
     for (int k = 0; k < e.n_operands; k++) e.in[k] = ont_operand(call, (uint32_t)k);
-    if (e.steps[0].kind == ONT_EW_CLIP) {
-        e.in[1] = ont_operand(call, 1);
-        e.in[2] = ont_operand(call, 2);
-        e.n_operands = 3;
-        e.size[1] = e.size[2] = e.size[0];
-        ONT_TRY(fill_bounds(call, &e));
-    }
+    if (e.steps[0].kind == ONT_EW_CLIP) ONT_TRY(fill_bounds(call, &e));
     for (int k = 0; k < e.n_results; k++) e.out[k] = call->out[k];
     e.seed = call->seed_at;
     e.fault = call->fault;

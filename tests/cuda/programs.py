@@ -14,7 +14,9 @@ import io
 import json
 import logging
 import os
+import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -562,23 +564,69 @@ def groups() -> set[str]:
     return used
 
 
+STEPS = """<ir_version: 10, opset_import: ["" : 20]>
+    g (bool[3, 8] m, bool[3, 8] k, float[3, 8] x, int64[3, 8] i, bfloat16[3, 8] h, int32[3, 8] n, float16[8] r, double[3, 1] d)
+        => (a, b, c, e, f, o, p, q, s, t, u, v, w) {
+    a = And(m, k)  b = Xor(m, k)  c = Not(m)  e = IsNaN(x)  f = Cast <to = 1> (m)  o = Cast <to = 9> (h)
+    low = Constant <value_float = -0.5> ()  p = Clip(x, low)  q = Cast <to = 6> (h)  s = Add(h, h)
+    y = Cast <to = 1> (i)  t = Mul(y, low)  u = Cast <to = 16> (d)  v = Where(m, n, n)
+    z = Cast <to = 1> (r)  w = Mul(x, z) }"""
+
+
+def steps() -> set[str]:
+    """Steps on masks, integers and 16-bit floats."""
+    torch.manual_seed(0)
+    x = torch.randn(3, 8) * 4
+    x[1, 2] = float("nan")
+    tensors = [torch.rand(3, 8) > 0.5, torch.rand(3, 8) > 0.5, x, torch.randint(-9, 9, (3, 8)),
+               torch.tensor([0.0, 1.5] * 12).reshape(3, 8).bfloat16(), torch.arange(24, dtype=torch.int32).reshape(3, 8),
+               torch.randn(8).half(), torch.randn(3, 1, dtype=torch.float64)]
+    model = onnx.parser.parse_model(STEPS).SerializeToString()
+    both = [_C.Session(model, 16, device) for device in ("cpu", DEVICE)]
+    want, got = (s.forward([t.to(place(d)) for t in tensors], bytes(8), 3)[0]
+                 for s, d in zip(both, ("cpu", DEVICE), strict=True))
+    for k, (a, b) in enumerate(zip(want, got, strict=True)):
+        assert torch.equal(a.nan_to_num(7), b.cpu().nan_to_num(7)), (k, a, b)
+    return {f"{operator}:{kernel}" for operator, kernel in operators(both[1])}
+
+
+DROPS = """<ir_version: 10, opset_import: ["" : 20]> g (TYPE[4, 6, 8] x, TYPE[8] b) => (z, m) {
+    ratio = Constant <value_float = 0.3> ()  yes = Constant <value = bool {1}> ()
+    a = Add(x, b)  y, m = Dropout(a, ratio, yes)  z = Tanh(y) }"""
+
+
+def drops() -> set[str]:
+    """Dropout in a group and with its mask: the same elements as on the CPU are dropped."""
+    used: set[str] = set()
+    for name, dtype, tol in (("float", torch.float32, 2e-5), ("bfloat16", torch.bfloat16, 3e-2)):
+        torch.manual_seed(0)
+        tensors = [torch.rand(4, 6, 8).to(dtype) + 0.5, torch.rand(8).to(dtype)]
+        used |= agree(onnx.parser.parse_model(DROPS.replace("TYPE", name)).SerializeToString(), tensors, tol)
+    return used
+
+
 def generated() -> set[str]:
-    """Elementwise groups compiled from generated source, against the CPU; by NVRTC on a GPU."""
+    """Elementwise steps and groups compiled from generated source, against the CPU; by NVRTC on a GPU."""
     if DEVICE.startswith("cuda"):
-        return groups() | mlp()
-    folder = ROOT / "cuda"
+        return groups() | mlp() | steps() | drops()
     os.environ["ONT_EMULATE_JIT"] = "false %s %s"  # a compiler that refuses: said, and interpreted
     mlp_halves()
     refused = MESSAGES.count("interpreted")
     assert refused
-    os.environ["ONT_EMULATE_JIT"] = (f"c++ -std=c++17 -O1 -fPIC -shared -DONT_EMULATE -ffp-contract=off "
-                                     f"-fvisibility=hidden -I{folder} -I{ROOT}/csrc -x c++ -o %s %s "
-                                     f"{folder}/emulate/emulate.cc -lpthread")
-    try:
-        used = groups() | mlp()
-        assert MESSAGES.count("interpreted") == refused, MESSAGES.text
-    finally:
-        del os.environ["ONT_EMULATE_JIT"]
+    with tempfile.TemporaryDirectory() as folder:
+        options = f"-std=c++17 -O1 -fPIC -DONT_EMULATE -ffp-contract=off -fvisibility=hidden -I{ROOT}/cuda -I{ROOT}/csrc"
+        emulation, compiled = f"{folder}/emulate.o", Path(folder, "compiled")
+        subprocess.run(f"c++ {options} -c -o {emulation} -x c++ {ROOT}/cuda/emulate/emulate.cc", shell=True, check=True)
+        os.environ["ONT_EMULATE_JIT"] = (f"echo . >> {compiled} && c++ {options} -shared -o %s %s {emulation} -lpthread")
+        try:
+            used = groups() | mlp() | drops()
+            before = len(compiled.read_text(encoding="utf-8").split())
+            used |= steps()
+            grown = len(compiled.read_text(encoding="utf-8").split()) - before
+            assert grown == 15, grown  # a kernel for each step or group
+            assert MESSAGES.count("interpreted") == refused, MESSAGES.text
+        finally:
+            del os.environ["ONT_EMULATE_JIT"]
     return used
 
 
@@ -600,7 +648,7 @@ MESSAGES = Messages()
 
 PROGRAMS: list[Callable[[], set[str]]] = [mlp, mlp_halves, gelu_epilogues, transformer, loss, loss_of_halves, hot_rows,
                                           copies, rotations, fault, strided, rare, graphs, graph_shapes, graph_freed,
-                                          graph_of_the_caller, settings, vision, generated, ortmodule]
+                                          graph_of_the_caller, settings, vision, steps, drops, generated, ortmodule]
 
 
 def main(plugin: str, device: str) -> None:
