@@ -5,27 +5,7 @@
 #include "kernels/launch.cuh"
 
 #include "kernels/kernels.h"
-
-/* Division of numbers below 2^31 by numbers that a launch knows, as a multiplication. Source: Granlund and Montgomery,
- * Division by Invariant Integers using Multiplication, 1994. */
-struct divisor {
-    uint32_t value, factor, shift;
-};
-
-static divisor divisor_of(uint32_t value)
-{
-    divisor d = {value, 0, 0};
-    uint32_t log = 0;
-    while (value > 1u << log) log++;
-    d.shift = log ? log - 1 : 0;
-    d.factor = log ? (uint32_t)(((UINT64_C(1) << (31 + log)) + value - 1) / value) : 0;
-    return d;
-}
-
-ONT_DEVICE uint32_t quotient(uint32_t n, const divisor &d)
-{
-    return d.value == 1 ? n : __umulhi(n, d.factor) >> d.shift;
-}
+#include "kernels/units.cuh"
 
 /* A copy of fewer than 2^31 units, whose strides and offsets count units. */
 struct short_copy {
@@ -159,22 +139,9 @@ __global__ void __launch_bounds__(TILE *TILE_ROWS)
     }
 }
 
-struct pair16 {
-    uint64_t low, high;
-};
-template <class T> struct unit { /* a whole number of bytes in one access */
-    typedef T type;
-};
-#ifndef ONT_EMULATE
-template <> struct unit<pair16> {
-    typedef uint4 type;
-};
-#endif
-
-template <class T> static int launch_short(const short_copy *s, const void *from, void *to, void *stream)
+template <class U> static int launch_short(const short_copy *s, const void *from, void *to, void *stream)
 {
-    typedef typename unit<T>::type U;
-    unsigned blocks = ont_blocks(s->count, ONT_THREADS);
+    unsigned blocks = blocks_of_units(s->count);
     const U *source = (const U *)from;
     U *target = (U *)to;
     switch (s->rank) {
@@ -198,8 +165,9 @@ template <class T> static int launch_copy(const ont_copy *c, const void *from, v
         return ONT_LAUNCH(transpose_kernel<T>, ont_blocks(tiles, 1), dim3(TILE, TILE_ROWS), 0, stream, *c, f, others,
                           (const char *)from, (char *)to);
     }
-    if (shorten(c, from, to, &s) && c->count <= (int64_t)ONT_THREADS * ONT_MAX_BLOCKS)
-        return launch_short<T>(&s, (const char *)from + c->from_offset, (char *)to + c->to_offset, stream);
+    if (shorten(c, from, to, &s))
+        return launch_short<typename unit<T>::type>(&s, (const char *)from + c->from_offset,
+                                                    (char *)to + c->to_offset, stream);
     return ONT_LAUNCH(copy_kernel<T>, ont_blocks(c->count, ONT_THREADS), ONT_THREADS, 0, stream, *c, (const char *)from,
                       (char *)to);
 }
@@ -275,7 +243,7 @@ static int launch_rotate(const ont_rotate *s, const void *const *in, void *out, 
         r.cos[d] = (uint32_t)(s->cos[d] / V);
         r.sin[d] = (uint32_t)(s->sin[d] / V);
     }
-    return ONT_LAUNCH(rotate_kernel<U>, ont_blocks(r.count, ONT_THREADS), ONT_THREADS, 0, stream, r, (const U *)in[0],
+    return ONT_LAUNCH(rotate_kernel<U>, blocks_of_units(r.count), ONT_THREADS, 0, stream, r, (const U *)in[0],
                       (const U *)in[1], (const U *)in[2], (U *)out);
 }
 

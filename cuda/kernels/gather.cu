@@ -5,6 +5,7 @@
 #include "kernels/launch.cuh"
 
 #include "kernels/kernels.h"
+#include "kernels/units.cuh"
 
 ONT_DEVICE int64_t raw_index(const ont_gather &g, const void *indices, int64_t i)
 {
@@ -27,25 +28,49 @@ __global__ void __launch_bounds__(ONT_THREADS)
     int64_t n = g.outer * g.count * g.inner;
     ONT_FOR(i, n) {
         int64_t column = i % g.inner, row = i / g.inner, o = row / g.count, v = index_at(g, indices, row % g.count);
-        out[i] = v < 0 ? (T)0 : data[(o * g.table + v) * g.inner + column];
+        out[i] = v < 0 ? T() : data[(o * g.table + v) * g.inner + column];
     }
+}
+
+/* Fewer than 2^31 units of output. */
+template <class T>
+__global__ void __launch_bounds__(ONT_THREADS)
+    short_gather_kernel(const ont_gather g, const divisor inner, const divisor count, const T *data,
+                        const void *indices, T *out)
+{
+    uint32_t i = blockIdx.x * blockDim.x + threadIdx.x, row = quotient(i, inner), o = quotient(row, count);
+    if (o >= g.outer) return;
+    int64_t v = index_at(g, indices, row - o * count.value);
+    out[i] = v < 0 ? T() : data[(o * g.table + v) * g.inner + (i - row * inner.value)];
 }
 
 template <class T>
 static int launch_gather(const ont_gather *g, const void *data, const void *indices, void *out, void *stream)
 {
-    return ONT_LAUNCH(gather_kernel<T>, ont_blocks(g->outer * g->count * g->inner, ONT_THREADS), ONT_THREADS, 0, stream,
-                      *g, (const T *)data, indices, (T *)out);
+    int64_t n = g->outer * g->count * g->inner;
+    if (n < INT32_MAX - ONT_THREADS)
+        return ONT_LAUNCH(short_gather_kernel<T>, blocks_of_units(n), ONT_THREADS, 0, stream, *g,
+                          divisor_of((uint32_t)g->inner), divisor_of((uint32_t)g->count), (const T *)data, indices,
+                          (T *)out);
+    return ONT_LAUNCH(gather_kernel<T>, ont_blocks(n, ONT_THREADS), ONT_THREADS, 0, stream, *g, (const T *)data,
+                      indices, (T *)out);
 }
 
-extern "C" int ont_launch_gather(const ont_gather *g, const void *data, const void *indices, void *out, void *stream)
+extern "C" int ont_launch_gather(const ont_gather *given, const void *data, const void *indices, void *out,
+                                 void *stream)
 {
-    if (!g->outer || !g->count || !g->inner) return 0;
-    switch (g->size) {
-    case 1: return launch_gather<uint8_t>(g, data, indices, out, stream);
-    case 2: return launch_gather<uint16_t>(g, data, indices, out, stream);
-    case 4: return launch_gather<uint32_t>(g, data, indices, out, stream);
-    default: return launch_gather<uint64_t>(g, data, indices, out, stream);
+    ont_gather g = *given;
+    if (!g.outer || !g.count || !g.inner) return 0;
+    while (g.size < 16 && g.inner % 2 == 0 && ((uint64_t)data | (uint64_t)out) % (uint64_t)(2 * g.size) == 0) {
+        g.size *= 2;
+        g.inner /= 2;
+    }
+    switch (g.size) {
+    case 1: return launch_gather<uint8_t>(&g, data, indices, out, stream);
+    case 2: return launch_gather<uint16_t>(&g, data, indices, out, stream);
+    case 4: return launch_gather<uint32_t>(&g, data, indices, out, stream);
+    case 8: return launch_gather<uint64_t>(&g, data, indices, out, stream);
+    default: return launch_gather<unit<pair16>::type>(&g, data, indices, out, stream);
     }
 }
 

@@ -247,10 +247,11 @@ def hot_rows() -> set[str]:
     than the tolerance; sums of pieces, whose sums are added, are not.
     """
     used: set[str] = set()
-    for dtype, axis, count in ((torch.float32, 0, 6000), (torch.float32, 1, 45), (torch.float64, 0, 64),
-                               (torch.float16, 0, 33), (torch.bfloat16, 1, 2000)):
+    for dtype, axis, count, columns in ((torch.float32, 0, 6000, 3), (torch.float32, 1, 45, 10), (torch.float64, 0, 64, 1),
+                                        (torch.float16, 0, 33, 48), (torch.bfloat16, 1, 2000, 6)):
         torch.manual_seed(0)
-        x, index = torch.zeros([7, 3] if axis == 0 else [2, 7, 3], dtype=dtype), torch.full((count,), 4)
+        shape = [7, columns] if axis == 0 else [2, 7, columns]
+        x, index = torch.randn(shape).to(dtype), torch.full((count,), 4)
         for at, row in ((1, 0), (17, 6), (31, 5), (count - 1, 5), (count // 2, 2)):
             index[at] = row
         node = helper.make_node("Gather", ["x", "i"], ["y"], axis=axis)
@@ -261,6 +262,7 @@ def hot_rows() -> set[str]:
         session = _C.Session(model.SerializeToString(), 16, DEVICE)
         tensors = [x.to(place(DEVICE)), index.to(place(DEVICE))]
         (y,), run = session.forward(tensors, b"\1\0")
+        assert torch.equal(y.cpu(), x.index_select(axis, index)), (dtype, axis)
         dy = (torch.rand(y.shape) + 0.5).to(dtype)
         got = run.backward([tensors[i] for i in run.saved_inputs], [dy.to(y.device)])[0].cpu()
         want = torch.zeros(x.shape, dtype=torch.float64)
