@@ -106,7 +106,21 @@ static bool shorten(const ont_copy *c, const void *from, const void *to, short_c
     return true;
 }
 
-enum { TILE = 32, TILE_ROWS = 8 };
+enum { TILE = 32, TILE_ROWS = 8, PAIR_TILE = 64 };
+
+/* Moves both addresses to item `rest` of the dims other than f and the last. */
+ONT_DEVICE void move_to(const ont_copy &c, int f, int64_t rest, const char **from, char **to)
+{
+    *from += c.from_offset;
+    *to += c.to_offset;
+    for (int d = c.rank - 2; d >= 0; d--) {
+        if (d == f) continue;
+        int64_t index = rest % c.dims[d];
+        rest /= c.dims[d];
+        *from += index * c.from[d];
+        *to += index * c.to[d];
+    }
+}
 
 /* Dim `f` is contiguous in the source, the last dim in the target: tiles go through shared memory, so that both are
  * accessed in whole lines. */
@@ -119,24 +133,65 @@ __global__ void __launch_bounds__(TILE *TILE_ROWS)
     int64_t tiles_f = (c.dims[f] + TILE - 1) / TILE, tiles_l = (c.dims[last] + TILE - 1) / TILE;
     for (int64_t piece = blockIdx.x; piece < others * tiles_f * tiles_l; piece += gridDim.x) {
         int64_t j = piece % tiles_l * TILE, i = piece / tiles_l % tiles_f * TILE, rest = piece / (tiles_l * tiles_f);
-        int64_t at = c.from_offset, put = c.to_offset;
-        for (int d = last - 1; d >= 0; d--) {
-            if (d == f) continue;
-            int64_t index = rest % c.dims[d];
-            rest /= c.dims[d];
-            at += index * c.from[d];
-            put += index * c.to[d];
-        }
+        const char *at = from;
+        char *put = to;
+        move_to(c, f, rest, &at, &put);
         for (int r = (int)threadIdx.y; r < TILE; r += TILE_ROWS)
             if (j + r < c.dims[last] && i + threadIdx.x < c.dims[f])
-                tile[r][threadIdx.x] =
-                    *(const T *)(from + at + (j + r) * c.from[last] + (i + (int64_t)threadIdx.x) * c.from[f]);
+                tile[r][threadIdx.x] = *(const T *)(at + (j + r) * c.from[last] + (i + threadIdx.x) * c.from[f]);
         __syncthreads();
         for (int r = (int)threadIdx.y; r < TILE; r += TILE_ROWS)
             if (i + r < c.dims[f] && j + threadIdx.x < c.dims[last])
-                *(T *)(to + put + (i + r) * c.to[f] + (j + (int64_t)threadIdx.x) * c.to[last]) = tile[threadIdx.x][r];
+                *(T *)(put + (i + r) * c.to[f] + (j + threadIdx.x) * c.to[last]) = tile[threadIdx.x][r];
         __syncthreads();
     }
+}
+
+/* The same for 16-bit elements, two in each access: dims f and last are even, and all distances multiples of 4. */
+__global__ void __launch_bounds__(TILE *TILE_ROWS)
+    transpose_pairs_kernel(const ont_copy c, int f, int64_t others, const char *from, char *to)
+{
+    __shared__ uint32_t tile[PAIR_TILE][PAIR_TILE / 2 + 1];
+    int last = c.rank - 1, x = (int)threadIdx.x;
+    int64_t tiles_f = (c.dims[f] + PAIR_TILE - 1) / PAIR_TILE, tiles_l = (c.dims[last] + PAIR_TILE - 1) / PAIR_TILE;
+    for (int64_t piece = blockIdx.x; piece < others * tiles_f * tiles_l; piece += gridDim.x) {
+        int64_t j = piece % tiles_l * PAIR_TILE, i = piece / tiles_l % tiles_f * PAIR_TILE;
+        const char *at = from;
+        char *put = to;
+        move_to(c, f, piece / (tiles_l * tiles_f), &at, &put);
+        ONT_UNROLL
+        for (int k = 0; k < PAIR_TILE; k += TILE_ROWS) {
+            int r = k + (int)threadIdx.y;
+            if (j + r < c.dims[last] && i + 2 * x < c.dims[f])
+                tile[r][x] = *(const uint32_t *)(at + (j + r) * c.from[last] + (i + 2 * x) * 2);
+        }
+        __syncthreads();
+        ONT_UNROLL
+        for (int k = 0; k < PAIR_TILE; k += TILE_ROWS) {
+            int r = k + (int)threadIdx.y, shift = r % 2 * 16;
+            uint32_t low = tile[2 * x][r / 2] >> shift & 0xffff, high = tile[2 * x + 1][r / 2] >> shift & 0xffff;
+            if (i + r < c.dims[f] && j + 2 * x < c.dims[last])
+                *(uint32_t *)(put + (i + r) * c.to[f] + (j + 2 * x) * 2) = low | high << 16;
+        }
+        __syncthreads();
+    }
+}
+
+static bool fits_pairs(const ont_copy *c, int f, const void *from, const void *to)
+{
+    int last = c->rank - 1;
+    uint64_t all = (uint64_t)from | (uint64_t)to | (uint64_t)c->from_offset | (uint64_t)c->to_offset;
+    for (int d = 0; d <= last; d++) all |= (d == f ? 0 : (uint64_t)c->from[d]) | (d == last ? 0 : (uint64_t)c->to[d]);
+    return c->size == 2 && all % 4 == 0 && c->dims[f] % 2 == 0 && c->dims[last] % 2 == 0;
+}
+
+template <class T> static int launch_transpose(const ont_copy *c, int f, const void *from, void *to, void *stream)
+{
+    bool pairs = fits_pairs(c, f, from, to);
+    int64_t edge = pairs ? PAIR_TILE : TILE, others = c->count / (c->dims[f] * c->dims[c->rank - 1]);
+    int64_t tiles = others * ((c->dims[f] + edge - 1) / edge) * ((c->dims[c->rank - 1] + edge - 1) / edge);
+    return ONT_LAUNCH((pairs ? transpose_pairs_kernel : transpose_kernel<T>), ont_blocks(tiles, 1),
+                      dim3(TILE, TILE_ROWS), 0, stream, *c, f, others, (const char *)from, (char *)to);
 }
 
 template <class U> static int launch_short(const short_copy *s, const void *from, void *to, void *stream)
@@ -159,12 +214,8 @@ template <class T> static int launch_copy(const ont_copy *c, const void *from, v
     short_copy s;
     for (int d = 0; d < last; d++)
         if (c->from[d] == c->size && c->dims[d] >= 8) f = d;
-    if (f >= 0 && c->to[last] == c->size && c->from[last] != c->size && c->dims[last] >= 8) {
-        int64_t others = c->count / (c->dims[f] * c->dims[last]);
-        int64_t tiles = others * ((c->dims[f] + TILE - 1) / TILE) * ((c->dims[last] + TILE - 1) / TILE);
-        return ONT_LAUNCH(transpose_kernel<T>, ont_blocks(tiles, 1), dim3(TILE, TILE_ROWS), 0, stream, *c, f, others,
-                          (const char *)from, (char *)to);
-    }
+    if (f >= 0 && c->to[last] == c->size && c->from[last] != c->size && c->dims[last] >= 8)
+        return launch_transpose<T>(c, f, from, to, stream);
     if (shorten(c, from, to, &s))
         return launch_short<typename unit<T>::type>(&s, (const char *)from + c->from_offset,
                                                     (char *)to + c->to_offset, stream);

@@ -281,7 +281,7 @@ def copies() -> set[str]:
     used: set[str] = set()
     for name, dtype in (("bool", torch.bool), ("bfloat16", torch.bfloat16), ("float", torch.float32),
                         ("int64", torch.int64)):
-        for shape in ([2, 9, 3, 16], [1, 8, 10, 6], [3, 1, 5, 7], [8, 33, 1, 40]):
+        for shape in ([2, 9, 3, 16], [1, 8, 10, 6], [3, 1, 5, 7], [8, 33, 1, 40], [1, 70, 1, 130]):
             text = """<ir_version: 10, opset_import: ["" : 18]> g (TYPE[SHAPE] x) => (a, b, c, d, e, f, h, i) {
                 a = Transpose <perm = [0, 2, 1, 3]> (x)  b = Transpose <perm = [3, 1, 0, 2]> (x)
                 c = Transpose <perm = [0, 1, 3, 2]> (x)  one = Constant <value_ints = [1]> ()
