@@ -46,22 +46,11 @@ static double epilogue(const call *call, int64_t at, int64_t column, double valu
     const ont_blas_gemm *p = call->p;
     ont_epilogue e = p->epilogue;
     if (e == ONT_EPILOGUE_NONE) return value;
-    if (e == ONT_EPILOGUE_DGELU || e == ONT_EPILOGUE_DGELU_BIAS)
+    if (e == ONT_EPILOGUE_DGELU)
         return value * gelu(ont_emulate_get(p->result, call->x.aux, at), true);
     value += ont_emulate_get(p->result, call->x.bias, column);
     if (e == ONT_EPILOGUE_GELU_AUX) ont_emulate_put(p->result, call->x.aux, at, value);
     return e == ONT_EPILOGUE_BIAS ? value : gelu(value, false);
-}
-
-/* The gradient of the bias. */
-static void sum_rows(const call *call)
-{
-    const ont_blas_gemm *p = call->p;
-    for (int64_t j = 0; j < p->n; j++) {
-        double sum = 0;
-        for (int64_t i = 0; i < p->m; i++) sum += ont_emulate_get(p->result, call->x.c, i * p->ldc + j);
-        ont_emulate_put(p->result, call->x.bias, j, sum);
-    }
 }
 
 static int multiply(void *context)
@@ -82,7 +71,6 @@ static int multiply(void *context)
                 double value = p->alpha * sum + before;
                 ont_emulate_put(p->result, call->x.c, to, epilogue(call, to, j, value));
             }
-    if (p->epilogue == ONT_EPILOGUE_DGELU_BIAS) sum_rows(call);
     return 0;
 }
 

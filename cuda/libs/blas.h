@@ -12,7 +12,6 @@ typedef enum ont_epilogue {
     ONT_EPILOGUE_GELU,       /* gelu(+ bias), tanh approximation */
     ONT_EPILOGUE_GELU_AUX,   /* the same, and aux (m, n) = the input of gelu */
     ONT_EPILOGUE_DGELU,      /* * gelu'(aux) */
-    ONT_EPILOGUE_DGELU_BIAS, /* the same, and bias (n) = C summed over the rows */
 } ont_epilogue;
 
 /* C (m, n) = alpha op(A) op(B) + beta C, row-major, `batch` times; ld and strides in elements. */

@@ -21,7 +21,7 @@ enum { DESC_TRANSA = 3, DESC_TRANSB = 4, DESC_EPILOGUE = 7, DESC_BIAS_POINTER = 
 enum { DESC_AUX_POINTER = 11, DESC_AUX_LD = 12 };
 enum { LAYOUT_BATCH_COUNT = 5, LAYOUT_BATCH_OFFSET = 6 };
 enum { PREFERENCE_WORKSPACE = 1, PREFERENCE_ALIGNMENT_A = 5, PREFERENCE_ALIGNMENT_D = 8 };
-enum { EPILOGUE_DEFAULT = 1, EPILOGUE_BIAS = 4, GELU = 32, DGELU = 64, BIAS_GRAD = 16, AUX = 128 };
+enum { EPILOGUE_DEFAULT = 1, EPILOGUE_BIAS = 4, GELU = 32, DGELU = 64, AUX = 128 };
 enum { OP_N = 0, OP_T = 1, CANDIDATES = 8, WORKSPACE = 32 << 20 };
 /* The library requires a workspace at a multiple of WORK_ALIGN; blocks of the slab are at multiples of SLAB_ALIGN. */
 enum { WORK_ALIGN = 256, SLAB_ALIGN = 64, ALIGNMENTS = 7 };
@@ -141,8 +141,7 @@ static int epilogue_of(const ont_blas_gemm *p)
                                   [ONT_EPILOGUE_BIAS] = EPILOGUE_BIAS,
                                   [ONT_EPILOGUE_GELU] = GELU | EPILOGUE_BIAS,
                                   [ONT_EPILOGUE_GELU_AUX] = GELU | EPILOGUE_BIAS | AUX,
-                                  [ONT_EPILOGUE_DGELU] = DGELU | AUX,
-                                  [ONT_EPILOGUE_DGELU_BIAS] = DGELU | AUX | BIAS_GRAD};
+                                  [ONT_EPILOGUE_DGELU] = DGELU | AUX};
     return numbers[p->epilogue];
 }
 
@@ -224,15 +223,15 @@ static void keep_supported(proposals *list, int n)
 /* The algorithms for operands at multiples of 2^log bytes, with at most `workspace` bytes. */
 static ont_status find_candidates(plan *p, int log, size_t workspace)
 {
-    const ont_blas_gemm *g = &p->gemm;
     /* the heuristic takes the alignment of bias and auxiliary matrix from their addresses */
     const void *aligned = (const void *)((uintptr_t)1 << log);
     int n = 0;
     void *preference = NULL;
-    ONT_TRY(set_pointers(p, g->epilogue ? aligned : NULL, epilogue_of(g) & AUX ? aligned : NULL));
+    int epilogue = epilogue_of(&p->gemm);
+    ONT_TRY(set_pointers(p, epilogue & EPILOGUE_BIAS ? aligned : NULL, epilogue & AUX ? aligned : NULL));
     proposals *list = ont_calloc(1, sizeof *list);
     if (!list) return ONT_ENOMEM;
-    list->choice = -1;
+    list->choice = ont_gemm_is_deterministic() ? 0 : -1;
     ont_status status = check(lt.preference_create(&preference), "preferences");
     if (status == ONT_OK) status = set_preferences(preference, 1u << log, workspace);
     if (status == ONT_OK)

@@ -120,7 +120,7 @@ static void read_bias(const ont_node *node, state *s)
     s->gemm.beta = beta;
 }
 
-/* With GELU or its gradient: (A, B, bias) -> y[, aux] and (A, B, aux) -> dx[, dx summed over m]. */
+/* With GELU or its gradient: (A, B, bias) -> y[, aux] and (A, B, aux) -> dx. */
 static bool is_gelu(const ont_node *node)
 {
     return !strncmp(node->op->name, "GeluMatMul", 10);
@@ -133,9 +133,8 @@ static bool is_gelu_grad(const ont_node *node)
 
 static ont_epilogue gelu_epilogue(const ont_node *node)
 {
-    bool two = node->n_outputs > 1 && node->outputs[1];
-    if (is_gelu_grad(node)) return two ? ONT_EPILOGUE_DGELU_BIAS : ONT_EPILOGUE_DGELU;
-    return two ? ONT_EPILOGUE_GELU_AUX : ONT_EPILOGUE_GELU;
+    if (is_gelu_grad(node)) return ONT_EPILOGUE_DGELU;
+    return node->n_outputs > 1 && node->outputs[1] ? ONT_EPILOGUE_GELU_AUX : ONT_EPILOGUE_GELU;
 }
 
 static ont_status describe(const ont_node *node, state *s)
@@ -216,7 +215,7 @@ static ont_status run(const ont_call *call)
         return call->device->ops->clear(call->device, call->out[0], s->result_bytes, call->stream);
     if (s->no_inner) return ONT_OK;
     void *third = s->gemm.epilogue != ONT_EPILOGUE_NONE ? (void *)(uintptr_t)call->in[2] : NULL;
-    ont_blas_operands x = {.bias = is_gelu_grad(call->node) ? ont_result(call, 1) : third,
+    ont_blas_operands x = {.bias = is_gelu_grad(call->node) ? NULL : third,
                            .aux = is_gelu_grad(call->node) ? third : is_gelu(call->node) ? ont_result(call, 1) : NULL,
                            .work = call->work};
     for (int64_t i = 0; i < s->count; i++) {

@@ -3,7 +3,7 @@
  * into the epilogue of a GEMM. Only passes/fuse_gelu.c creates them. The kernels here are the reference.
  *
  *   GeluMatMul     (A, B, bias (n)) -> gelu(A B + bias)[, A B + bias]
- *   GeluMatMulGrad (A, B, x (m, n)) -> A B * gelu'(x)[, the same summed over m]
+ *   GeluMatMulGrad (A, B, x (m, n)) -> A B * gelu'(x)
  */
 #include <math.h>
 #include <string.h>
@@ -17,7 +17,7 @@ static ont_status gelu_infer(ont_graph *g, ont_node *node)
     bool grad = ONT_IS(node, GeluMatMulGrad);
     ONT_TRY(ont_matmul_desc_read(node, &p));
     const ont_value *third = ont_node_in(node, 2);
-    ont_shape shape = p.batch, row = {.rank = 1, .dims = {p.n}};
+    ont_shape shape = p.batch;
     ont_dtype dtype = ont_node_in(node, 0)->dtype;
     if (p.vector_a || p.vector_b || p.alpha != 1 || shape.rank + 2 > ONT_MAX_RANK)
         return ont_fail(ONT_EUNSUPPORTED, "operands must be matrices, alpha 1");
@@ -26,7 +26,7 @@ static ont_status gelu_infer(ont_graph *g, ont_node *node)
     if (third->dtype != dtype ||
         (grad ? !ont_shape_equal(&third->shape, &shape) : !ont_matmul_desc_is_bias(&p, &third->shape)))
         return ont_fail(ONT_EUNSUPPORTED, "shape or dtype of the third operand");
-    if (node->n_outputs > 1) ONT_TRY(ont_infer_out(node, 1, dtype, grad ? &row : &shape));
+    if (node->n_outputs > 1) ONT_TRY(ont_infer_out(node, 1, dtype, &shape));
     return ont_infer_out(node, 0, dtype, &shape);
 }
 
@@ -54,7 +54,6 @@ static double gelu_slope(double x)
     { \
         const type *a = call->in[0], *b = call->in[1], *third = call->in[2]; \
         type *y = call->out[0], *second = call->node->n_outputs > 1 ? call->out[1] : NULL; \
-        for (int64_t j = 0; grad && second && j < p->n; j++) second[j] = 0; \
         for (int64_t i = 0; i < p->m; i++) \
             for (int64_t j = 0; j < p->n; j++) { \
                 double sum = grad ? 0 : (double)third[j]; \
@@ -63,8 +62,7 @@ static double gelu_slope(double x)
                            (double)b[p->trans_b ? j * p->k + k : k * p->n + j]; \
                 int64_t at = i * p->n + j; \
                 y[at] = (type)(grad ? sum * gelu_slope((double)third[at]) : gelu(sum)); \
-                if (second && grad) second[j] += y[at]; \
-                if (second && !grad) second[at] = (type)sum; \
+                if (second) second[at] = (type)sum; \
             } \
     }
 GELU_REF(f32, float)
