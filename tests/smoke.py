@@ -48,7 +48,8 @@ class Language(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         if self.mask is None or self.mask.size(0) != len(tokens):
-            self.mask = torch.triu(torch.full((len(tokens), len(tokens)), float("-inf")), diagonal=1)
+            ends = torch.full((len(tokens), len(tokens)), float("-inf"), device=tokens.device)
+            self.mask = torch.triu(ends, diagonal=1)
         x = self.dropout(self.embedding(tokens) * math.sqrt(WIDTH) + self.positions[: tokens.size(0)])
         return self.decoder(self.encoder(x, self.mask))
 

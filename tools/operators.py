@@ -38,8 +38,8 @@ HEAD = """# Operators
 - **Dtypes**: the supported types of its main type variable. Without a kernel for them, 16-bit floats are computed in float32
   and small integers in larger ones. *not*: types of the specification that are not supported. Strings and complex numbers
   are not listed, since no operator supports them.
-- **CUDA**: *kernel*: `cuda/table.c` has kernels for floats, which are compared with the CPU on an emulated device and have
-  not run on a GPU; *parts*: supported if its parts are; *view*: no computation; *none left*: removed before a program
+- **CUDA**: *kernel*: `cuda/table.c` has kernels for floats, which are compared with the CPU on an emulated device and
+  on a GPU; *parts*: supported if its parts are; *view*: no computation; *none left*: removed before a program
   runs. PyTorch runs a module with any other operator.
 
 """
@@ -174,8 +174,8 @@ def gradient(op: dict[str, Any]) -> str:
 def on_cuda() -> dict[str, int]:
     """Operators of cuda/table.c, and the first opset of each; read from the source, as a build may be without CUDA."""
     lines = (ROOT / "cuda" / "table.c").read_text(encoding="utf-8").split("ont_cuda_lists[]")[1]
-    listed = re.findall(r'ONE\("", "(\w+)", (\d+),', lines)
-    return {name: int(since) for name, since in listed} | dict.fromkeys(re.findall(r"\b(?:EW|COPY|REDUCE)\((\w+)\)", lines), 1)
+    listed = re.findall(r'(?:ONE|TWO)\("", "(\w+)", (\d+),', lines)
+    return {name: int(since) for name, since in listed} | dict.fromkeys(re.findall(r"\b(?:EW|COPY|REDUCE|POOL)\((\w+)\)", lines), 1)
 
 
 NOT_ON_CUDA = {"Compress", "ConvTranspose", "DeformConv", "GroupNormalization", "Hardmax", "InstanceNormalization",
