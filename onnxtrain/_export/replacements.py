@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import types
 from collections.abc import Callable
-from typing import Any
+from typing import Any, overload
 
 import torch
 import torch.nn.functional as F
@@ -117,6 +117,7 @@ def cross_entropy(
     ignore_index: int = -100, reduce: bool | None = None, reduction: str = "mean", label_smoothing: float = 0.0,
 ) -> Tensor:
     """F.cross_entropy; ONNX's operator knows neither label smoothing nor class probabilities nor a single sample."""
+    input, weight = _widened(input), _widened(weight)
     if size_average is not None or reduce is not None:
         reduction = F._Reduction.legacy_get_string(size_average, reduce)  # type: ignore[attr-defined]
     if input.dim() == 1:
@@ -129,6 +130,21 @@ def cross_entropy(
     if label_smoothing > 0.0:
         return _smooth_cross_entropy(input, target, weight, ignore_index, reduction, label_smoothing)
     return _F.cross_entropy(input, _labels(target), weight, ignore_index=ignore_index, reduction=reduction)
+
+
+@overload
+def _widened(x: Tensor) -> Tensor: ...
+@overload
+def _widened(x: None) -> None: ...
+def _widened(x: Tensor | None) -> Tensor | None:
+    """Scores or weights of a loss in float32 where CUDA's autocast computes log_softmax and nll_loss in it.
+
+    torch.export keeps the loss whole and takes it apart after the region of autocast, which has casts for its parts
+    alone; on the CPU autocast casts the whole.
+    """
+    if x is None or not x.is_cuda or x.dtype not in (torch.float16, torch.bfloat16):
+        return x
+    return x.float() if torch.is_autocast_enabled("cuda") else x
 
 
 def _labels(target: Tensor) -> Tensor:
@@ -184,6 +200,7 @@ def nll_loss(
     ignore_index: int = -100, reduce: bool | None = None, reduction: str = "mean",
 ) -> Tensor:
     """F.nll_loss; positions are folded into the batch, since the exporters know two dimensions only."""
+    input, weight = _widened(input), _widened(weight)
     if size_average is not None or reduce is not None:
         reduction = F._Reduction.legacy_get_string(size_average, reduce)  # type: ignore[attr-defined]
     if input.dim() > 2:
