@@ -327,7 +327,7 @@ def set_flush_denormals(on: bool) -> None:
     this off when the process starts."""
 
 def set_deterministic(on: bool) -> None:
-    """Chooses the kernels of later programs, and the algorithms of cuDNN, by rule, not by measurement."""
+    """Chooses the kernels of later programs, and the algorithms of cuBLASLt and cuDNN, by rule, not by measurement."""
 
 def set_matmul_precision(precision: str, everywhere: bool = False) -> None:
     """Float32 products of programs built from now on: "highest" exactly, "medium" by bfloat16 operands where the

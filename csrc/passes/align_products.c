@@ -1,5 +1,5 @@
 /*
- * Tensor cores read rows of 16 bytes: a GEMM in 16 bits whose rows of C are no multiple of them takes three to five
+ * Tensor cores read rows of 16 bytes: a GEMM in 16 bits whose rows of C are no multiple of them takes several
  * times as long, forward and for both gradients. Vocabularies are often odd (GPT-2's has 50,257 words). This pass adds
  * columns of zeros to B and to the bias, and cuts them off C with a Slice. For devices, before differentiation, so
  * that the gradients' GEMMs have the aligned rows too.
@@ -15,11 +15,6 @@ static bool is_gemm(const ont_node *node)
     return ONT_IS(node, MatMul) || ONT_IS(node, FusedMatMul) || ONT_IS(node, Gemm);
 }
 
-static bool is_16_bit(ont_dtype dtype)
-{
-    return dtype == ONT_FLOAT16 || dtype == ONT_BFLOAT16;
-}
-
 static ont_value *bias_of(const ont_node *node)
 {
     return node->n_inputs > 2 ? ont_node_in(node, 2) : NULL;
@@ -29,7 +24,8 @@ static bool gains(const ont_node *node)
 {
     const ont_value *a = ont_node_in(node, 0), *b = ont_node_in(node, 1), *y = node->outputs[0];
     const ont_value *bias = bias_of(node);
-    if (!is_16_bit(a->dtype) || b->dtype != a->dtype || y->dtype != a->dtype || b->shape.rank != 2) return false;
+    if (!ont_dtype_is_half(a->dtype) || b->dtype != a->dtype || y->dtype != a->dtype) return false;
+    if (b->shape.rank != 2) return false;
     if (bias && bias->shape.rank != 1) return false;
     int trans_b = ont_attr_int(node, "transB", 0) != 0;
     int64_t n = b->shape.dims[1 - trans_b], k = b->shape.dims[trans_b];

@@ -63,8 +63,8 @@ static ont_status fuse_forward(ont_graph *g, ont_node *gelu)
 }
 
 /*
- * dx = A B * gelu'(x), if A B has no other use. The sum of dx for the bias stays a node: cuBLASLt computes it together
- * with the product by a kernel of its own, which takes four times as long as SumTo (an H200, 16,384 rows of 3,072).
+ * dx = A B * gelu'(x), if A B has no other use. The sum of dx for the bias stays a node: cuBLASLt would
+ * compute it by a kernel of its own behind the product, not in the epilogue, which saves no pass over dx.
  */
 static ont_status fuse_backward(ont_graph *g, ont_node *grad)
 {

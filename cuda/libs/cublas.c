@@ -12,6 +12,7 @@
 #include "libs/blas.h"
 #include "libs/timing.h"
 #include "ops_common.h"
+#include "plan/plan.h"
 
 extern const ont_allocator *ont_cuda_allocator;
 
@@ -23,8 +24,10 @@ enum { LAYOUT_BATCH_COUNT = 5, LAYOUT_BATCH_OFFSET = 6 };
 enum { PREFERENCE_WORKSPACE = 1, PREFERENCE_ALIGNMENT_A = 5, PREFERENCE_ALIGNMENT_D = 8 };
 enum { EPILOGUE_DEFAULT = 1, EPILOGUE_BIAS = 4, GELU = 32, DGELU = 64, AUX = 128 };
 enum { OP_N = 0, OP_T = 1, CANDIDATES = 8, WORKSPACE = 32 << 20 };
-/* The library requires a workspace at a multiple of WORK_ALIGN; blocks of the slab are at multiples of SLAB_ALIGN. */
-enum { WORK_ALIGN = 256, SLAB_ALIGN = 64, ALIGNMENTS = 7 };
+/* The library requires a workspace at a multiple of WORK_ALIGN; blocks of the slab are at multiples of ONT_PLAN_ALIGN.
+ * ALIGNMENTS: the powers of two from 1 to that. */
+enum { WORK_ALIGN = 256, ALIGNMENTS = 7 };
+_Static_assert(1 << (ALIGNMENTS - 1) == (int)ONT_PLAN_ALIGN && (int)WORK_ALIGN >= (int)ONT_PLAN_ALIGN, "alignments");
 
 typedef struct algorithm {
     uint64_t data[8];
@@ -249,10 +252,10 @@ static ont_status find_candidates(plan *p, int log, size_t workspace)
     return status;
 }
 
-/* Of the largest power of two, at most SLAB_ALIGN, that divides `address`. */
+/* Of the largest power of two, at most ONT_PLAN_ALIGN, that divides `address`. */
 static int log_of_alignment(uintptr_t address)
 {
-    return __builtin_ctzll(address | SLAB_ALIGN);
+    return __builtin_ctzll(address | ONT_PLAN_ALIGN);
 }
 
 static ont_status create(const ont_blas_gemm *gemm, void **result)
@@ -265,7 +268,7 @@ static ont_status create(const ont_blas_gemm *gemm, void **result)
     pthread_mutex_init(&p->lock, NULL);
     ont_status status = handle_of_device(&p->handle);
     if (status == ONT_OK) status = describe(p);
-    int log = log_of_alignment(SLAB_ALIGN);
+    int log = log_of_alignment(ONT_PLAN_ALIGN);
     if (status == ONT_OK) status = find_candidates(p, log, WORKSPACE);
     if (status != ONT_OK) {
         destroy(p);
@@ -281,7 +284,7 @@ static ont_status create(const ont_blas_gemm *gemm, void **result)
 static size_t work_bytes(const void *opaque)
 {
     size_t bytes = ((const plan *)opaque)->workspace;
-    return bytes ? bytes + WORK_ALIGN - SLAB_ALIGN : 0;
+    return bytes ? bytes + WORK_ALIGN - ONT_PLAN_ALIGN : 0;
 }
 
 typedef struct call {

@@ -479,7 +479,7 @@ def graph_shapes() -> set[str]:
             both.tensors[0].normal_()
             both.step(seed)
             if seed % 8 == 7:  # torch's allocator may have moved a tensor once: the phase was recorded a step later
-                assert both.counts()["forward"][0] == 1 and both.counts()["forward"][1] >= 3, (seed, both.counts())
+                assert both.counts()["forward"][0] == 1 and both.counts()["forward"][1] >= 4, (seed, both.counts())
 
     return untimed(check)
 
@@ -492,7 +492,7 @@ def graph_freed() -> set[str]:
         full = both.tensors[0]
         for seed in range(8):
             both.step(seed)
-        assert both.counts()["forward"][1] >= 2, both.counts()
+        assert both.counts()["forward"][1] >= 4, both.counts()
         waiting = both.forward(both.recorded, 7)
         _C.set_graphs(False)
         want = both.backward(*both.forward(both.plain, 7))

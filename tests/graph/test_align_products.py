@@ -23,7 +23,7 @@ ODD = 4101
 
 
 @pytest.fixture(autouse=True)
-def asked() -> Iterator[None]:
+def restored() -> Iterator[None]:
     yield
     _C.set_timing(False)
     _C.disable_passes([])

@@ -34,23 +34,17 @@ def after(setting: str) -> str:
 
 
 @pytest.mark.parametrize("setting, printed", [
+    ("", "highest (False, True)"),
+    ("torch.backends.cuda.matmul.allow_tf32 = True; torch.backends.cudnn.allow_tf32 = False", "highest (True, False)"),
+    ("torch.set_float32_matmul_precision('medium')", "medium (True, True)"),
+    ("torch.set_float32_matmul_precision('high')", "high (True, True)"),
     ("torch.backends.cuda.matmul.fp32_precision = 'tf32'", "highest (True, True)"),
     ("torch.backends.cudnn.conv.fp32_precision = 'ieee'", "highest (False, False)"),
     ("torch.backends.fp32_precision = 'tf32'", "high (True, True)"),
     ("torch.backends.mkldnn.matmul.fp32_precision = 'bf16'", "medium (False, True)"),
 ])
-def test_the_newer_interface(setting, printed):
+def test_settings_of_both_interfaces(setting, printed):
     assert after(setting) == printed
-
-
-@pytest.mark.parametrize("setting, printed", [
-    ("", "highest (False, True)"),
-    ("torch.backends.cuda.matmul.allow_tf32 = True; torch.backends.cudnn.allow_tf32 = False", "(True, False)"),
-    ("torch.set_float32_matmul_precision('medium')", "medium (True, True)"),
-    ("torch.set_float32_matmul_precision('high')", "high (True, True)"),
-])
-def test_the_older_interface(setting, printed):
-    assert after(setting).endswith(printed)
 
 
 def test_the_engine_is_told_of_changes_alone(monkeypatch):
