@@ -1,19 +1,22 @@
 """The first step of GPT-2 124M with nothing kept, split: python tests/bench/first_step.py [--rounds 3]
 and of real models in small beside torch.compile(backend="aot_eager"): ... --models [llama swin] [--rounds 3]
 [--dynamic: beside aot_eager for any size, as ours is, too]
+[--peers: beside eager, and torch.compile and ours with nothing kept and with what a process before has kept]
 
 Ours beside what its parts would cost by themselves, each in a fresh process that has imported everything: torch.export
 and torch.onnx as anybody calls them (the proto of the weights, which we do not make, apart), and one eager step. The
-goal is their sum and half a second.
+goal is their sum and half a second. Nothing is kept from process to process but where a column says so.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 import warnings
 from collections.abc import Sequence
@@ -23,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "models"))
 GOAL = 0.5  # seconds beyond the parts
 MODELS = ("distilbert", "bert", "gpt2", "llama", "mixtral", "t5", "bart", "whisper", "vit", "swin", "convnext", "clip")
 WAYS = ("aot_eager", "aot_eager dynamic", "ours")  # aot_eager's first graph is for one size; ours is for any
+PEERS = ("eager", "compile", "compile kept", "aot_eager", "ours", "ours kept")
 TIMES = 1.25  # of aot_eager's first step: the goal of a real model's
 
 
@@ -79,39 +83,50 @@ def model_once(name: str, way: str) -> dict[str, float]:
     module, arguments = maker(attentions[0], 0.1)
     module.train()
     start, used = time.perf_counter(), time.process_time()
-    model = (ORTModule(module) if way == "ours" else
-             torch.compile(module, backend="aot_eager", dynamic=True if way.endswith("dynamic") else None))
+    kind = way.removesuffix(" kept")
+    wraps = {"eager": lambda m: m, "compile": torch.compile, "ours": ORTModule}
+    model = wraps[kind](module) if kind in wraps else torch.compile(
+        module, backend="aot_eager", dynamic=True if kind.endswith("dynamic") else None)
     result = model(**arguments)
     (result.loss if getattr(result, "loss", None) is not None else result.logits_per_text.sum()).backward()
     return {"seconds": time.perf_counter() - start, "of the processor": time.process_time() - used}
 
 
 def compare(names: list[str], rounds: int, ways: Sequence[str]) -> None:
-    """All ways in turn, each in a fresh process; ours is the last one."""
-    others = ways[:-1]
+    """All ways in turn, each in a fresh process."""
+    others = [way for way in ways if way.startswith("aot_eager")]
     print("| model |", *(f"{way}, s |" for way in ways), *(f"ours / {way} |" for way in others), "of the processor |")
     print("| --- |", *("--- |" for _ in (*ways, *others, "of the processor")))
     found: dict[str, list[float]] = {way: [] for way in others}
     for name in names:
         rows: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
-        for _ in range(rounds):
-            for way, results in rows.items():
-                results.append(in_a_process(f"{name}:{way}"))
+        with tempfile.TemporaryDirectory() as kept:
+            for way in ways:
+                if way.endswith(" kept"):
+                    in_a_process(f"{name}:{way}", kept)
+            for _ in range(rounds):
+                for way, results in rows.items():
+                    results.append(in_a_process(f"{name}:{way}", kept if way.endswith(" kept") else ""))
         medians = {way: {key: statistics.median(row[key] for row in results) for key in results[0]}
                    for way, results in rows.items()}
-        own, fixed = medians[ways[-1]], medians[ways[0]]
+        own, fixed = medians["ours"], medians["aot_eager"]
         for way in others:
             found[way].append(own["seconds"] / medians[way]["seconds"])
         print(f"| {name} |", *(f"{medians[way]['seconds']:.2f} |" for way in ways),
               *(f"{found[way][-1]:.2f} |" for way in others),
               f"{own['of the processor'] / fixed['of the processor']:.2f} |", flush=True)
     means = [f"{statistics.geometric_mean(ratios):.2f} of {way}" for way, ratios in found.items()]
-    print(f"geometric means {' and '.join(means)} (goal {TIMES} of {ways[0]})")
+    print(f"geometric means {' and '.join(means)} (goal {TIMES} of aot_eager)")
 
 
-def in_a_process(kind: str) -> dict[str, float]:
+def in_a_process(kind: str, kept: str = "") -> dict[str, float]:
+    """What the process prints. It reads exports and compiled code from the folder `kept`, or starts with none."""
     command = [sys.executable, "-W", "ignore", __file__, "--once", kind]
-    return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("SPLIT")[1])
+    with tempfile.TemporaryDirectory() as empty:
+        environment = {**os.environ, "ORTMODULE_CACHE_DIR": kept and f"{kept}/exports",
+                       "TORCHINDUCTOR_CACHE_DIR": f"{kept or empty}/code"}
+        done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    return json.loads(done.stdout.split("SPLIT")[1])
 
 
 def once(kind: str) -> None:
@@ -136,11 +151,13 @@ def main() -> None:
     parser.add_argument("--once", help=argparse.SUPPRESS)
     parser.add_argument("--models", nargs="*", choices=MODELS, help="beside aot_eager; none named: all of these")
     parser.add_argument("--dynamic", action="store_true", help="beside aot_eager with dynamic=True, too")
+    parser.add_argument("--peers", action="store_true", help="beside eager and torch.compile, too, and from kept files")
     args = parser.parse_args()
     if args.once:
         return once(args.once)
     if args.models is not None:
-        return compare(args.models or list(MODELS), args.rounds, WAYS if args.dynamic else WAYS[::2])
+        return compare(args.models or list(MODELS), args.rounds,
+                       PEERS if args.peers else WAYS if args.dynamic else WAYS[::2])
     found: dict[str, list[dict[str, float]]] = {"ours": [], "parts": [], "eager": []}
     for _ in range(args.rounds):
         for kind, results in found.items():

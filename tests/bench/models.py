@@ -6,8 +6,9 @@
 Each peer of a model is a process of its own that waits for the number of steps to run, so that one computes at a time.
 A round has a turn of every peer, in an order that rotates; a turn is one step that is not timed and then as many as
 fill TURN seconds. Steps have batches of their own, AdamW of the peer's fused kind, and dropout where the model has it.
-A row has the median of each peer's turns, the ratio of the better of eager and torch.compile to ours, first steps, and
-the most memory that the process held in its timed steps beyond what it held before it made the model.
+A row has the median of each peer's turns, the ratio of the better of eager and torch.compile to ours, first steps (ours
+exports; torch.compile finds what its cache has kept), and the most memory that the process held in its timed steps
+beyond what it held before it made the model.
 
 --only takes the models whose name begins with NAME. --clock processor counts the time of the process, all threads, in
 place of the wall's: with --threads 1 it is the step's own time on a machine that others use. --below R exits with 1 if
@@ -91,7 +92,7 @@ class Peer:
         self.process = subprocess.Popen(
             [sys.executable, "-W", "ignore", __file__, "--serve", model, PEERS[name], *["--bf16"] * args.bf16,
              "--threads", str(threads)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True,
-            env={**os.environ, "OMP_NUM_THREADS": str(threads), **preloaded})
+            env={**os.environ, "OMP_NUM_THREADS": str(threads), "ORTMODULE_CACHE_DIR": "", **preloaded})
         self.times: list[float] = []
         self.first, self.loss, self.memory = 0.0, 0.0, 0.0
         self.fallback: dict[str, Any] = {}

@@ -35,7 +35,7 @@ from workloads import LOSS_INSIDE, WORKLOADS, Workload, workload
 import onnxtrain
 from onnxtrain import _C
 from onnxtrain.optim import SGD, AdamWMode, FusedAdam
-from onnxtrain.ortmodule import ORTModule, _module
+from onnxtrain.ortmodule import ORTModule
 
 STEP = Path(__file__).with_name("step.py")
 
@@ -167,19 +167,19 @@ def resident(field: str) -> float:
 
 @contextlib.contextmanager
 def after_export(start: Callable[[], None]) -> Iterator[None]:
-    """Calls `start` whenever a module was exported."""
-    exporter = _module.export
+    """Calls `start` whenever a module was exported and its program built."""
+    build = ORTModule._program
 
-    def export_then_start(*args, **kwargs):  # noqa: ANN002, ANN003, ANN202
-        result = exporter(*args, **kwargs)
+    def build_then_start(*args, **kwargs):  # noqa: ANN002, ANN003, ANN202
+        program = build(*args, **kwargs)
         start()
-        return result
+        return program
 
-    _module.export = export_then_start
+    ORTModule._program = build_then_start
     try:
         yield
     finally:
-        _module.export = exporter
+        ORTModule._program = build
 
 
 def print_peak(text: str, peer_name: str, forget_peak: Callable[[], None]) -> None:
@@ -190,7 +190,7 @@ def print_peak(text: str, peer_name: str, forget_peak: Callable[[], None]) -> No
 
     def start() -> None:
         forget_peak()
-        before[0] = resident("VmRSS")
+        before[0] = resident("VmRSS") - peer.held() / 2**20  # a module may be exported again in its second step
 
     peer = LocalPeer(row, work, WRAPS[peer_name])
     del work.module.__dict__["_modules"]  # the peer has its own copy
@@ -204,7 +204,8 @@ def print_peak(text: str, peer_name: str, forget_peak: Callable[[], None]) -> No
 
 def peak_memory(row: Row, peer: str, threads: int) -> float:
     command = [sys.executable, str(STEP), "--threads", str(threads), "--beyond", encode(row), "--peak-of", peer]
-    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    environment = {**os.environ, "ORTMODULE_CACHE_DIR": ""}  # each process exports: what that takes is left out
+    output = subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout
     return float(output.split("PEAK")[1])
 
 

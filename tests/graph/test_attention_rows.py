@@ -95,6 +95,7 @@ def model_of(how: str, dtype: torch.dtype, sizes: tuple[int, int, int, int]) -> 
     if "first" in how:
         return m, m("Gather", scores, m.constant(0, torch.int64), axis=1)
     labels = torch.where(seen & (torch.rand(seen.shape) < 0.6), torch.randint(CLASSES, seen.shape), -100)
+    labels[:, 1::3] = -100  # whatever the seed, the loss reads fewer rows than there are tokens
     labels[:, -1] = 0 if "outside" in how else labels[:, -1]
     rows = m("Reshape", scores, m.ints(-1, CLASSES))
     return m, m("SoftmaxCrossEntropyLoss", rows, m("Reshape", m.input(labels), m.ints(-1)), reduction="sum",
