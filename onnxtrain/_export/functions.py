@@ -220,6 +220,11 @@ def _draws() -> dict[str, Any]:
     return found
 
 
+def only_draws(call: Call) -> bool:
+    """Whether a call is an operator of torch that draws random numbers and changes nothing."""
+    return isinstance(call, OperatorCall) and str(call.function) in _draws()
+
+
 def as_data(call: Call) -> dict[str, Any]:
     """A use of an operator that draws, for JSON.
 
@@ -227,7 +232,7 @@ def as_data(call: Call) -> dict[str, Any]:
         NotKept: it is a user's function, or has an argument of another kind than numbers, texts, dtypes and tensors.
     """
     name = str(call.function)
-    if not isinstance(call, OperatorCall) or name not in _draws():
+    if not (isinstance(call, OperatorCall) and name in _draws()):
         raise NotKept("the module calls a torch.autograd.Function, or an operator that torch runs")
     leaves = [str(leaf) if isinstance(leaf, torch.dtype) else leaf for leaf in call.leaves]
     if any(type(leaf) not in (type(None), bool, int, float, str) for leaf in leaves):

@@ -7,7 +7,7 @@ needs it, so that every segment can fold the shapes that its operators want.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 
 import onnx
 from onnx import GraphProto, ModelProto, NodeProto
@@ -72,31 +72,72 @@ def _key_of(call: NodeProto) -> int:
 
 
 class _Cutter:
-    def __init__(self, model: ModelProto) -> None:
-        self.model, self.graph = model, model.graph
+    """Args:
+        model: is changed.
+        draws: keys of the calls that draw random numbers and do nothing else.
+    """
+
+    def __init__(self, model: ModelProto, draws: Container[int]) -> None:
+        self.model, self.graph, self.draws = model, model.graph, draws
         self.producer = {name: node for node in self.graph.node for name in node.output if name}
         self.initializers = {i.name: i for i in self.graph.initializer}
         self.types = {v.name: v for v in (*self.graph.input, *self.graph.output, *self.graph.value_info)}
         self.level: dict[str, int] = {}
         self._repeatable: dict[str, bool] = {}
+        self._name_types_of_casts()
+
+    def _name_types_of_casts(self) -> None:
+        """Makes a Cast of each CastLike whose type is known, so that it waits for no value.
+
+        `x.new_empty(sizes).bernoulli_(p)` of stochastic depth is an example: the draw needs the type of x alone.
+        """
+        for node in self.graph.node:
+            known = self.types.get(node.input[1]) if node.op_type == "CastLike" and node.domain == "" else None
+            if known is not None and known.type.tensor_type.elem_type:
+                node.op_type = "Cast"
+                node.attribute.append(onnx.helper.make_attribute("to", known.type.tensor_type.elem_type))
+                del node.input[1]
 
     def _levels(self) -> int:
-        """How many calls lie, one after another, before each value. Calls, which may draw random numbers, and nodes
-        that do so keep their order.
+        """How many calls lie, one after another, before each value.
+
+        Calls keep their order. A call of a user's function, which may draw random numbers, and nodes that do so in the
+        engine keep theirs. An operator that draws in torch waits for no node that draws in the engine, whose numbers
+        are others than torch's anyway.
         """
-        before_call = before_draw = 0  # least levels of the next of each
+        before_call = before_draw = after_draw = 0  # least levels: of a call, of a drawing node, of a user's function
         of_call: dict[int, int] = {}
         for node in self.graph.node:
             level = max((self.level.get(name, 0) for name in _reads(node)), default=0)
             if is_python_op(node):
-                level = before_call = of_call.setdefault(_key_of(node), max(level, before_call))
-                before_draw = max(before_draw, level + 1)
+                key = _key_of(node)
+                least = max(level, before_call, 0 if key in self.draws else after_draw)
+                level = before_call = of_call.setdefault(key, least)
+                if key not in self.draws:
+                    before_draw = max(before_draw, level + 1)
             elif _draws(node):
                 level = max(level, before_draw)
-                before_call = max(before_call, level)
+                after_draw = max(after_draw, level)
             for name in node.output:
                 self.level[name] = level + is_python_op(node)
+        self._move_to_readers()
         return max(self.level.values(), default=0)
+
+    def _move_to_readers(self) -> None:
+        """Computes a value in the first segment that reads it: what the segments hand on, such as transposed weights,
+        would be copied. Nodes that draw random numbers stay where they are if a user's function might draw some, too.
+        """
+        ordered = any(is_python_op(node) and _key_of(node) not in self.draws for node in self.graph.node)
+        first: dict[str, int] = {}  # of the segments that read a value
+        results = {v.name for v in self.graph.output}
+        for node in reversed(self.graph.node):
+            level = max((self.level[name] for name in node.output), default=0) - is_python_op(node)
+            stays = is_python_op(node) or ordered and _draws(node)
+            if not (stays or results.intersection(node.output)):
+                level = max(level, min((first[name] for name in node.output if name in first), default=level))
+                self.level.update(dict.fromkeys(node.output, level))
+            for name in _reads(node):
+                first[name] = min(level, first.get(name, level))
 
     def repeatable(self, name: str) -> bool:
         """Whether a value is made of sizes and constants alone, by operators that cost nothing."""
@@ -171,8 +212,8 @@ class _Cutter:
         return self.types[name]
 
 
-def cut(model: bytes) -> list[Segment]:
-    """Segments in the order in which they run.
+def cut(model: bytes, draws: Container[int] = ()) -> list[Segment]:
+    """Segments in the order in which they run; `draws` has the keys of calls that only draw random numbers.
 
     Raises:
         ValueError: a call inside the body of another operator, or a value without a type.
@@ -185,4 +226,4 @@ def cut(model: bytes) -> list[Segment]:
             bodies = [attribute.g] if attribute.HasField("g") else list(attribute.graphs)
             if any(is_python_op(inner) for body in bodies for inner in body.node):
                 raise ValueError(f"a torch.autograd.Function inside the body of {node.op_type} {node.name!r}")
-    return _Cutter(proto).cut()
+    return _Cutter(proto, draws).cut()

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from onnxtrain import _C
 from onnxtrain._export import segments
-from onnxtrain._export.functions import Call
+from onnxtrain._export.functions import Call, only_draws
 from onnxtrain.ortmodule import _random
 from onnxtrain.ortmodule._reach import Reach
 
@@ -67,7 +67,8 @@ class Chain:
     def __init__(self, model: bytes, calls: Sequence[Call], names: Sequence[str], outputs: Sequence[str],
                  parameters: Container[str], apply: Callable[..., Any], device: str = "cpu",
                  memory: Mapping[str, Any] = MappingProxyType({})) -> None:
-        self.stages = [Stage(segment, parameters, device, memory) for segment in segments.cut(model)]
+        draws = {key for key, call in enumerate(calls) if only_draws(call)}
+        self.stages = [Stage(segment, parameters, device, memory) for segment in segments.cut(model, draws)]
         self.sessions = [stage.session for stage in self.stages if stage.session is not None]
         self._calls, self._names, self._outputs, self._apply = calls, names, outputs, apply
 
