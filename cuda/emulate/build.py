@@ -19,13 +19,19 @@ CUDA = Path(__file__).resolve().parents[1]
 CORE = CUDA.parent / "csrc"
 FLAGS = ["-DONT_EMULATE", "-fPIC", "-fvisibility=hidden", "-fwrapv", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror",
          "-Wno-type-limits", "-Wno-maybe-uninitialized", "-D_GNU_SOURCE", f"-I{CUDA}", f"-I{CORE}",
+         f"-I{CUDA}/emulate/include",
          f"-DONT_MATH_PATH=\"{CUDA}/kernels/math.cuh\""]
 
 
 def sources() -> list[Path]:
     kernels = sorted((CUDA / "kernels").glob("*.cu"))
-    shared = [CUDA / name for name in ("table.c", "generate.c")] + sorted((CUDA / "ops").glob("*.c"))
-    return [*kernels, *shared, *sorted((CUDA / "emulate").glob("*.c*"))]
+    named = [CUDA / name for name in ("table.c", "generate.c", "libs/cublas.c")]
+    return [*kernels, *named, *sorted((CUDA / "ops").glob("*.c")), *sorted((CUDA / "emulate").glob("*.c*"))]
+
+
+def object_name(source: Path) -> str:
+    """With the folder: a library and its emulation have the same name."""
+    return f"{source.relative_to(CUDA).as_posix().replace('/', '.')}.o"
 
 
 def is_new(made: Path) -> bool:
@@ -37,31 +43,41 @@ def is_new(made: Path) -> bool:
         return False
 
 
+def compiler(name: str, default: str) -> list[str]:
+    return shlex.split(os.environ.get(name, default))
+
+
+def options(sanitize: bool) -> list[str]:
+    return ["-O1", *(["-g1", "-fsanitize=address", "-fno-omit-frame-pointer"] if sanitize else [])]
+
+
+def compile_one(source: Path, out: Path, sanitize: bool = False) -> None:
+    if is_new(out):
+        return
+    language = [*compiler("CC", "cc"), "-std=gnu11"] if source.suffix == ".c" else [*compiler("CXX", "c++"),
+                                                                                   "-std=c++17", "-x", "c++"]
+    fresh = f"{out}.new"  # whole, or not there
+    subprocess.run([*language, *FLAGS, *options(sanitize), "-MMD", "-MF", str(out.with_suffix(".d")), "-c", str(source),
+                    "-o", fresh], check=True)
+    os.replace(fresh, out)
+
+
+def link(objects: list[Path], target: Path, sanitize: bool = False) -> None:
+    fresh = f"{target}.new"
+    subprocess.run([*compiler("CXX", "c++"), "-shared", *map(str, objects), "-o", fresh, "-lm", "-lpthread",
+                    *(["-fsanitize=address"] if sanitize else [])], check=True)
+    os.replace(fresh, target)
+
+
 def build(folder: Path, sanitize: bool = False) -> Path:
     """The plugin's path. Raises CalledProcessError where a source does not compile."""
     target = folder / "_emulated.so"
-    objects = [folder / f"{source.name}.o" for source in sources()]
+    objects = [folder / object_name(source) for source in sources()]
     if target.exists() and all(is_new(made) and made.stat().st_mtime < target.stat().st_mtime for made in objects):
         return target
-    extra = ["-O1", "-g1", "-fsanitize=address", "-fno-omit-frame-pointer"] if sanitize else ["-O1"]
-    cc, cxx = shlex.split(os.environ.get("CC", "cc")), shlex.split(os.environ.get("CXX", "c++"))
-
-    def compile_one(source: Path, out: Path) -> None:
-        if is_new(out):
-            return
-        language = [*cc, "-std=gnu11"] if source.suffix == ".c" else [*cxx, "-std=c++17", "-x", "c++"]
-        fresh = f"{out}.new"  # whole, or not there
-        subprocess.run([*language, *FLAGS, *extra, "-MMD", "-MF", str(out.with_suffix(".d")), "-c", str(source), "-o",
-                        fresh], check=True)
-        os.replace(fresh, out)
-
     with concurrent.futures.ThreadPoolExecutor(int(os.environ.get("ONNXTRAIN_JOBS", os.cpu_count() or 1))) as pool:
-        list(pool.map(compile_one, sources(), objects))
-    fresh = folder / "_emulated.so.new"
-    subprocess.run([*cxx, "-shared", *map(str, objects), "-o", str(fresh), "-lm", "-lpthread",
-                    *(["-fsanitize=address"] if sanitize else [])],
-                   check=True)
-    fresh.replace(target)
+        list(pool.map(lambda job: compile_one(*job, sanitize), zip(sources(), objects)))
+    link(objects, target, sanitize)
     return target
 
 

@@ -8,8 +8,10 @@
 #include "core_shim.h"
 #include "device/multi.h"
 #include "ops_common.h"
+#include "emulate/contract.h"
 
 const ont_core *ont_cuda_core;
+const ont_allocator *ont_cuda_allocator;
 const char *ont_emulate_error(void);
 bool ont_emulate_recording(void);
 int ont_emulate_record(int (*work)(void *), void *context, void (*forget)(void *));
@@ -37,10 +39,11 @@ static void leave(const ont_device *device, const ont_scope *scope)
     (void)scope;
 }
 
-/* Filled with NaN, so that a kernel that relies on zeros fails its test. */
+/* torch's allocator may call cudaMalloc. Filled with NaN, so that a kernel that relies on zeros fails its test. */
 static ont_status alloc(const ont_device *device, size_t bytes, ont_memory *memory)
 {
     (void)device;
+    ont_emulate_outside_capture("cudaMalloc");
     void *data = NULL;
     if (posix_memalign(&data, 64, bytes)) return ont_fail(ONT_ENOMEM, "the device has not %zu bytes", bytes);
     memset(data, 0x7f, bytes);
@@ -58,6 +61,7 @@ static void release(const ont_device *device, ont_memory *memory, size_t bytes)
 static ont_status alloc_shared(const ont_device *device, size_t bytes, void **data)
 {
     (void)device;
+    ont_emulate_outside_capture("cudaHostAlloc");
     void *fresh = calloc(1, bytes);
     if (!fresh) return ont_fail(ONT_ENOMEM, "out of memory");
     *data = fresh;
@@ -67,6 +71,7 @@ static ont_status alloc_shared(const ont_device *device, size_t bytes, void **da
 static void free_shared(const ont_device *device, void *data)
 {
     (void)device;
+    ont_emulate_outside_capture("cudaFreeHost");
     free(data);
 }
 
@@ -108,6 +113,19 @@ static ont_status copy(const ont_device *device, void *to, const void *from, siz
     return move_or_record((move){to, from, bytes});
 }
 
+/* A graph would read the host's memory at every replay. */
+static ont_status write_host(const ont_device *device, void *to, const void *host, size_t bytes, void *stream)
+{
+    ont_emulate_outside_capture("cudaMemcpyAsync from the host");
+    return copy(device, to, host, bytes, stream);
+}
+
+static ont_status read_device(const ont_device *device, void *host, const void *from, size_t bytes, void *stream)
+{
+    ont_emulate_outside_capture("cudaStreamSynchronize");
+    return copy(device, host, from, bytes, stream);
+}
+
 static ont_status store(const ont_device *device, void *to, const uint64_t *words, int n, void *stream)
 {
     (void)device;
@@ -131,6 +149,7 @@ static ont_status clear(const ont_device *device, void *to, size_t bytes, void *
 static ont_status synchronize(const ont_device *device, void *stream)
 {
     (void)device;
+    ont_emulate_outside_capture("cudaStreamSynchronize");
     (void)stream;
     return ONT_OK;
 }
@@ -138,6 +157,7 @@ static ont_status synchronize(const ont_device *device, void *stream)
 static ont_status join(const ont_device *device, void *stream, void *other)
 {
     (void)device;
+    ont_emulate_outside_capture("cudaStreamWaitEvent");
     (void)stream;
     (void)other;
     return ONT_OK;
@@ -153,6 +173,7 @@ static bool capturing(const ont_device *device, void *stream)
 static ont_status capture_begin(const ont_device *device, void *stream, void **private_stream)
 {
     (void)device;
+    ont_emulate_outside_capture("cudaStreamBeginCapture");
     ont_emulate_capture_begin();
     *private_stream = stream;
     return ONT_OK;
@@ -173,6 +194,7 @@ static ont_status capture_end(const ont_device *device, void *private_stream, bo
 static ont_status graph_launch(const ont_device *device, void *graph, void *stream)
 {
     (void)device;
+    ont_emulate_outside_capture("cudaGraphLaunch");
     (void)stream;
     return ont_launched(ont_emulate_graph_launch(graph));
 }
@@ -201,12 +223,12 @@ static const ont_device_ops ops = {
     .free = release,
     .alloc_shared = alloc_shared,
     .free_shared = free_shared,
-    .write = copy,
+    .write = write_host,
     .store = store,
     .copy = copy,
     .copy_strided = copy_strided,
     .clear = clear,
-    .read = copy,
+    .read = read_device,
     .synchronize = synchronize,
     .join = join,
     .capturing = capturing,
@@ -222,8 +244,9 @@ static ont_device device = {.ops = &ops, .random_blocks = 3}; /* few, so that sm
 __attribute__((visibility("default"))) ont_status ont_plugin_open(const ont_core *core, const ont_allocator *allocator,
                                                                   ont_plugin *plugin)
 {
-    (void)allocator;
+    static const ont_allocator plain = {0}; /* where there is no torch: no TF32 */
     ont_cuda_core = core;
+    ont_cuda_allocator = allocator ? allocator : &plain;
     device.lists = ont_cuda_lists;
     device.n_lists = ont_cuda_n_lists;
     *plugin = (ont_plugin){.version = ONT_PLUGIN_VERSION, .about = "CUDA's kernels, emulated on the host",

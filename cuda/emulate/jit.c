@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "libs/jit.h"
+#include "emulate/contract.h"
 
 bool ont_emulate_recording(void);
 int ont_emulate_record(int (*work)(void *), void *context, void (*forget)(void *));
@@ -22,6 +23,7 @@ static const char footer[] = "extern \"C\" __attribute__((visibility(\"default\"
 static ont_status compile(const char *source, void **function)
 {
     char folder[] = "/tmp/ont_jit_XXXXXX", in[64], out[64], command[4096];
+    ont_emulate_outside_capture("cudaLibraryLoadData");
     if (!mkdtemp(folder)) return ont_fail(ONT_EIO, "no folder for a generated kernel");
     snprintf(in, sizeof in, "%s/kernel.cc", folder);
     snprintf(out, sizeof out, "%s/kernel.so", folder);

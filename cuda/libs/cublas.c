@@ -1,64 +1,28 @@
 /*
- * blas.h by cuBLASLt, opened at run time: torch's CUDA build has loaded it. The few declarations that are needed are
- * written here from its documentation, so that the build does not need its headers.
+ * blas.h by cuBLASLt, opened at run time: torch's CUDA build has loaded it.
  *
  * Row-major C = A B is column-major C' = B' A' for the library: the operands are swapped, and nothing is transposed.
  */
 #include <cuda_runtime_api.h>
-#include <dlfcn.h>
 #include <pthread.h>
 #include <string.h>
 
 #include "libs/blas.h"
+#include "libs/cublas_lt.h"
+#include "libs/symbols.h"
 #include "libs/timing.h"
 #include "ops_common.h"
 #include "plan/plan.h"
 
 extern const ont_allocator *ont_cuda_allocator;
 
-enum { COMPUTE_32F = 68, COMPUTE_64F = 70, COMPUTE_32F_FAST_TF32 = 77 };
-enum { TYPE_32F = 0, TYPE_64F = 1, TYPE_16F = 2, TYPE_16BF = 14 };
-enum { DESC_TRANSA = 3, DESC_TRANSB = 4, DESC_EPILOGUE = 7, DESC_BIAS_POINTER = 8, DESC_BIAS_TYPE = 26 };
-enum { DESC_AUX_POINTER = 11, DESC_AUX_LD = 12 };
-enum { LAYOUT_BATCH_COUNT = 5, LAYOUT_BATCH_OFFSET = 6 };
-enum { PREFERENCE_WORKSPACE = 1, PREFERENCE_ALIGNMENT_A = 5, PREFERENCE_ALIGNMENT_D = 8 };
-enum { EPILOGUE_DEFAULT = 1, EPILOGUE_BIAS = 4, GELU = 32, DGELU = 64, AUX = 128 };
-enum { OP_N = 0, OP_T = 1, CANDIDATES = 8, WORKSPACE = 32 << 20 };
+enum { CANDIDATES = 8, WORKSPACE = 32 << 20 };
 /* The library requires a workspace at a multiple of WORK_ALIGN; blocks of the slab are at multiples of ONT_PLAN_ALIGN.
  * ALIGNMENTS: the powers of two from 1 to that. */
 enum { WORK_ALIGN = 256, ALIGNMENTS = 7 };
 _Static_assert(1 << (ALIGNMENTS - 1) == (int)ONT_PLAN_ALIGN && (int)WORK_ALIGN >= (int)ONT_PLAN_ALIGN, "alignments");
 
-typedef struct algorithm {
-    uint64_t data[8];
-} algorithm;
-typedef struct heuristic {
-    algorithm algo;
-    size_t workspace;
-    int state;
-    float waves;
-    int reserved[4];
-} heuristic;
-
-typedef struct library {
-    int (*create)(void **handle);
-    int (*desc_create)(void **desc, int compute, int scale);
-    int (*desc_destroy)(void *desc);
-    int (*desc_set)(void *desc, int attribute, const void *value, size_t size);
-    int (*layout_create)(void **layout, int type, uint64_t rows, uint64_t columns, int64_t ld);
-    int (*layout_destroy)(void *layout);
-    int (*layout_set)(void *layout, int attribute, const void *value, size_t size);
-    int (*preference_create)(void **preference);
-    int (*preference_destroy)(void *preference);
-    int (*preference_set)(void *preference, int attribute, const void *value, size_t size);
-    int (*find)(void *handle, void *desc, void *a, void *b, void *c, void *d, void *preference, int wanted,
-                heuristic *found, int *n);
-    int (*matmul)(void *handle, void *desc, const void *alpha, const void *a, void *la, const void *b, void *lb,
-                  const void *beta, const void *c, void *lc, void *d, void *ld, const algorithm *algo, void *workspace,
-                  size_t bytes, cudaStream_t stream);
-} library;
-
-static library lt;
+static cublas_functions lt;
 static void *handles[ONT_PLUGIN_DEVICES];
 static bool found;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -82,34 +46,12 @@ typedef struct plan {
 static void open_library(void)
 {
     static const char *const names[] = {"libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"};
-    static const struct {
-        const char *name;
-        size_t offset;
-    } symbols[] = {
-        {"cublasLtCreate", offsetof(library, create)},
-        {"cublasLtMatmulDescCreate", offsetof(library, desc_create)},
-        {"cublasLtMatmulDescDestroy", offsetof(library, desc_destroy)},
-        {"cublasLtMatmulDescSetAttribute", offsetof(library, desc_set)},
-        {"cublasLtMatrixLayoutCreate", offsetof(library, layout_create)},
-        {"cublasLtMatrixLayoutDestroy", offsetof(library, layout_destroy)},
-        {"cublasLtMatrixLayoutSetAttribute", offsetof(library, layout_set)},
-        {"cublasLtMatmulPreferenceCreate", offsetof(library, preference_create)},
-        {"cublasLtMatmulPreferenceDestroy", offsetof(library, preference_destroy)},
-        {"cublasLtMatmulPreferenceSetAttribute", offsetof(library, preference_set)},
-        {"cublasLtMatmulAlgoGetHeuristic", offsetof(library, find)},
-        {"cublasLtMatmul", offsetof(library, matmul)},
+    static const ont_symbol symbols[] = {
+#define X(member, name) {#name, offsetof(cublas_functions, member)},
+        ONT_CUBLAS_FUNCTIONS(X)
+#undef X
     };
-    void *opened = NULL;
-    for (int pass = 0; pass < 2 && !opened; pass++) /* first torch's, which is loaded already */
-        for (size_t i = 0; i < sizeof names / sizeof *names && !opened; i++)
-            opened = dlopen(names[i], RTLD_LAZY | RTLD_LOCAL | (pass ? 0 : RTLD_NOLOAD));
-    if (!opened) return;
-    for (size_t i = 0; i < sizeof symbols / sizeof *symbols; i++) {
-        void *symbol = dlsym(opened, symbols[i].name);
-        if (!symbol) return;
-        memcpy((char *)&lt + symbols[i].offset, &symbol, sizeof symbol);
-    }
-    found = true;
+    found = ont_library_open(names, sizeof names / sizeof *names, symbols, sizeof symbols / sizeof *symbols, &lt);
 }
 
 static ont_status check(int error, const char *what)
@@ -358,6 +300,14 @@ static ont_status find_proposals(call *call)
     return ONT_OK;
 }
 
+/* The chosen proposal, or the first one behind it that the library takes: it may refuse at a call what it proposed. */
+static int launch_supported(const call *call)
+{
+    int candidate = call->list->choice < 0 ? 0 : call->list->choice, error = launch(call, candidate);
+    while (error == CUBLAS_NOT_SUPPORTED && ++candidate < call->list->n_candidates) error = launch(call, candidate);
+    return error;
+}
+
 static ont_status run(void *opaque, const ont_blas_operands *x, void *stream)
 {
     call call = {.p = opaque, .x = x, .stream = stream};
@@ -365,7 +315,7 @@ static ont_status run(void *opaque, const ont_blas_operands *x, void *stream)
     ont_status status = find_proposals(&call);
     if (status == ONT_OK) status = set_pointers(call.p, x->bias, x->aux);
     if (status == ONT_OK && call.list->choice < 0) status = choose(&call);
-    if (status == ONT_OK) status = check(launch(&call, call.list->choice < 0 ? 0 : call.list->choice), "a product");
+    if (status == ONT_OK) status = check(launch_supported(&call), "a product");
     pthread_mutex_unlock(&call.p->lock);
     return status;
 }

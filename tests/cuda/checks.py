@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable, Iterable
 
@@ -36,3 +37,17 @@ def refusal(call: Callable[[], object]) -> str:
     except _C.UnsupportedError as error:
         return str(error)
     return ""
+
+
+class Messages(logging.Handler):
+    """What the core logs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.text = ""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.text += record.getMessage() + chr(10)
+
+    def count(self, part: str) -> int:
+        return self.text.count(part)

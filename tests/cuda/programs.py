@@ -1,7 +1,7 @@
 """Whole programs on a device against the CPU: an MLP and a transformer with dropout, forward and backward, faults and
 probes.
 
-    python tests/cuda/programs.py PLUGIN DEVICE
+    python tests/cuda/programs.py PLUGIN DEVICE [NAME,...]
 
 Prints one JSON object as cases.py does.
 """
@@ -23,7 +23,7 @@ from pathlib import Path
 import onnx
 import smoke
 import torch
-from checks import refusal, run_checks
+from checks import Messages, refusal, run_checks
 from onnx import TensorProto, helper
 from torch import nn
 
@@ -52,15 +52,22 @@ def exported(module: nn.Module, inputs: tuple) -> tuple[bytes, list[torch.Tensor
     return model.SerializeToString(), [*inputs, *(state[n].detach() for n in names)]
 
 
-def step(model: bytes, tensors: list[torch.Tensor], device: str, seed: int,
-         mask: bytes | None = None) -> tuple[list, list, set[str]]:
+def shifted(tensor: torch.Tensor, by: int) -> torch.Tensor:
+    """The same, contiguous, `by` elements behind an address that allocators give."""
+    flat = tensor.new_empty(tensor.numel() + by)
+    flat[by:] = tensor.flatten()
+    return flat[by:].view(tensor.shape)
+
+
+def step(model: bytes, tensors: list[torch.Tensor], device: str, seed: int, mask: bytes | None = None,
+         offset: int = 0) -> tuple[list, list, set[str]]:
     """Outputs and gradients of one step, and the kernels it used."""
     session = _C.Session(model, 16, device)
-    tensors = [t.to(place(device)) for t in tensors]
+    tensors = [shifted(t.to(place(device)), offset) if offset else t.to(place(device)) for t in tensors]
     mask = bytes(t.is_floating_point() for t in tensors) if mask is None else mask
     outputs, run = session.forward(tensors, mask, seed)
     torch.manual_seed(1)
-    given = [torch.randn(o.shape).to(o.dtype).to(place(device)) for o in outputs]
+    given = [shifted(torch.randn(o.shape).to(o.dtype).to(place(device)), offset) for o in outputs]
     saved = [tensors[i] for i in run.saved_inputs] + [outputs[i] for i in run.saved_outputs]
     grads = run.backward(saved, given)
     text = {line.split("(")[0].strip() for line in session.text("program").splitlines()}
@@ -78,9 +85,9 @@ def operators(session: _C.Session) -> set[tuple[str, str]]:
     return {(op, kernel) for _, op, kernel, *_ in session.timeline()}
 
 
-def agree(model: bytes, tensors: list[torch.Tensor], tol: float = 2e-5, seed: int = 3,
-          mask: bytes | None = None) -> set[str]:
-    want, got = step(model, tensors, "cpu", seed, mask), step(model, tensors, DEVICE, seed, mask)
+def agree(model: bytes, tensors: list[torch.Tensor], tol: float = 2e-5, seed: int = 3, mask: bytes | None = None,
+          offset: int = 0) -> set[str]:
+    want, got = step(model, tensors, "cpu", seed, mask), step(model, tensors, DEVICE, seed, mask, offset)
     for kind in (0, 1):
         for k, (a, b) in enumerate(zip(want[kind], got[kind], strict=True)):
             assert (a is None) == (b is None)
@@ -105,6 +112,27 @@ def mlp_halves() -> set[str]:
         torch.manual_seed(0)
         used |= agree(model.SerializeToString(),
                       [t.to(dtype) for t in (torch.randn(8, 20), torch.randn(20, 12), torch.randn(12))], 3e-2)
+    return used
+
+
+UNALIGNED = """<ir_version: 10, opset_import: ["" : 20]>
+    g (TYPE[3, 5, 7] x, TYPE[7, 9] w, TYPE[9] b, TYPE[3, 9, 4] v, TYPE[2, 1, 5, 7] p, TYPE[1, 3, 7, 4] q, TYPE[5, 7] r,
+       TYPE[5, 9] c, TYPE[2, 3, 6, 5] i, TYPE[4, 3, 3, 3] k) => (z, h, s, o) {
+        a = MatMul(x, w)  y = Add(a, b)  z = MatMul(y, v)
+        h = MatMul(p, q)  s = Gemm <alpha = 0.5, beta = 0.25> (r, w, c)  o = Conv(i, k) }"""
+
+
+def unaligned() -> set[str]:
+    """Products and a convolution whose operands begin anywhere, of rows that have no size that libraries like."""
+    used: set[str] = set()
+    for dtype, name, tol in ((torch.float32, "float", 2e-5), (torch.float16, "float16", 1e-2),
+                             (torch.bfloat16, "bfloat16", 6e-2), (torch.float64, "double", 1e-12)):
+        model = onnx.parser.parse_model(UNALIGNED.replace("TYPE", name))
+        torch.manual_seed(0)
+        tensors = [torch.randn([d.dim_value for d in value.type.tensor_type.shape.dim]).to(dtype) / 2
+                   for value in model.graph.input]
+        for offset in (1, 0, 2, 8):
+            used |= agree(model.SerializeToString(), tensors, tol, offset=offset)
     return used
 
 
@@ -139,6 +167,15 @@ def vision() -> set[str]:
         model.forward([t.to(place(DEVICE)) for t in tensors], mask)
         assert not [kernel for _, kernel, backward in model.kernels() if "cast" in kernel and not backward]
     return used
+
+
+def by_rule() -> set[str]:
+    """Libraries' algorithms that are not measured: the first one that the library takes at a call."""
+    _C.set_deterministic(True)
+    try:
+        return unaligned() | vision()
+    finally:
+        _C.set_deterministic(False)
 
 
 def transformer() -> set[str]:
@@ -543,12 +580,10 @@ def settings() -> set[str]:
 
 
 GROUPS = {  # text of a graph: broadcasts, vectors of four, odd counts, dropout, casts, several results
-    "vector": "g (float[6, 8] x, float[6, 8] y) => (float[6, 8] z, float[6, 8] t) { a = Mul(x, y) t = Tanh(a) z = "
-              "Gelu(t) }",
+    "vector": "g (float[6, 8] x, float[6, 8] y) => (z, t) { a = Mul(x, y) t = Tanh(a) z = Gelu(t) }",
     "odd": "g (float[5, 7] x, float[5, 7] y) => (float[5, 7] z) { a = Sub(x, y) b = Exp(a) z = Sigmoid(b) }",
-    "broadcast":
-              "g (float[5, 1, 7] x, float[3, 1] y) => (float[5, 3, 7] z) { a = Add(x, y) b = LeakyRelu <alpha = 0.2> "
-              "(a) z = Softplus(b) }",
+    "broadcast": "g (float[5, 1, 7] x, float[3, 1] y) => (float[5, 3, 7] z) { a = Add(x, y) b = LeakyRelu <alpha = "
+                 "0.2> (a) z = Softplus(b) }",
     "double": "g (double[6, 8] x, double[8] y) => (double[6, 8] z) { a = Div(x, y) b = Erf(a) z = Mul(b, x) }",
 }
 
@@ -632,35 +667,22 @@ def generated() -> set[str]:
     return used
 
 
-class Messages(logging.Handler):
-    """What the core logs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.text = ""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.text += record.getMessage() + chr(10)
-
-    def count(self, part: str) -> int:
-        return self.text.count(part)
-
-
 MESSAGES = Messages()
 
-PROGRAMS: list[Callable[[], set[str]]] = [mlp, mlp_halves, gelu_epilogues, transformer, loss, loss_of_halves, hot_rows,
-                                          copies, rotations, fault, strided, rare, graphs, graph_shapes, graph_freed,
-                                          graph_of_the_caller, settings, vision, steps, drops, generated, ortmodule]
+PROGRAMS: list[Callable[[], set[str]]] = [mlp, mlp_halves, unaligned, by_rule, gelu_epilogues, transformer, loss,
+                                          loss_of_halves, hot_rows, copies, rotations, fault, strided, rare, graphs,
+                                          graph_shapes, graph_freed, graph_of_the_caller, settings, vision, steps,
+                                          drops, generated, ortmodule]
 
 
-def main(plugin: str, device: str) -> None:
+def main(plugin: str, device: str, names: str = "") -> None:
     global DEVICE, PLUGIN
     PLUGIN = plugin
     logging.getLogger("onnxtrain").addHandler(MESSAGES)
     _C.open_plugin(plugin or None)
     _C.set_timing(True)
     DEVICE = device
-    print(json.dumps(run_checks(PROGRAMS)))
+    print(json.dumps(run_checks([globals()[name] for name in names.split(",")] if names else PROGRAMS)))
 
 
 if __name__ == "__main__":

@@ -35,6 +35,7 @@ def sanitizer() -> str:
 def run(script: str, plugin: Path, *arguments: str, **environment: str) -> dict:
     """The JSON that a script of this folder prints, run under the sanitizer."""
     env = {**os.environ, "PYTHONPATH": PATHS, "OMP_NUM_THREADS": "1", "LD_PRELOAD": sanitizer(),
+           "ONT_EMULATE_SEED": str(drawn_seed()),  # of what the emulated libraries propose and refuse
            "ASAN_OPTIONS": "detect_leaks=0:detect_stack_use_after_return=0", **environment}
     done = subprocess.run([sys.executable, str(ROOT / "tests/cuda" / script), str(plugin), "emulated", *arguments],
                           env=env, cwd=ROOT, capture_output=True, text=True)
@@ -66,7 +67,7 @@ def models() -> dict:
     command = [sys.executable, str(ROOT / "tests/cuda/models.py"), made.stdout.splitlines()[-1], "emulated",
                ",".join(chosen)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True,
-                          env={**os.environ, "PYTHONPATH": PATHS})
+                          env={**os.environ, "PYTHONPATH": PATHS, "ONT_EMULATE_SEED": str(seed)})
     assert done.returncode == 0, done.stderr[-4000:]
     return {**json.loads(done.stdout.splitlines()[-1]), "chosen": chosen}
 

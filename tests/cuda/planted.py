@@ -1,0 +1,87 @@
+"""Faults that tests plant in the sources of the device, and what the emulation says of them.
+
+`plant` builds the emulated device from one changed source. As a script,
+
+    python tests/cuda/planted.py < JOBS
+
+reads a JSON list of [plugin, names of programs] and prints a list of [status, what was printed]: each job in a process
+of its own, forked from this one, which has imported all it needs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "build/emulated"
+
+
+class Fault(NamedTuple):
+    file: str  # below cuda/
+    old: str
+    new: str
+    programs: str  # of programs.py
+    message: str  # what is said of it
+
+
+def plant(fault: Fault) -> Path:
+    """The plugin with the fault; the rest of it is that of the build without a sanitizer."""
+    spec = importlib.util.spec_from_file_location("emulate_build", ROOT / "cuda/emulate/build.py")
+    build = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(build)
+    source = ROOT / "cuda" / fault.file
+    text = source.read_text(encoding="utf-8")
+    assert text.count(fault.old) == 1, f"{fault.file} has {text.count(fault.old)} times: {fault.old}"
+    changed = text.replace(fault.old, fault.new)
+    folder = FOLDER / "planted" / hashlib.sha256(repr(fault).encode()).hexdigest()[:16]
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / source.name).write_text(changed, encoding="utf-8")
+    build.compile_one(folder / source.name, folder / f"{source.name}.o")
+    objects = {path: FOLDER / "plain" / build.object_name(path) for path in build.sources()}
+    objects[source] = folder / f"{source.name}.o"
+    build.link(list(objects.values()), folder / "_emulated.so")
+    return folder / "_emulated.so"
+
+
+def outcomes(faults: list[Fault]) -> list[tuple[int, str]]:
+    """Of each fault, the status of its programs' process, and what that printed."""
+    subprocess.run([sys.executable, str(ROOT / "cuda/emulate/build.py"), str(FOLDER / "plain")], check=True,
+                   capture_output=True)
+    jobs = [(str(plant(fault)), fault.programs) for fault in faults]
+    paths = os.pathsep.join([str(ROOT), os.environ["PYTHONPATH"]])
+    done = subprocess.run([sys.executable, __file__], input=json.dumps(jobs), capture_output=True, text=True, cwd=ROOT,
+                          check=True, env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1",
+                                           "ONT_EMULATE_SEED": "0"})
+    return [tuple(outcome) for outcome in json.loads(done.stdout.splitlines()[-1])]
+
+
+def run(plugin: str, names: str) -> tuple[int, str]:
+    import programs
+
+    with tempfile.TemporaryFile() as printed:
+        child = os.fork()
+        if not child:
+            status = 1
+            try:
+                os.dup2(printed.fileno(), 1)
+                os.dup2(printed.fileno(), 2)
+                programs.main(plugin, "emulated", names)
+                status = 0
+            finally:
+                sys.stdout.flush()
+                os._exit(status)
+        _, status = os.waitpid(child, 0)
+        printed.seek(0)
+        return os.waitstatus_to_exitcode(status), printed.read().decode(errors="replace")
+
+
+if __name__ == "__main__":
+    print(json.dumps([run(*job) for job in json.load(sys.stdin)]))
