@@ -1,54 +1,23 @@
 /*
- * cuDNN behind dnn.h, opened at run time: PyTorch's CUDA build has it. The few declarations are written from its
- * documentation (the convolution functions of versions 8 and 9), so that the build needs none of its headers.
+ * cuDNN behind dnn.h, opened at run time: PyTorch's CUDA build has it.
  *
  * Only deterministic algorithms are used. The fastest is measured at the first call of a kind of convolution.
  */
 #include <cuda_runtime_api.h>
-#include <dlfcn.h>
 #include <pthread.h>
 #include <string.h>
 
+#include "libs/cudnn_conv.h"
 #include "libs/dnn.h"
+#include "libs/symbols.h"
 #include "libs/timing.h"
 #include "ops_common.h"
 
 extern const ont_allocator *ont_cuda_allocator;
 
-enum { DATA_FLOAT = 0, DATA_HALF = 2, DATA_BFLOAT16 = 9, LAYOUT_NCHW = 0, CROSS_CORRELATION = 1 };
-enum { MATH_DEFAULT = 0, MATH_TENSOR_OP = 1, MATH_FMA = 3, DETERMINISTIC = 1 };
 enum { CANDIDATES = 12, WORKSPACE = 256 << 20, MOST_RANK = 5 };
 
-typedef struct performance { /* the same for all three kinds */
-    int algorithm, status;
-    float time;
-    size_t memory;
-    int determinism, math, reserved[3];
-} performance;
-
-typedef int (*find_fn)(void *handle, void *a, void *b, void *conv, void *c, int wanted, int *n, performance *found);
-typedef int (*run_fn)(void *handle, const void *alpha, void *da, const void *a, void *db, const void *b, void *conv,
-                      int algorithm, void *work, size_t bytes, const void *beta, void *dc, void *c);
-
-typedef struct library {
-    int (*create)(void **handle);
-    int (*set_stream)(void *handle, cudaStream_t stream);
-    int (*tensor_create)(void **desc);
-    int (*tensor_set)(void *desc, int type, int rank, const int *dims, const int *strides);
-    int (*tensor_destroy)(void *desc);
-    int (*filter_create)(void **desc);
-    int (*filter_set)(void *desc, int type, int layout, int rank, const int *dims);
-    int (*filter_destroy)(void *desc);
-    int (*conv_create)(void **desc);
-    int (*conv_set)(void *desc, int rank, const int *pad, const int *stride, const int *dilation, int mode, int type);
-    int (*conv_groups)(void *desc, int groups);
-    int (*conv_math)(void *desc, int math);
-    int (*conv_destroy)(void *desc);
-    find_fn find[3];
-    run_fn run[3];
-} library;
-
-static library dnn;
+static cudnn_functions dnn;
 static void *handles[ONT_PLUGIN_DEVICES];
 static bool found;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -67,41 +36,12 @@ typedef struct plan {
 static void open_library(void)
 {
     static const char *const names[] = {"libcudnn.so.9", "libcudnn.so.8"};
-    static const struct {
-        const char *name;
-        size_t offset;
-    } symbols[] = {
-        {"cudnnCreate", offsetof(library, create)},
-        {"cudnnSetStream", offsetof(library, set_stream)},
-        {"cudnnCreateTensorDescriptor", offsetof(library, tensor_create)},
-        {"cudnnSetTensorNdDescriptor", offsetof(library, tensor_set)},
-        {"cudnnDestroyTensorDescriptor", offsetof(library, tensor_destroy)},
-        {"cudnnCreateFilterDescriptor", offsetof(library, filter_create)},
-        {"cudnnSetFilterNdDescriptor", offsetof(library, filter_set)},
-        {"cudnnDestroyFilterDescriptor", offsetof(library, filter_destroy)},
-        {"cudnnCreateConvolutionDescriptor", offsetof(library, conv_create)},
-        {"cudnnSetConvolutionNdDescriptor", offsetof(library, conv_set)},
-        {"cudnnSetConvolutionGroupCount", offsetof(library, conv_groups)},
-        {"cudnnSetConvolutionMathType", offsetof(library, conv_math)},
-        {"cudnnDestroyConvolutionDescriptor", offsetof(library, conv_destroy)},
-        {"cudnnGetConvolutionForwardAlgorithm_v7", offsetof(library, find[ONT_CONV_FORWARD])},
-        {"cudnnGetConvolutionBackwardDataAlgorithm_v7", offsetof(library, find[ONT_CONV_GRAD_INPUT])},
-        {"cudnnGetConvolutionBackwardFilterAlgorithm_v7", offsetof(library, find[ONT_CONV_GRAD_WEIGHT])},
-        {"cudnnConvolutionForward", offsetof(library, run[ONT_CONV_FORWARD])},
-        {"cudnnConvolutionBackwardData", offsetof(library, run[ONT_CONV_GRAD_INPUT])},
-        {"cudnnConvolutionBackwardFilter", offsetof(library, run[ONT_CONV_GRAD_WEIGHT])},
+    static const ont_symbol symbols[] = {
+#define X(member, name) {#name, offsetof(cudnn_functions, member)},
+        ONT_CUDNN_FUNCTIONS(X)
+#undef X
     };
-    void *opened = NULL;
-    for (int pass = 0; pass < 2 && !opened; pass++) /* PyTorch's own first: the one that is loaded already */
-        for (size_t i = 0; i < sizeof names / sizeof *names && !opened; i++)
-            opened = dlopen(names[i], RTLD_LAZY | RTLD_LOCAL | (pass ? 0 : RTLD_NOLOAD));
-    if (!opened) return;
-    for (size_t i = 0; i < sizeof symbols / sizeof *symbols; i++) {
-        void *symbol = dlsym(opened, symbols[i].name);
-        if (!symbol) return;
-        memcpy((char *)&dnn + symbols[i].offset, &symbol, sizeof symbol);
-    }
-    found = true;
+    found = ont_library_open(names, sizeof names / sizeof *names, symbols, sizeof symbols / sizeof *symbols, &dnn);
 }
 
 static ont_status check(int error, const char *what)
@@ -302,13 +242,26 @@ static ont_status choose(const call *call)
     return ONT_OK;
 }
 
+static bool is_refusal(int status)
+{
+    return status / 1000 * 1000 == CUDNN_NOT_SUPPORTED || status == CUDNN_8_NOT_SUPPORTED;
+}
+
+/* The chosen algorithm, or the first one behind it that the library takes: it may refuse at a call what it proposed. */
+static int launch_supported(const call *call)
+{
+    int candidate = call->p->choice < 0 ? 0 : call->p->choice, status = launch(call, candidate);
+    while (is_refusal(status) && ++candidate < call->p->n_candidates) status = launch(call, candidate);
+    return status;
+}
+
 static ont_status run(void *opaque, void *x, void *w, void *y, void *work, void *stream)
 {
     call call = {opaque, x, w, y, work, stream};
     pthread_mutex_lock(&lock);
     ont_status status = check(dnn.set_stream(call.p->handle, call.stream), "a stream");
     if (status == ONT_OK && call.p->choice < 0) status = choose(&call);
-    if (status == ONT_OK) status = check(launch(&call, call.p->choice < 0 ? 0 : call.p->choice), "a convolution");
+    if (status == ONT_OK) status = check(launch_supported(&call), "a convolution");
     pthread_mutex_unlock(&lock);
     return status;
 }

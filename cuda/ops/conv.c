@@ -107,13 +107,19 @@ static void conv_release(void *opaque)
     if (s->plan) s->dnn->destroy(s->plan);
 }
 
+/* Views may begin anywhere. cuDNN does not say which alignment an algorithm needs; no access is wider than 16 bytes. */
+static bool is_aligned(const void *first, const void *second, const void *to)
+{
+    return ((uintptr_t)first | (uintptr_t)second | (uintptr_t)to) % 16 == 0;
+}
+
 /* (x, w, bias) -> y, (dy, w) -> dx, (dy, x) -> dw */
 static ont_status conv_run(const ont_call *call)
 {
     const conv_state *s = call->state;
     const ont_conv_shape *c = &s->shape;
     void *first = (void *)(uintptr_t)call->in[0], *second = (void *)(uintptr_t)call->in[1], *to = call->out[0];
-    if (!s->dnn)
+    if (!s->dnn || !is_aligned(first, second, to))
         ONT_TRY(ont_launched(ont_launch_conv(s->kind, c, first, second, to, call->stream)));
     else if (s->kind == ONT_CONV_FORWARD)
         ONT_TRY(s->dnn->run(s->plan, first, second, to, call->work, call->stream));
