@@ -12,6 +12,7 @@ from __future__ import annotations
 import concurrent.futures
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -53,11 +54,19 @@ PLAIN = {"plain": ISAS["x86_64"]["plain"]}
 WERROR = ["-Werror"] if os.environ.get("ONNXTRAIN_WERROR", str(int(not (ROOT / "PKG-INFO").exists()))) == "1" else []
 
 
-def compile_one(command: list[str]) -> None:
-    """Runs a compiler, through ccache where that is installed: a wheel is built of a copy of the tree."""
+def compile_one(command: list[str], log: Path | None = None) -> None:
+    """Runs a compiler, through ccache where that is installed: a wheel is built of a copy of the tree.
+
+    What ptxas says of each kernel goes to the log, which tests/cuda/facts.py reads; any other message is printed.
+    """
     ccache = shutil.which("ccache")
-    subprocess.run([ccache, *command] if ccache else command, check=True,
-                   env={**os.environ, "CCACHE_BASEDIR": str(ROOT), "CCACHE_NOHASHDIR": "1"})
+    done = subprocess.run([ccache, *command] if ccache else command, stderr=subprocess.PIPE if log else None, text=True,
+                          env={**os.environ, "CCACHE_BASEDIR": str(ROOT), "CCACHE_NOHASHDIR": "1"})
+    if log:
+        log.write_text(done.stderr)
+        known = re.compile(r"ptxas info|    \d+ bytes stack frame")
+        sys.stderr.writelines(f"{line}\n" for line in done.stderr.splitlines() if not known.match(line))
+    done.check_returncode()
 
 
 def mpi_sources() -> list[Path]:
@@ -237,7 +246,7 @@ class BuildCore(build_ext):
               "-Wextra", "-Werror", "-D_GNU_SOURCE", f'-DONT_MATH_PATH="{ROOT}/cuda/kernels/math.cuh"', *includes,
               "-isystem", str(home / "include")]
         nvcc = [compiler, "-std=c++17", "-O3", *self.cuda_architectures(), "-Werror", "all-warnings",
-                "-Xcompiler=-fPIC,-fvisibility=hidden,-Wall", *includes]
+                "-Xptxas=-v", "-Xcompiler=-fPIC,-fvisibility=hidden,-Wall", *includes]
         jobs = [(source, temp / f"{source.relative_to(ROOT)}.o", nvcc if source.suffix == ".cu" else cc)
                 for folder in ("", "kernels", "libs", "ops") for source in sorted((ROOT / "cuda" / folder).glob("*.c*"))
                 if source.suffix in (".c", ".cu")]
@@ -266,7 +275,8 @@ class BuildCore(build_ext):
             known = stamp.exists() and stamp.read_text() == " ".join(command)
             if not self.force and known and target.exists() and target.stat().st_mtime > newest_of(rule):
                 return
-            compile_one([*command, "-MMD", "-MF", str(rule), "-c", str(source), "-o", str(target)])
+            compile_one([*command, "-MMD", "-MF", str(rule), "-c", str(source), "-o", str(target)],
+                        target.with_suffix(".ptxas") if source.suffix == ".cu" else None)
             stamp.write_text(" ".join(command))
 
         workers = int(os.environ.get("ONNXTRAIN_JOBS", os.cpu_count() or 1))

@@ -1,0 +1,111 @@
+"""What NVIDIA's toolchain says of cuda/, without a GPU; and that each of these checks finds what it is for."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import facts
+import pytest
+from facts import Kernel
+
+needs_nvrtc = pytest.mark.skipif(not facts.nvrtc(), reason="tests/cuda/facts.py fetch nvrtc")
+needs_headers = pytest.mark.skipif(not facts.includes(), reason="tests/cuda/facts.py fetch headers")
+LOG = """ptxas info    : 0 bytes gmem
+ptxas info    : Compiling entry function '_Z4plusIfEvPT_' for 'sm_90'
+ptxas info    : Function properties for _Z4plusIfEvPT_
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 64 registers, used 1 barriers, 512 bytes smem, 384 bytes cmem[0]
+ptxas info    : Compile time = 1.0 ms
+ptxas info    : Compiling entry function '_Z4plusIdEvPT_' for 'sm_90'
+ptxas info    : Function properties for _Z4plusIdEvPT_
+    16 bytes stack frame, 12 bytes spill stores, 8 bytes spill loads
+ptxas info    : Used 72 registers, used 1 barriers, 384 bytes cmem[0]
+ptxas info    : Compiling entry function '_Z4plusIdEvPT_' for 'sm_80'
+ptxas info    : Used 255 registers, used 1 barriers, 384 bytes cmem[0]
+"""
+
+
+def test_what_ptxas_says(tmp_path):
+    (tmp_path / "sums.cu.ptxas").write_text(LOG)
+    assert facts.read_logs([tmp_path / "sums.cu.ptxas"]) == {"sums:plus": Kernel(2, 72, 20, 512)}
+
+
+def test_the_table_is_read_as_it_is_written(tmp_path):
+    kernels = {"sums:plus": Kernel(2, 72, 20, 512), "norm:rows": Kernel(1, 32, 0, 0)}
+    facts.write_table(kernels, tmp_path / "kernels.tsv")
+    assert facts.read_table(tmp_path / "kernels.tsv") == kernels
+
+
+@pytest.mark.parametrize(("registers", "warps"),
+                         [(32, 64), (40, 48), (64, 32), (65, 28), (72, 28), (128, 16), (255, 8)])
+def test_warps_by_registers(registers, warps):
+    assert facts.warps(registers) == warps
+
+
+def test_what_is_worse_is_found():
+    known = {"norm:rows": Kernel(4, 64, 0, 0), "norm:sums": Kernel(2, 90, 8, 0)}
+    assert not facts.check_kernels({**known, "norm:rows": Kernel(5, 60, 0, 1024)}, known)
+    assert not facts.check_kernels({**known, "norm:sums": Kernel(2, 94, 8, 0)}, known)
+    for name, worse in (("norm:rows", Kernel(4, 65, 0, 0)), ("norm:rows", Kernel(4, 64, 4, 0)),
+                        ("norm:sums", Kernel(2, 90, 12, 0)), ("norm:fresh", Kernel(1, 8, 0, 0))):
+        (found,) = facts.check_kernels({**known, name: worse}, known)
+        assert found.startswith(name)
+
+
+def test_every_kernel_file_is_in_the_table():
+    """.ci/run compares the table with a build; without nvcc, at least no file is forgotten."""
+    named = {name.split(":")[0] for name in facts.read_table()}
+    launching = {path.stem for path in (facts.ROOT / "cuda/kernels").glob("*.cu") if "__global__" in path.read_text()}
+    assert named == launching
+
+
+@needs_headers
+def test_declarations_are_those_of_the_headers():
+    assert not facts.check_headers(facts.includes())
+
+
+@needs_headers
+@pytest.mark.parametrize(("file", "old", "new", "message"), [
+    ("cublas_lt.h", "DESC_AUX_LD = 12", "DESC_AUX_LD = 13", "another number: DESC_AUX_LD"),
+    ("cublas_lt.h", "    float waves;\n", "    double waves;\n", "another size: heuristic"),
+    ("cublas_lt.h", "int attribute, const void *value, size_t size);\n    int (*layout_create)",
+     "int attribute, const void *value);\n    int (*layout_create)",
+     "called otherwise: cublasLtMatmulDescSetAttribute"),
+    ("cudnn_conv.h", "MATH_FMA = 3", "MATH_FMA = 2", "another number: MATH_FMA"),
+    ("cudnn_conv.h", "    size_t memory;\n", "    int memory;\n", "another layout: performance"),
+    ("cudnn_conv.h", "X(tensor_set, cudnnSetTensorNdDescriptor)", "X(tensor_set, cudnnSetFilterNdDescriptor)",
+     "called otherwise: cudnnSetFilterNdDescriptor")])
+def test_a_wrong_declaration_is_found(tmp_path, file, old, new, message):
+    shutil.copytree(facts.ROOT / "cuda/libs", tmp_path / "libs")
+    text = (tmp_path / "libs" / file).read_text()
+    assert text.count(old) == 1
+    (tmp_path / "libs" / file).write_text(text.replace(old, new))
+    assert message in facts.check_headers(facts.includes(), tmp_path)
+
+
+@pytest.fixture(scope="module")
+def sources() -> list[str]:
+    built = subprocess.run([sys.executable, str(facts.ROOT / "cuda/emulate/build.py"),
+                            str(facts.ROOT / "build/emulated/plain")], check=True, text=True, capture_output=True)
+    return facts.generated_sources(Path(built.stdout.splitlines()[-1]))
+
+
+def test_programs_generate_kernels_of_each_kind(sources):
+    for part in ("ont_vector<float>", "ont_vector<uint16_t>", "double", "g.seed[0]", "% 7", "ont_bf16_to_float",
+                 "ont_f16_to_float"):
+        assert any(part in source.split("ont_fused")[1] for source in sources), part
+
+
+@needs_nvrtc
+def test_nvrtc_compiles_generated_kernels(sources):
+    kept = facts.drawn(sources, 24)
+    assert not facts.check_generated(facts.nvrtc(), kept)
+
+
+@needs_nvrtc
+def test_nvrtc_refuses_what_is_wrong(sources):
+    refused = facts.check_generated(facts.nvrtc(), [sources[0].replace("ont_fused", "ont_fused(", 1)])
+    assert len(refused) == len(facts.ARCHITECTURES)
