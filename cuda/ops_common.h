@@ -42,7 +42,7 @@ extern const size_t ont_cuda_n_lists;
 
 /* For each family, the array of kernels and their number. */
 #define ONT_CUDA_FAMILIES(X) X(elementwise) X(move) X(reduce) X(norm) X(softmax) X(loss) X(matmul) X(attention) \
-    X(conv) X(pool) X(batchnorm)
+    X(attention_grad) X(conv) X(pool) X(batchnorm)
 #define X(family) extern const ont_kernel ont_cuda_##family##_kernels[];
 ONT_CUDA_FAMILIES(X)
 #undef X

@@ -42,7 +42,7 @@ const ont_kernel_list ont_cuda_lists[] = {
     ONE("", "SoftmaxCrossEntropyLoss", 12, loss, 0) ONE("", "NegativeLogLikelihoodLoss", 12, loss, 0)
     ONE(ONT_DOMAIN, "SoftmaxCrossEntropyLoss", 1, loss, 0) ONE(ONT_DOMAIN, "SoftmaxCrossEntropyGrad", 1, loss, 1)
     ONE(ONT_DOMAIN, "NegativeLogLikelihoodGrad", 1, loss, 1)
-    ONE(ONT_DOMAIN, "FusedAttention", 1, attention, 0) ONE(ONT_DOMAIN, "FusedAttentionGrad", 1, attention, 1)
+    TWO(ONT_DOMAIN, "FusedAttention", 1, attention) TWO(ONT_DOMAIN, "FusedAttentionGrad", 1, attention_grad)
     ONE("", "MatMul", 1, matmul, 0) ONE(ONT_DOMAIN, "FusedMatMul", 1, matmul, 0) ONE("", "Gemm", 7, matmul, 0)
     ONE(ONT_DOMAIN, "GeluMatMul", 1, matmul, 1) ONE(ONT_DOMAIN, "GeluMatMulGrad", 1, matmul, 1)
     TWO("", "Conv", 1, conv) TWO(ONT_DOMAIN, "ConvGradInput", 1, conv) TWO(ONT_DOMAIN, "ConvGradWeight", 1, conv)

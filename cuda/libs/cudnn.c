@@ -1,5 +1,5 @@
 /*
- * cuDNN behind dnn.h, opened at run time: PyTorch's CUDA build has it.
+ * cuDNN's convolutions behind dnn.h, opened at run time: PyTorch's CUDA build has them.
  *
  * Only deterministic algorithms are used. The fastest is measured at the first call of a kind of convolution.
  */
@@ -7,6 +7,7 @@
 #include <pthread.h>
 #include <string.h>
 
+#include "libs/cudnn.h"
 #include "libs/cudnn_conv.h"
 #include "libs/dnn.h"
 #include "libs/symbols.h"
@@ -49,9 +50,10 @@ static ont_status check(int error, const char *what)
     return error ? ont_fail(ONT_ESTATE, "cuDNN, %s: status %d", what, error) : ONT_OK;
 }
 
-/* The handle of the current device. */
-static ont_status handle_of_device(int *id, void **handle)
+ont_status ont_cudnn_handle(int *id, void **handle)
 {
+    pthread_once(&once, open_library);
+    if (!found) return ont_fail(ONT_ESTATE, "cuDNN is not found");
     if (cudaGetDevice(id) != cudaSuccess || *id < 0 || *id >= ONT_PLUGIN_DEVICES)
         return ont_fail(ONT_ESTATE, "no current CUDA device");
     pthread_mutex_lock(&lock);
@@ -59,6 +61,16 @@ static ont_status handle_of_device(int *id, void **handle)
     *handle = handles[*id];
     pthread_mutex_unlock(&lock);
     return status;
+}
+
+void ont_cudnn_lock(void)
+{
+    pthread_mutex_lock(&lock);
+}
+
+void ont_cudnn_unlock(void)
+{
+    pthread_mutex_unlock(&lock);
 }
 
 /* cuDNN counts elements of a tensor in 32 bits. */
@@ -158,7 +170,7 @@ static ont_status create(const ont_conv_shape *shape, ont_conv_kind kind, void *
     p->kind = kind;
     p->choice = ont_gemm_is_deterministic() ? 0 : -1; /* cuDNN's first proposal; a measurement may differ every time */
     p->math = shape->dtype != ONT_FLOAT32 ? MATH_TENSOR_OP : ont_cuda_allocator->tf32_conv ? MATH_DEFAULT : MATH_FMA;
-    ont_status status = handle_of_device(&p->device, &p->handle);
+    ont_status status = ont_cudnn_handle(&p->device, &p->handle);
     if (status == ONT_OK) status = describe(p);
     if (status == ONT_OK) status = find_candidates(p);
     if (status != ONT_OK) {

@@ -152,6 +152,7 @@ def main(plugin: str, device: str, part: str = "0/1") -> None:
     PLUGIN, DEVICE = plugin, device
     _C.open_plugin(plugin or None)
     _C.set_timing(True)
+    _C.disable_kernels(["cuda_attention_dnn", "cuda_attention_grad_dnn"])  # tests/cuda/sdpa.py has those
     for case in TENSOR_CORES:
         print(case, file=sys.stderr, flush=True)
         before = launches("flash_mma")

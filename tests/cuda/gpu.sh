@@ -52,6 +52,7 @@ check() {
     run dropout "$python" tests/cuda/dropout.py "" cuda:0 || code=1
     run optimizers "$python" tests/cuda/optim.py "$plugin" cuda:0 || code=1
     run attention "$python" tests/cuda/flash.py "$plugin" cuda:0 || code=1
+    run "attention by cuDNN" "$python" tests/cuda/sdpa.py "" cuda:0 || code=1
     run models "$python" tests/cuda/models.py "" cuda:0 || code=1
     return $code
 }

@@ -21,6 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import onnx
+import sdpa
 import smoke
 import torch
 from checks import Messages, refusal, run_checks
@@ -230,6 +231,15 @@ def gelu_epilogues() -> set[str]:
                            for s, d in zip(both, ("cpu", DEVICE), strict=True))
         assert torch.allclose(want.float(), got.cpu().float(), atol=tol * 3, rtol=tol)
     return used
+
+
+def attention() -> set[str]:
+    """In 16 bits, by cuDNN where the device has it; tests/cuda/sdpa.py has the cases."""
+    case = sdpa.Case(torch.bfloat16, 24, 24, size=32, v_size=32)
+    session = _C.Session(sdpa.model_of(case, sdpa.operands(case)), 16, DEVICE)
+    tensors = [t.to(place(DEVICE)) for t in sdpa.operands(case)]
+    sdpa.agree(case, sdpa.step(session, case, tensors), sdpa.eager(case, sdpa.operands(case)))
+    return sdpa.kernels(session)
 
 
 def loss() -> set[str]:
@@ -669,8 +679,8 @@ def generated() -> set[str]:
 
 MESSAGES = Messages()
 
-PROGRAMS: list[Callable[[], set[str]]] = [mlp, mlp_halves, unaligned, by_rule, gelu_epilogues, transformer, loss,
-                                          loss_of_halves, hot_rows, copies, rotations, fault, strided, rare, graphs,
+PROGRAMS: list[Callable[[], set[str]]] = [mlp, mlp_halves, unaligned, by_rule, gelu_epilogues, transformer, attention,
+                                          loss,                                          loss_of_halves, hot_rows, copies, rotations, fault, strided, rare, graphs,
                                           graph_shapes, graph_freed, graph_of_the_caller, settings, vision, steps,
                                           drops, generated, ortmodule]
 

@@ -43,12 +43,17 @@ def run(script: str, plugin: Path, *arguments: str, **environment: str) -> dict:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.fixture(scope="session")
-def plugin() -> Path:
+def sanitized() -> Path:
+    """The emulation under AddressSanitizer, built where a source has changed."""
     done = subprocess.run([sys.executable, str(ROOT / "cuda/emulate/build.py"), str(FOLDER / "asan"), "--sanitize"],
                           capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-4000:]
     return Path(done.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="session")
+def plugin() -> Path:
+    return sanitized()
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,537 @@
+/*
+ * Attention as graphs of cuDNN (sdpa.h). A graph has the operations, in the order, that NVIDIA's cudnn-frontend 1.x
+ * emits for attention (CompositeSDPANode, CompositeSDPABackwardNode), because cuDNN recognizes attention by its
+ * pattern. Every call that fails means that there is no plan: the own kernels stay.
+ *
+ * Shapes in comments: b batch, h heads of Q, g heads of K and V, q and k sequence lengths, d and e head sizes.
+ */
+#include "libs/sdpa.h"
+
+#include <float.h>
+#include <math.h>
+#include <pthread.h>
+#include <string.h>
+
+#include "libs/dnn_graph.h"
+
+enum { MOST_DESCRIPTORS = 192, MOST_OPS = 32, MOST_CONFIGS = 32, MOST_NOTES = 32, ALIGNMENT = 256,
+       TOO_MANY = -1 }; /* TOO_MANY: an error of our own */
+/* Bytes of a workspace. The gradient's has about the size of the scores in 16 bits; above the limit, the batch is
+ * computed in parts. */
+enum { LIMIT = 512 << 20 };
+/* Ids of tensors: that of tensor i is i + 1; then what has no name in sdpa.h; virtual tensors follow. */
+enum { UID_SUM = ONT_SDPA_TENSORS + 1, UID_SCALE, UID_HIDDEN, UID_ONE, UID_VIRTUAL = 32 };
+
+struct ont_sdpa {
+    ont_sdpa_shape shape;
+    const char *refusal; /* NULL, or why there is no plan */
+    void *handle, *execution;
+    int64_t workspace, parts; /* parts: of the batch, which the graph computes one by one */
+    float scale, hidden, one;
+    ont_sdpa_verdict verdict;
+    void *descriptors[MOST_DESCRIPTORS]; /* in order of creation */
+    int n_descriptors;
+    struct ont_sdpa *next;
+};
+
+typedef struct tensor {
+    void *descriptor;
+    int64_t dims[4], strides[4];
+} tensor;
+
+typedef struct graph {
+    const ont_dnn_graph *dnn;
+    ont_sdpa *plan;
+    void *ops[MOST_OPS];
+    int64_t n_ops, last_uid;
+    int error; /* the first one */
+    int type;  /* of Q */
+    int64_t batch; /* of a part */
+    bool is_large; /* a kernel was left out because of its workspace */
+} graph;
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of the list */
+static ont_sdpa *plans;
+
+/* ---- descriptors ---- */
+
+static void *make(graph *g, int type)
+{
+    void *descriptor = NULL;
+    if (!g->error) g->error = g->plan->n_descriptors < MOST_DESCRIPTORS ? g->dnn->create(type, &descriptor) : TOO_MANY;
+    if (g->error) return NULL;
+    return g->plan->descriptors[g->plan->n_descriptors++] = descriptor;
+}
+
+static void set(graph *g, void *descriptor, int name, int type, int64_t n, const void *values)
+{
+    if (!g->error) g->error = g->dnn->set(descriptor, name, type, n, values);
+}
+
+static void set_int(graph *g, void *descriptor, int name, int type, int value)
+{
+    set(g, descriptor, name, type, 1, &value); /* the library's enumerations have the size of int */
+}
+
+static void set_descriptor(graph *g, void *descriptor, int name, void *value)
+{
+    set(g, descriptor, name, DNN_TYPE_BACKEND_DESCRIPTOR, 1, &value);
+}
+
+static void finish(graph *g, void *descriptor)
+{
+    if (!g->error) g->error = g->dnn->finalize(descriptor);
+}
+
+static void finish_op(graph *g, void *op)
+{
+    finish(g, op);
+    if (g->n_ops < MOST_OPS) g->ops[g->n_ops++] = op;
+    else g->error = TOO_MANY;
+}
+
+/* ---- tensors ---- */
+
+static tensor tensor_of(graph *g, int64_t uid, int type, const int64_t dims[4], const int64_t strides[4], bool by_value)
+{
+    tensor t = {make(g, DNN_BACKEND_TENSOR_DESCRIPTOR), {0}, {0}};
+    const int64_t alignment = 16;
+    bool is_virtual = uid >= UID_VIRTUAL;
+    memcpy(t.dims, dims, sizeof t.dims);
+    memcpy(t.strides, strides, sizeof t.strides);
+    set(g, t.descriptor, DNN_ATTR_TENSOR_UNIQUE_ID, DNN_TYPE_INT64, 1, &uid);
+    set_int(g, t.descriptor, DNN_ATTR_TENSOR_DATA_TYPE, DNN_TYPE_DATA_TYPE, type);
+    set(g, t.descriptor, DNN_ATTR_TENSOR_DIMENSIONS, DNN_TYPE_INT64, 4, dims);
+    set(g, t.descriptor, DNN_ATTR_TENSOR_STRIDES, DNN_TYPE_INT64, 4, strides);
+    set(g, t.descriptor, DNN_ATTR_TENSOR_BYTE_ALIGNMENT, DNN_TYPE_INT64, 1, &alignment);
+    set(g, t.descriptor, DNN_ATTR_TENSOR_IS_VIRTUAL, DNN_TYPE_BOOLEAN, 1, &is_virtual);
+    set(g, t.descriptor, DNN_ATTR_TENSOR_IS_BY_VALUE, DNN_TYPE_BOOLEAN, 1, &by_value);
+    finish(g, t.descriptor);
+    return t;
+}
+
+/* A row-major tensor; uid 0: a virtual one. */
+static tensor packed(graph *g, int64_t uid, int type, int64_t b, int64_t h, int64_t rows, int64_t columns)
+{
+    const int64_t dims[4] = {b, h, rows, columns}, strides[4] = {h * rows * columns, rows * columns, columns, 1};
+    return tensor_of(g, uid ? uid : g->last_uid++, type, dims, strides, false);
+}
+
+/* A virtual tensor of the dims and strides of `t`. */
+static tensor like(graph *g, int type, const tensor *t)
+{
+    return tensor_of(g, g->last_uid++, type, t->dims, t->strides, false);
+}
+
+static tensor transposed(graph *g, int64_t uid, int type, const tensor *t)
+{
+    const int64_t dims[4] = {t->dims[0], t->dims[1], t->dims[3], t->dims[2]};
+    const int64_t strides[4] = {t->strides[0], t->strides[1], t->strides[3], t->strides[2]};
+    return tensor_of(g, uid ? uid : g->last_uid++, type, dims, strides, false);
+}
+
+static tensor scalar(graph *g, int64_t uid)
+{
+    const int64_t ones[4] = {1, 1, 1, 1};
+    return tensor_of(g, uid, DNN_DATA_FLOAT, ones, ones, true);
+}
+
+/* A tensor of the caller; `layout` is that of Q, K, V or Y. */
+static tensor operand(graph *g, int index, int layout)
+{
+    const ont_sdpa_shape *s = &g->plan->shape;
+    bool has_keys = layout == ONT_SDPA_K || layout == ONT_SDPA_V;
+    bool has_values = layout == ONT_SDPA_V || layout == ONT_SDPA_Y;
+    const int64_t *v = s->strides[layout], strides[4] = {v[0], v[1], v[2], 1};
+    const int64_t dims[4] = {g->batch, has_keys ? s->kv_heads : s->heads, has_keys ? s->seqlen_k : s->seqlen_q,
+                             has_values ? s->head_dim_v : s->head_dim};
+    return tensor_of(g, index + 1, g->type, dims, strides, false);
+}
+
+/* K or V with its last two dims exchanged: (b, g, d, k). */
+static tensor operand_transposed(graph *g, int index)
+{
+    const ont_sdpa_shape *s = &g->plan->shape;
+    const int64_t *v = s->strides[index], strides[4] = {v[0], v[1], 1, v[2]};
+    const int64_t dims[4] = {g->batch, s->kv_heads, index == ONT_SDPA_V ? s->head_dim_v : s->head_dim, s->seqlen_k};
+    return tensor_of(g, index + 1, g->type, dims, strides, false);
+}
+
+/* ---- operations ---- */
+
+static void pointwise_to(graph *g, int mode, const tensor *x, const tensor *b, const tensor *t, const tensor *y,
+                         int64_t axis)
+{
+    const float one = 1;
+    int compute = mode == DNN_POINTWISE_CMP_GE ? DNN_DATA_BOOLEAN : DNN_DATA_FLOAT;
+    void *how = make(g, DNN_BACKEND_POINTWISE_DESCRIPTOR);
+    set_int(g, how, DNN_ATTR_POINTWISE_MODE, DNN_TYPE_POINTWISE_MODE, mode);
+    set_int(g, how, DNN_ATTR_POINTWISE_MATH_PREC, DNN_TYPE_DATA_TYPE, compute);
+    if (mode == DNN_POINTWISE_GEN_INDEX) set(g, how, DNN_ATTR_POINTWISE_AXIS, DNN_TYPE_INT64, 1, &axis);
+    finish(g, how);
+    void *op = make(g, DNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR);
+    set_descriptor(g, op, DNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR, how);
+    set_descriptor(g, op, DNN_ATTR_OPERATION_POINTWISE_XDESC, x->descriptor);
+    set_descriptor(g, op, DNN_ATTR_OPERATION_POINTWISE_YDESC, y->descriptor);
+    if (b) set_descriptor(g, op, DNN_ATTR_OPERATION_POINTWISE_BDESC, b->descriptor);
+    if (t) set_descriptor(g, op, DNN_ATTR_OPERATION_POINTWISE_TDESC, t->descriptor);
+    set(g, op, DNN_ATTR_OPERATION_POINTWISE_ALPHA1, DNN_TYPE_FLOAT, 1, &one);
+    set(g, op, DNN_ATTR_OPERATION_POINTWISE_ALPHA2, DNN_TYPE_FLOAT, 1, &one);
+    finish_op(g, op);
+}
+
+/* The virtual result, float32 and of the shape of x. */
+static tensor pointwise(graph *g, int mode, const tensor *x, const tensor *b)
+{
+    tensor y = like(g, DNN_DATA_FLOAT, x);
+    pointwise_to(g, mode, x, b, NULL, &y, 0);
+    return y;
+}
+
+static void reduce_to(graph *g, int operation, const tensor *x, const tensor *y)
+{
+    void *how = make(g, DNN_BACKEND_REDUCTION_DESCRIPTOR);
+    set_int(g, how, DNN_ATTR_REDUCTION_COMP_TYPE, DNN_TYPE_DATA_TYPE, DNN_DATA_FLOAT);
+    set_int(g, how, DNN_ATTR_REDUCTION_OPERATOR, DNN_TYPE_REDUCTION_OPERATOR_TYPE, operation);
+    finish(g, how);
+    void *op = make(g, DNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR);
+    set_descriptor(g, op, DNN_ATTR_OPERATION_REDUCTION_DESC, how);
+    set_descriptor(g, op, DNN_ATTR_OPERATION_REDUCTION_XDESC, x->descriptor);
+    set_descriptor(g, op, DNN_ATTR_OPERATION_REDUCTION_YDESC, y->descriptor);
+    finish_op(g, op);
+}
+
+/* Over the columns: (b, h, rows, 1). */
+static tensor reduce_rows(graph *g, int operation, const tensor *x)
+{
+    tensor y = packed(g, 0, DNN_DATA_FLOAT, x->dims[0], x->dims[1], x->dims[2], 1);
+    reduce_to(g, operation, x, &y);
+    return y;
+}
+
+static void matmul_to(graph *g, const tensor *a, const tensor *b, const tensor *c)
+{
+    void *how = make(g, DNN_BACKEND_MATMUL_DESCRIPTOR);
+    set_int(g, how, DNN_ATTR_MATMUL_COMP_TYPE, DNN_TYPE_DATA_TYPE, DNN_DATA_FLOAT);
+    finish(g, how);
+    void *op = make(g, DNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR);
+    set_descriptor(g, op, DNN_ATTR_OPERATION_MATMUL_ADESC, a->descriptor);
+    set_descriptor(g, op, DNN_ATTR_OPERATION_MATMUL_BDESC, b->descriptor);
+    set_descriptor(g, op, DNN_ATTR_OPERATION_MATMUL_CDESC, c->descriptor);
+    set_descriptor(g, op, DNN_ATTR_OPERATION_MATMUL_DESC, how);
+    finish_op(g, op);
+}
+
+/* The virtual product of `type`, row-major. */
+static tensor matmul(graph *g, int type, const tensor *a, const tensor *b)
+{
+    tensor c = packed(g, 0, type, a->dims[0], a->dims[1], a->dims[2], b->dims[3]);
+    matmul_to(g, a, b, &c);
+    return c;
+}
+
+/* The elements of x, seen with the last two dims exchanged. */
+static tensor reshape(graph *g, int type, const tensor *x)
+{
+    tensor y = transposed(g, 0, type, x);
+    void *op = make(g, DNN_BACKEND_OPERATION_RESHAPE_DESCRIPTOR);
+    set_descriptor(g, op, DNN_ATTR_OPERATION_RESHAPE_XDESC, x->descriptor);
+    set_descriptor(g, op, DNN_ATTR_OPERATION_RESHAPE_YDESC, y.descriptor);
+    finish_op(g, op);
+    return y;
+}
+
+/* ---- attention ---- */
+
+/* Scores of keys behind the query become -inf. */
+static tensor hide_later_keys(graph *g, const tensor *scores)
+{
+    tensor row = like(g, DNN_DATA_INT32, scores), column = like(g, DNN_DATA_INT32, scores);
+    tensor visible = like(g, DNN_DATA_BOOLEAN, scores), hidden = scalar(g, UID_HIDDEN);
+    tensor y = like(g, DNN_DATA_FLOAT, scores);
+    pointwise_to(g, DNN_POINTWISE_GEN_INDEX, scores, NULL, NULL, &row, 2);
+    pointwise_to(g, DNN_POINTWISE_GEN_INDEX, scores, NULL, NULL, &column, 3);
+    pointwise_to(g, DNN_POINTWISE_CMP_GE, &row, &column, NULL, &visible, 0);
+    pointwise_to(g, DNN_POINTWISE_BINARY_SELECT, scores, &hidden, &visible, &y, 0);
+    return y;
+}
+
+static void build_forward(graph *g)
+{
+    const ont_sdpa_shape *s = &g->plan->shape;
+    tensor q = operand(g, ONT_SDPA_Q, ONT_SDPA_Q), k = operand_transposed(g, ONT_SDPA_K);
+    tensor v = operand(g, ONT_SDPA_V, ONT_SDPA_V), y = operand(g, ONT_SDPA_Y, ONT_SDPA_Y), scale = scalar(g, UID_SCALE);
+    tensor lse = packed(g, ONT_SDPA_LSE + 1, DNN_DATA_FLOAT, g->batch, s->heads, s->seqlen_q, 1);
+    tensor scores = matmul(g, DNN_DATA_FLOAT, &q, &k); /* (b, h, q, k) */
+    scores = pointwise(g, DNN_POINTWISE_MUL, &scores, &scale);
+    if (s->causal) scores = hide_later_keys(g, &scores);
+    tensor row_max = reduce_rows(g, DNN_REDUCE_TENSOR_MAX, &scores);
+    tensor below = pointwise(g, DNN_POINTWISE_SUB, &scores, &row_max);
+    tensor e = pointwise(g, DNN_POINTWISE_EXP, &below, NULL);
+    tensor row_sum = reduce_rows(g, DNN_REDUCE_TENSOR_ADD, &e);
+    tensor log_sum = pointwise(g, DNN_POINTWISE_LOG, &row_sum, NULL);
+    pointwise_to(g, DNN_POINTWISE_ADD, &row_max, &log_sum, NULL, &lse, 0);
+    tensor p = like(g, g->type, &e);
+    pointwise_to(g, DNN_POINTWISE_DIV, &e, &row_sum, NULL, &p, 0);
+    matmul_to(g, &p, &v, &y);
+}
+
+/* dK or dV: left (b, h, k, q) times right (b, h, q, d), summed over the heads of Q that share a head of K and V. */
+static void key_gradient(graph *g, const tensor *left, const tensor *right, int index, int layout)
+{
+    tensor to = operand(g, index, layout);
+    if (g->plan->shape.heads == g->plan->shape.kv_heads) {
+        matmul_to(g, left, right, &to);
+        return;
+    }
+    tensor all = matmul(g, g->type, left, right);
+    reduce_to(g, DNN_REDUCE_TENSOR_ADD, &all, &to);
+}
+
+/* dQ is written by its product at once; the form that adds to it in float32 is not deterministic. */
+static void build_backward(graph *g)
+{
+    const ont_sdpa_shape *s = &g->plan->shape;
+    tensor q = operand(g, ONT_SDPA_Q, ONT_SDPA_Q), k = operand_transposed(g, ONT_SDPA_K);
+    tensor v = operand_transposed(g, ONT_SDPA_V), y = operand(g, ONT_SDPA_Y, ONT_SDPA_Y);
+    tensor dy = operand(g, ONT_SDPA_DY, ONT_SDPA_Y), dq = operand(g, ONT_SDPA_DQ, ONT_SDPA_Q);
+    tensor scale = scalar(g, UID_SCALE), one = scalar(g, UID_ONE);
+    tensor lse = packed(g, ONT_SDPA_LSE + 1, DNN_DATA_FLOAT, g->batch, s->heads, s->seqlen_q, 1);
+    tensor sum = packed(g, UID_SUM, DNN_DATA_FLOAT, g->batch, s->heads, s->seqlen_q, 1);
+    tensor product = packed(g, 0, DNN_DATA_FLOAT, g->batch, s->heads, s->seqlen_q, s->head_dim_v);
+    pointwise_to(g, DNN_POINTWISE_MUL, &dy, &y, NULL, &product, 0);
+    tensor row = reduce_rows(g, DNN_REDUCE_TENSOR_ADD, &product);
+    pointwise_to(g, DNN_POINTWISE_MUL, &row, &one, NULL, &sum, 0);
+    tensor scores = matmul(g, DNN_DATA_FLOAT, &q, &k);
+    scores = pointwise(g, DNN_POINTWISE_MUL, &scores, &scale);
+    scores = pointwise(g, DNN_POINTWISE_SUB, &scores, &lse);
+    if (s->causal) scores = hide_later_keys(g, &scores);
+    tensor p = pointwise(g, DNN_POINTWISE_EXP, &scores, NULL), p_transposed = reshape(g, g->type, &p);
+    key_gradient(g, &p_transposed, &dy, ONT_SDPA_DV, ONT_SDPA_V);
+    tensor dp = matmul(g, DNN_DATA_FLOAT, &dy, &v);
+    tensor ds = pointwise(g, DNN_POINTWISE_SUB, &dp, &sum);
+    ds = pointwise(g, DNN_POINTWISE_MUL, &ds, &p);
+    ds = pointwise(g, DNN_POINTWISE_MUL, &ds, &scale);
+    tensor ds_transposed = reshape(g, g->type, &ds);
+    key_gradient(g, &ds_transposed, &q, ONT_SDPA_DK, ONT_SDPA_K);
+    tensor k_rows = reshape(g, DNN_DATA_FLOAT, &k);
+    matmul_to(g, &ds, &k_rows, &dq);
+}
+
+/* ---- plans ---- */
+
+/* Whether results of the configuration's engine are the same at every run. */
+static bool is_deterministic(graph *g, void *config)
+{
+    int notes[MOST_NOTES];
+    int64_t n = 0;
+    void *engine = make(g, DNN_BACKEND_ENGINE_DESCRIPTOR);
+    if (g->error || g->dnn->get(config, DNN_ATTR_ENGINECFG_ENGINE, DNN_TYPE_BACKEND_DESCRIPTOR, 1, &n, &engine) ||
+        g->dnn->get(engine, DNN_ATTR_ENGINE_NUMERICAL_NOTE, DNN_TYPE_NUMERICAL_NOTE, MOST_NOTES, &n, notes))
+        return false;
+    for (int64_t i = 0; i < n && i < MOST_NOTES; i++)
+        if (notes[i] == DNN_NUMERICAL_NOTE_NONDETERMINISTIC) return false;
+    return n <= MOST_NOTES;
+}
+
+/* NULL where the configuration cannot run, or needs a workspace above the limit. */
+static void *execution_of(graph *g, void *config)
+{
+    int64_t n = 0;
+    void *execution = make(g, DNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR);
+    set(g, execution, DNN_ATTR_EXECUTION_PLAN_HANDLE, DNN_TYPE_HANDLE, 1, &g->plan->handle);
+    set_descriptor(g, execution, DNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, config);
+    if (g->error || g->dnn->finalize(execution) ||
+        g->dnn->get(execution, DNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, DNN_TYPE_INT64, 1, &n, &g->plan->workspace))
+        return NULL;
+    g->is_large |= g->plan->workspace > LIMIT;
+    return g->plan->workspace >= 0 && g->plan->workspace <= LIMIT ? execution : NULL;
+}
+
+/* The first configuration, in cuDNN's order of expected speed, that is deterministic and can run. */
+static const char *choose(graph *g)
+{
+    void *configs[MOST_CONFIGS], *ops = make(g, DNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR);
+    set(g, ops, DNN_ATTR_OPERATIONGRAPH_HANDLE, DNN_TYPE_HANDLE, 1, &g->plan->handle);
+    set(g, ops, DNN_ATTR_OPERATIONGRAPH_OPS, DNN_TYPE_BACKEND_DESCRIPTOR, g->n_ops, g->ops);
+    finish(g, ops);
+    if (g->error) return "cuDNN does not take the graph";
+    void *heuristic = make(g, DNN_BACKEND_ENGINEHEUR_DESCRIPTOR);
+    set_descriptor(g, heuristic, DNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, ops);
+    set_int(g, heuristic, DNN_ATTR_ENGINEHEUR_MODE, DNN_TYPE_HEUR_MODE, DNN_HEUR_MODE_A);
+    finish(g, heuristic);
+    int64_t n = 0;
+    if (!g->error)
+        g->error = g->dnn->get(heuristic, DNN_ATTR_ENGINEHEUR_RESULTS, DNN_TYPE_BACKEND_DESCRIPTOR, 0, &n, NULL);
+    if (g->error || n <= 0) return "cuDNN has no kernel for the graph";
+    if (n > MOST_CONFIGS) n = MOST_CONFIGS;
+    for (int64_t i = 0; i < n; i++) configs[i] = make(g, DNN_BACKEND_ENGINECFG_DESCRIPTOR);
+    if (!g->error)
+        g->error = g->dnn->get(heuristic, DNN_ATTR_ENGINEHEUR_RESULTS, DNN_TYPE_BACKEND_DESCRIPTOR, n, &n, configs);
+    for (int64_t i = 0; i < n && !g->error && !g->plan->execution; i++)
+        if (is_deterministic(g, configs[i])) g->plan->execution = execution_of(g, configs[i]);
+    return g->plan->execution ? NULL : "cuDNN has no deterministic kernel for the graph";
+}
+
+/* What cudnn-frontend refuses or works around, by version. */
+static const char *refusal_by_version(const ont_sdpa_shape *s, size_t version, int capability)
+{
+    if (version < 90300) return "cuDNN is older than 9.3";
+    if (capability < 80) return "compute capability below 8.0";
+    if (!s->gradient) return NULL;
+    if (capability >= 100) return "the deterministic gradient of compute capability 10.0 needs settings of its own";
+    if (version == 91000 || version == 91001) return "the gradient of cuDNN 9.10.0 and 9.10.1 is wrong";
+    return version <= 91500 && s->seqlen_k % 128 ? "cuDNN up to 9.15 needs keys in multiples of 128" : NULL;
+}
+
+/* For a part of the batch. Sets *is_large where a smaller part could have a plan. */
+static const char *build_part(const ont_dnn_graph *dnn, ont_sdpa *p, int64_t batch, bool *is_large)
+{
+    graph g = {.dnn = dnn, .plan = p, .last_uid = UID_VIRTUAL, .batch = batch,
+               .type = p->shape.dtype == ONT_FLOAT16 ? DNN_DATA_HALF : DNN_DATA_BFLOAT16};
+    (p->shape.gradient ? build_backward : build_forward)(&g);
+    const char *refusal = choose(&g);
+    *is_large = g.is_large;
+    if (!refusal) return NULL;
+    ont_log(ONT_LOG_INFO, "attention, batch of %lld: %s (status %d)", (long long)batch, refusal, g.error);
+    while (p->n_descriptors) dnn->destroy(p->descriptors[--p->n_descriptors]);
+    return refusal;
+}
+
+/* In as few parts as the limit of the workspace allows; rows of each part's statistics are aligned to 16 bytes. */
+static void build(const ont_dnn_graph *dnn, ont_sdpa *p, int capability)
+{
+    const ont_sdpa_shape *s = &p->shape;
+    size_t version = dnn->version();
+    bool is_large = true;
+    p->refusal = refusal_by_version(s, version, capability);
+    if (p->refusal) return;
+    p->scale = (float)s->scale;
+    p->hidden = version < 91000 ? -FLT_MAX : -INFINITY;
+    p->one = 1;
+    for (int64_t parts = 1; parts <= s->batch && is_large && !p->execution; parts++) {
+        if (s->batch % parts || (parts > 1 && s->batch / parts * s->heads * s->seqlen_q % 4)) continue;
+        p->parts = parts;
+        p->refusal = build_part(dnn, p, s->batch / parts, &is_large);
+    }
+}
+
+const char *ont_sdpa_get(ont_sdpa_shape *shape, ont_sdpa **plan)
+{
+    const ont_dnn_graph *dnn = ont_dnn_graph_get();
+    int capability;
+    void *handle;
+    if (!dnn) return "cuDNN is not found";
+    if (dnn->open(&shape->device, &capability, &handle) != ONT_OK) return "cuDNN has no handle for the device";
+    pthread_mutex_lock(&lock);
+    ont_sdpa *p = plans;
+    while (p && memcmp(&p->shape, shape, sizeof *shape)) p = p->next;
+    if (!p && (p = ont_calloc(1, sizeof *p))) {
+        p->shape = *shape;
+        p->handle = handle;
+        build(dnn, p, capability);
+        p->next = plans;
+        plans = p;
+    }
+    pthread_mutex_unlock(&lock);
+    if (!p) return "out of memory";
+    *plan = p;
+    return p->refusal;
+}
+
+/* ---- runs ---- */
+
+static size_t aligned(size_t bytes)
+{
+    return (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+}
+
+static size_t row_bytes(const ont_sdpa *p)
+{
+    return aligned((size_t)(p->shape.batch * p->shape.heads * p->shape.seqlen_q) * sizeof(float));
+}
+
+/* The library's workspace, the statistics, and the sums of y * dy. */
+size_t ont_sdpa_work_bytes(const ont_sdpa *p)
+{
+    return aligned((size_t)p->workspace) + (p->shape.gradient ? 2 : 1) * row_bytes(p);
+}
+
+float *ont_sdpa_lse(const ont_sdpa *p, void *work)
+{
+    return (float *)(void *)((char *)work + aligned((size_t)p->workspace));
+}
+
+typedef struct bindings {
+    int64_t uids[ONT_SDPA_TENSORS + 4], n;
+    void *pointers[ONT_SDPA_TENSORS + 4];
+} bindings;
+
+static void bind(bindings *b, int64_t uid, const void *pointer)
+{
+    b->uids[b->n] = uid;
+    b->pointers[b->n++] = (void *)(uintptr_t)pointer;
+}
+
+/* The tensors of a part of the batch. */
+static void bind_part(const ont_sdpa *p, void *const data[ONT_SDPA_TENSORS], void *work, int64_t part, bindings *b)
+{
+    static const int layouts[ONT_SDPA_TENSORS] = {ONT_SDPA_Q, ONT_SDPA_K, ONT_SDPA_V, ONT_SDPA_Y, -1,
+                                                  ONT_SDPA_Y, ONT_SDPA_Q, ONT_SDPA_K, ONT_SDPA_V};
+    const ont_sdpa_shape *s = &p->shape;
+    int64_t first = part * (s->batch / p->parts);
+    float *lse = ont_sdpa_lse(p, work) + first * s->heads * s->seqlen_q;
+    for (int i = 0; i < (s->gradient ? ONT_SDPA_TENSORS : ONT_SDPA_DY); i++)
+        bind(b, i + 1, layouts[i] < 0 ? (void *)lse : (char *)data[i] + 2 * first * s->strides[layouts[i]][0]);
+    bind(b, UID_SCALE, &p->scale);
+    if (s->causal) bind(b, UID_HIDDEN, &p->hidden);
+    if (!s->gradient) return;
+    bind(b, UID_SUM, (char *)lse + row_bytes(p));
+    bind(b, UID_ONE, &p->one);
+}
+
+static int run_part(const ont_sdpa *p, const bindings *b, void *work, void *stream)
+{
+    const ont_dnn_graph *dnn = ont_dnn_graph_get();
+    void *pack = NULL;
+    int error = dnn->create(DNN_BACKEND_VARIANT_PACK_DESCRIPTOR, &pack);
+    if (error) return error;
+    error = dnn->set(pack, DNN_ATTR_VARIANT_PACK_UNIQUE_IDS, DNN_TYPE_INT64, b->n, b->uids);
+    if (!error) error = dnn->set(pack, DNN_ATTR_VARIANT_PACK_DATA_POINTERS, DNN_TYPE_VOID_PTR, b->n, b->pointers);
+    if (!error) error = dnn->set(pack, DNN_ATTR_VARIANT_PACK_WORKSPACE, DNN_TYPE_VOID_PTR, 1, &work);
+    if (!error) error = dnn->finalize(pack);
+    if (!error) {
+        dnn->lock();
+        error = dnn->set_stream(p->handle, stream);
+        if (!error) error = dnn->execute(p->handle, p->execution, pack);
+        dnn->unlock();
+    }
+    dnn->destroy(pack);
+    return error;
+}
+
+int ont_sdpa_run(const ont_sdpa *p, void *const data[ONT_SDPA_TENSORS], void *work, void *stream)
+{
+    int error = 0;
+    for (int64_t part = 0; part < p->parts && !error; part++) {
+        bindings b = {.n = 0};
+        bind_part(p, data, work, part, &b);
+        error = run_part(p, &b, work, stream);
+    }
+    return error;
+}
+
+ont_sdpa_verdict ont_sdpa_verdict_of(const ont_sdpa *p)
+{
+    pthread_mutex_lock(&lock);
+    ont_sdpa_verdict verdict = p->verdict;
+    pthread_mutex_unlock(&lock);
+    return verdict;
+}
+
+void ont_sdpa_judge(ont_sdpa *p, ont_sdpa_verdict verdict)
+{
+    pthread_mutex_lock(&lock);
+    p->verdict = verdict;
+    pthread_mutex_unlock(&lock);
+}
