@@ -370,7 +370,8 @@ static const char *choose(graph *g)
         g->error = g->dnn->get(heuristic, DNN_ATTR_ENGINEHEUR_RESULTS, DNN_TYPE_BACKEND_DESCRIPTOR, n, &n, configs);
     for (int64_t i = 0; i < n && !g->error && !g->plan->execution; i++)
         if (is_deterministic(g, configs[i])) g->plan->execution = execution_of(g, configs[i]);
-    return g->plan->execution ? NULL : "cuDNN has no deterministic kernel for the graph";
+    if (g->plan->execution) return NULL;
+    return g->is_large ? "cuDNN's workspace is above the limit" : "cuDNN has no deterministic kernel for the graph";
 }
 
 /* What cudnn-frontend refuses or works around, by version. */
@@ -411,6 +412,7 @@ static void build(const ont_dnn_graph *dnn, ont_sdpa *p, int capability)
     p->one = 1;
     for (int64_t parts = 1; parts <= s->batch && is_large && !p->execution; parts++) {
         if (s->batch % parts || (parts > 1 && s->batch / parts * s->heads * s->seqlen_q % 4)) continue;
+        if (parts > 1 && p->workspace * p->parts / parts > LIMIT) continue; /* it grows with the batch */
         p->parts = parts;
         p->refusal = build_part(dnn, p, s->batch / parts, &is_large);
     }

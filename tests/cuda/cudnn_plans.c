@@ -1,0 +1,206 @@
+/*
+ * What the true cuDNN says of the graphs of cuda/libs/sdpa.c, without a GPU: it is given the properties of a device
+ * instead of a handle, and plans, with all checks of support and the compilation of kernels. Nothing is executed.
+ * cudnn.sh builds and runs it, beside a driver (driver.c) that answers nothing but that code was loaded.
+ *
+ * The numbers of dnn_graph.h are compared with cudnn_graph.h when this file is compiled.
+ */
+#include <dlfcn.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cudnn_graph.h"
+#include "libs/dnn_graph.h"
+#include "libs/sdpa.h"
+
+#define X(name, value) _Static_assert((int)CUDNN_##name == (value), #name);
+ONT_DNN_NUMBERS(X)
+#undef X
+
+typedef struct device {
+    const char *name;
+    int version, processors, shared; /* shared: bytes of shared memory that a block may have */
+} device;
+
+static const device devices[] = {{"NVIDIA H200", 90, 132, 232448}, {"NVIDIA A100", 80, 108, 166912}};
+
+typedef struct shape {
+    const char *what;
+    int64_t batch, heads, kv_heads, seqlen_q, seqlen_k, head_dim, head_dim_v;
+} shape;
+
+static const shape shapes[] = {
+    {"GPT-2", 16, 12, 12, 1024, 1024, 64, 64},    {"Llama 3.2 1B", 4, 32, 8, 2048, 2048, 64, 64},
+    {"heads of 128", 4, 32, 8, 2048, 2048, 128, 128}, {"BERT", 64, 12, 12, 128, 128, 64, 64},
+    {"odd lengths", 2, 6, 3, 999, 777, 64, 64},   {"heads of 80 and 96", 2, 4, 4, 384, 640, 80, 96},
+    {"heads of 8 and 24", 2, 4, 4, 100, 60, 8, 24},
+};
+
+const ont_core *ont_cuda_core;
+static ont_core core;
+static ont_dnn_graph real, table;
+static void (*last_error)(char *message, size_t size);
+static void *properties; /* of the device */
+static int capability;
+static bool is_wrong; /* a graph that is not attention is built, and must be refused */
+
+static void print_log(ont_log_level level, const char *format, ...)
+{
+    va_list arguments;
+    (void)level;
+    va_start(arguments, format);
+    printf("    ");
+    vprintf(format, arguments);
+    puts("");
+    va_end(arguments);
+}
+
+static int failed(const char *what, int status)
+{
+    char message[512] = "";
+    if (!status) return 0;
+    last_error(message, sizeof message);
+    printf("    %s: status %d, %s\n", what, status, message);
+    return status;
+}
+
+/* Heuristics and plans are for the device of the properties. */
+static int create(int type, void **descriptor)
+{
+    int status = failed("creating", real.create(type, descriptor));
+    int name = type == CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR        ? CUDNN_ATTR_ENGINEHEUR_DEVICEPROP
+               : type == CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR ? CUDNN_ATTR_EXECUTION_PLAN_DEVICEPROP
+                                                                 : -1;
+    if (status || name < 0) return status;
+    return failed("properties", real.set(*descriptor, name, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &properties));
+}
+
+static int set(void *descriptor, int name, int type, int64_t n, const void *values)
+{
+    const int sum = CUDNN_REDUCE_TENSOR_ADD;
+    if (is_wrong && name == CUDNN_ATTR_REDUCTION_OPERATOR) values = &sum; /* the maximum of a row becomes its sum */
+    return type == CUDNN_TYPE_HANDLE ? 0 : failed("setting", real.set(descriptor, name, type, n, values));
+}
+
+static int get(void *descriptor, int name, int type, int64_t room, int64_t *n, void *values)
+{
+    return failed("reading", real.get(descriptor, name, type, room, n, values));
+}
+
+static int finalize(void *descriptor)
+{
+    return failed("finalizing", real.finalize(descriptor));
+}
+
+static ont_status open_device(int *id, int *version, void **handle)
+{
+    *id = capability; /* so that each device has plans of its own */
+    *version = capability;
+    *handle = NULL;
+    return ONT_OK;
+}
+
+const ont_dnn_graph *ont_dnn_graph_get(void)
+{
+    return &table;
+}
+
+static bool load(const char *path)
+{
+    void *library = dlopen(path, RTLD_NOW | RTLD_GLOBAL);
+    if (!library) {
+        puts(dlerror());
+        return false;
+    }
+    *(void **)&real.version = dlsym(library, "cudnnGetVersion");
+    *(void **)&real.create = dlsym(library, "cudnnBackendCreateDescriptor");
+    *(void **)&real.destroy = dlsym(library, "cudnnBackendDestroyDescriptor");
+    *(void **)&real.set = dlsym(library, "cudnnBackendSetAttribute");
+    *(void **)&real.get = dlsym(library, "cudnnBackendGetAttribute");
+    *(void **)&real.finalize = dlsym(library, "cudnnBackendFinalize");
+    *(void **)&last_error = dlsym(library, "cudnnGetLastErrorString");
+    table = real;
+    table.create = create;
+    table.set = set;
+    table.get = get;
+    table.finalize = finalize;
+    table.open = open_device;
+    core.log = print_log;
+    core.calloc = (__typeof__(core.calloc))calloc;
+    ont_cuda_core = &core;
+    return true;
+}
+
+static bool choose(const device *d)
+{
+    char json[2048];
+    int n = snprintf(json, sizeof json,
+                     "{\"deviceName\": \"%s\", \"deviceVer\": %d, \"driverVer\": 13000, \"cudaDeviceId\": 0, "
+                     "\"totalGlobalMem\": 80000000000, \"multiProcessorCount\": %d, "
+                     "\"maxSharedMemoryPerBlockOptin\": %d, \"maxSharedMemoryPerBlock\": 49152, "
+                     "\"reservedSharedMemoryPerBlock\": 1024, \"maxGridSize\": [2147483647, 65535, 65535], "
+                     "\"maxBlockSize\": [1024, 1024, 64], \"regsPerBlock\": 65536, \"maxRegistersPerSM\": 65536, "
+                     "\"maxCtasPerSM\": 32, \"maxThreadsPerBlock\": 1024, \"maxThreadsPerSM\": 2048, \"warpSize\": 32, "
+                     "\"pciDeviceId\": 0, \"isTccDriver\": 0, \"supportCoopLaunch\": 1, \"smClockRateKHz\": 1500000, "
+                     "\"memClockRateKHz\": 2000000, \"memoryBusWidth\": 5120, \"l2CacheSize\": 41943040}",
+                     d->name, d->version * 10, d->processors, d->shared);
+    capability = d->version;
+    return !failed("properties", real.create(CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR, &properties)) &&
+           !failed("properties", real.set(properties, CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION, CUDNN_TYPE_CHAR, n,
+                                          json)) &&
+           !failed("properties", real.finalize(properties));
+}
+
+/* Operands are (batch, length, heads, size), as models have them. */
+static const char *plan_of(const shape *s, int variant, size_t *bytes)
+{
+    ont_sdpa *plan;
+    ont_sdpa_shape g;
+    memset(&g, 0, sizeof g);
+    g.batch = s->batch, g.heads = s->heads, g.kv_heads = s->kv_heads;
+    g.seqlen_q = s->seqlen_q, g.seqlen_k = s->seqlen_k;
+    g.head_dim = s->head_dim, g.head_dim_v = s->head_dim_v;
+    const int64_t sizes[4][3] = {{g.seqlen_q, g.heads, g.head_dim}, {g.seqlen_k, g.kv_heads, g.head_dim},
+                                 {g.seqlen_k, g.kv_heads, g.head_dim_v}, {g.seqlen_q, g.heads, g.head_dim_v}};
+    for (int i = 0; i < 4; i++) {
+        g.strides[i][0] = sizes[i][0] * sizes[i][1] * sizes[i][2];
+        g.strides[i][1] = sizes[i][2];
+        g.strides[i][2] = sizes[i][1] * sizes[i][2];
+    }
+    g.scale = 0.125;
+    g.gradient = variant & 1;
+    g.causal = variant >> 1 & 1;
+    g.dtype = variant & 4 ? ONT_FLOAT16 : ONT_BFLOAT16;
+    const char *refusal = ont_sdpa_get(&g, &plan);
+    *bytes = refusal ? 0 : ont_sdpa_work_bytes(plan);
+    return refusal;
+}
+
+int main(int argc, char **argv)
+{
+    int missing = 0;
+    if (argc != 2 || !load(argv[1])) return 2;
+    printf("cuDNN %zu\n", real.version());
+    for (size_t i = 0; i < sizeof devices / sizeof *devices; i++) {
+        if (!choose(&devices[i])) return 2;
+        for (size_t k = 0; k < sizeof shapes / sizeof *shapes; k++)
+            for (int variant = 0; variant < 8; variant++) {
+                size_t bytes;
+                const char *refusal = plan_of(&shapes[k], variant, &bytes);
+                missing += refusal != NULL;
+                printf("%s, %s, %s, %s, %s: ", devices[i].name, shapes[k].what, variant & 4 ? "float16" : "bfloat16",
+                       variant & 2 ? "causal" : "full", variant & 1 ? "gradient" : "forward");
+                if (refusal) printf("%s\n", refusal);
+                else printf("%.1f MiB\n", (double)bytes / (1 << 20));
+            }
+    }
+    size_t bytes;
+    shape other = shapes[0]; /* without a plan yet */
+    other.batch = 3;
+    is_wrong = true;
+    bool is_refused = plan_of(&other, 0, &bytes) != NULL;
+    printf("%d without a plan; a wrong graph is %s\n", missing, is_refused ? "refused" : "taken");
+    return missing || !is_refused;
+}
