@@ -3,7 +3,7 @@
  * emits for attention (CompositeSDPANode, CompositeSDPABackwardNode), because cuDNN recognizes attention by its
  * pattern. Every call that fails means that there is no plan: the own kernels stay.
  *
- * Shapes in comments: b batch, h heads of Q, g heads of K and V, q and k sequence lengths, d and e head sizes.
+ * Shapes in comments: b batch, h heads of Q, g heads of K or V, q and k sequence lengths, d and e head sizes.
  */
 #include "libs/sdpa.h"
 
@@ -136,6 +136,12 @@ static tensor scalar(graph *g, int64_t uid)
     return tensor_of(g, uid, DNN_DATA_FLOAT, ones, ones, true);
 }
 
+/* Heads of Q, K, V or Y. */
+static int64_t heads_of(const ont_sdpa_shape *s, int layout)
+{
+    return layout == ONT_SDPA_K ? s->k_heads : layout == ONT_SDPA_V ? s->v_heads : s->heads;
+}
+
 /* A tensor of the caller; `layout` is that of Q, K, V or Y. */
 static tensor operand(graph *g, int index, int layout)
 {
@@ -143,7 +149,7 @@ static tensor operand(graph *g, int index, int layout)
     bool has_keys = layout == ONT_SDPA_K || layout == ONT_SDPA_V;
     bool has_values = layout == ONT_SDPA_V || layout == ONT_SDPA_Y;
     const int64_t *v = s->strides[layout], strides[4] = {v[0], v[1], v[2], 1};
-    const int64_t dims[4] = {g->batch, has_keys ? s->kv_heads : s->heads, has_keys ? s->seqlen_k : s->seqlen_q,
+    const int64_t dims[4] = {g->batch, heads_of(s, layout), has_keys ? s->seqlen_k : s->seqlen_q,
                              has_values ? s->head_dim_v : s->head_dim};
     return tensor_of(g, index + 1, g->type, dims, strides, false);
 }
@@ -153,7 +159,8 @@ static tensor operand_transposed(graph *g, int index)
 {
     const ont_sdpa_shape *s = &g->plan->shape;
     const int64_t *v = s->strides[index], strides[4] = {v[0], v[1], 1, v[2]};
-    const int64_t dims[4] = {g->batch, s->kv_heads, index == ONT_SDPA_V ? s->head_dim_v : s->head_dim, s->seqlen_k};
+    const int64_t dims[4] = {g->batch, heads_of(s, index), index == ONT_SDPA_V ? s->head_dim_v : s->head_dim,
+                             s->seqlen_k};
     return tensor_of(g, index + 1, g->type, dims, strides, false);
 }
 
@@ -276,11 +283,11 @@ static void build_forward(graph *g)
     matmul_to(g, &p, &v, &y);
 }
 
-/* dK or dV: left (b, h, k, q) times right (b, h, q, d), summed over the heads of Q that share a head of K and V. */
+/* dK or dV: left (b, h, k, q) times right (b, h, q, d), summed over the heads of Q that share a head. */
 static void key_gradient(graph *g, const tensor *left, const tensor *right, int index, int layout)
 {
     tensor to = operand(g, index, layout);
-    if (g->plan->shape.heads == g->plan->shape.kv_heads) {
+    if (g->plan->shape.heads == heads_of(&g->plan->shape, layout)) {
         matmul_to(g, left, right, &to);
         return;
     }

@@ -13,7 +13,7 @@ enum { ONT_SDPA_Q, ONT_SDPA_K, ONT_SDPA_V, ONT_SDPA_Y, ONT_SDPA_LSE, ONT_SDPA_DY
 
 /* All bytes are set, so that shapes compare by memcmp(). */
 typedef struct ont_sdpa_shape {
-    int64_t batch, heads, kv_heads, seqlen_q, seqlen_k, head_dim, head_dim_v;
+    int64_t batch, heads, k_heads, v_heads, seqlen_q, seqlen_k, head_dim, head_dim_v;
     int64_t strides[4][3]; /* of Q, K, V and Y: of batch, head and row, in elements; columns are contiguous */
     double scale;
     int32_t dtype, causal, gradient, device;

@@ -182,16 +182,22 @@ static bool merge_dims(const ont_flash_params *f, int operand, int64_t repeats, 
     return strides[0] > 0 && strides[1] > 0 && strides[0] % 8 == 0 && strides[1] % 8 == 0;
 }
 
-/* Number of heads of Q that share a head of K: the last dims with stride 0, but for the first dim that is not 1. */
-static int64_t repeats_of(const ont_flash_params *f, int64_t *batch)
+/* The first of the batch dims that is not 1. */
+static int first_dim(const ont_flash_params *f)
 {
     int first = 0;
-    int64_t repeats = 1;
     while (first < f->n_batch_dims && f->batch_dims[first] == 1) first++;
-    *batch = first < f->n_batch_dims ? f->batch_dims[first] : 1;
+    return first;
+}
+
+/* Number of heads of Q that share a head of K or V: the last dims with stride 0, but for the first dim. */
+static int64_t repeats_of(const ont_flash_params *f, int operand)
+{
+    int first = first_dim(f);
+    int64_t repeats = 1;
     for (int d = f->n_batch_dims - 1; d > first; d--) {
         if (f->batch_dims[d] == 1) continue;
-        if (f->layout[ONT_FLASH_K].batch_stride[d]) break;
+        if (f->layout[operand].batch_stride[d]) break;
         repeats *= f->batch_dims[d];
     }
     return repeats;
@@ -213,12 +219,15 @@ static const char *sdpa_shape(const ont_node *node, const state *s, ont_sdpa_sha
     for (int i = 0; i < 3; i++)
         if (gradient && s->targets[i] < 0) return "fewer than three gradients";
     memset(shape, 0, sizeof *shape);
-    int64_t repeats = repeats_of(f, &shape->batch);
-    shape->heads = f->n_bh / shape->batch;
-    shape->kv_heads = shape->heads / repeats;
     const int operands[] = {ONT_FLASH_Q, ONT_FLASH_K, ONT_FLASH_V, ONT_FLASH_Y};
+    const int64_t repeats[] = {1, repeats_of(f, ONT_FLASH_K), repeats_of(f, ONT_FLASH_V), 1};
+    int first = first_dim(f);
+    shape->batch = first < f->n_batch_dims ? f->batch_dims[first] : 1;
+    shape->heads = f->n_bh / shape->batch;
+    shape->k_heads = shape->heads / repeats[1];
+    shape->v_heads = shape->heads / repeats[2];
     for (int i = 0; i < 4; i++)
-        if (!merge_dims(f, operands[i], i == 1 || i == 2 ? repeats : 1, shape->strides[i])) return "strides";
+        if (!merge_dims(f, operands[i], repeats[i], shape->strides[i])) return "strides";
     shape->seqlen_q = f->seqlen_q;
     shape->seqlen_k = f->seqlen_k;
     shape->head_dim = f->head_dim;

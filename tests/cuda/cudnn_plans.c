@@ -28,14 +28,14 @@ static const device devices[] = {{"NVIDIA H200", 90, 132, 232448}, {"NVIDIA A100
 
 typedef struct shape {
     const char *what;
-    int64_t batch, heads, kv_heads, seqlen_q, seqlen_k, head_dim, head_dim_v;
+    int64_t batch, heads, k_heads, v_heads, seqlen_q, seqlen_k, head_dim, head_dim_v;
 } shape;
 
 static const shape shapes[] = {
-    {"GPT-2", 16, 12, 12, 1024, 1024, 64, 64},    {"Llama 3.2 1B", 4, 32, 8, 2048, 2048, 64, 64},
-    {"heads of 128", 4, 32, 8, 2048, 2048, 128, 128}, {"BERT", 64, 12, 12, 128, 128, 64, 64},
-    {"odd lengths", 2, 6, 3, 999, 777, 64, 64},   {"heads of 80 and 96", 2, 4, 4, 384, 640, 80, 96},
-    {"heads of 8 and 24", 2, 4, 4, 100, 60, 8, 24},
+    {"GPT-2", 16, 12, 12, 12, 1024, 1024, 64, 64},  {"Llama 3.2 1B", 4, 32, 32, 8, 2048, 2048, 64, 64},
+    {"heads of 128", 4, 32, 8, 8, 2048, 2048, 128, 128}, {"BERT", 64, 12, 12, 12, 128, 128, 64, 64},
+    {"odd lengths", 2, 6, 3, 3, 999, 777, 64, 64},  {"heads of 80 and 96", 2, 4, 4, 4, 384, 640, 80, 96},
+    {"heads of 8 and 24", 2, 4, 4, 4, 100, 60, 8, 24},
 };
 
 const ont_core *ont_cuda_core;
@@ -159,11 +159,11 @@ static const char *plan_of(const shape *s, int variant, size_t *bytes)
     ont_sdpa *plan;
     ont_sdpa_shape g;
     memset(&g, 0, sizeof g);
-    g.batch = s->batch, g.heads = s->heads, g.kv_heads = s->kv_heads;
+    g.batch = s->batch, g.heads = s->heads, g.k_heads = s->k_heads, g.v_heads = s->v_heads;
     g.seqlen_q = s->seqlen_q, g.seqlen_k = s->seqlen_k;
     g.head_dim = s->head_dim, g.head_dim_v = s->head_dim_v;
-    const int64_t sizes[4][3] = {{g.seqlen_q, g.heads, g.head_dim}, {g.seqlen_k, g.kv_heads, g.head_dim},
-                                 {g.seqlen_k, g.kv_heads, g.head_dim_v}, {g.seqlen_q, g.heads, g.head_dim_v}};
+    const int64_t sizes[4][3] = {{g.seqlen_q, g.heads, g.head_dim}, {g.seqlen_k, g.k_heads, g.head_dim},
+                                 {g.seqlen_k, g.v_heads, g.head_dim_v}, {g.seqlen_q, g.heads, g.head_dim_v}};
     for (int i = 0; i < 4; i++) {
         g.strides[i][0] = sizes[i][0] * sizes[i][1] * sizes[i][2];
         g.strides[i][1] = sizes[i][2];

@@ -44,6 +44,7 @@ CASES = [*[Case(dtype, 40, 40, size=size, v_size=size) for dtype in (torch.float
          Case(torch.bfloat16, 33, 75, causal=False), Case(torch.float16, 75, 33, size=80, v_size=96, causal=False),
          Case(torch.bfloat16, 21, 53, size=8, v_size=24), Case(torch.float16, 53, 21, 1, 1, 16, 16),
          Case(torch.bfloat16, 37, 37, 4, 2, 128, 128), Case(torch.float16, 19, 67, 4, 1, 32, 16, causal=False),
+         Case(torch.bfloat16, 31, 31, 4, 2, 32, 32, more="repeated"),
          Case(torch.bfloat16, 35, 35, 4, 2, 64, 32, swapped=True), Case(torch.float16, 47, 29, 3, 3, swapped=True)]
 # Those that cuDNN does not compute: the own kernels do.
 OTHERS = [Case(torch.float16, 20, 30, more="bias"), Case(torch.bfloat16, 20, 30, causal=True, more="offset"),
@@ -85,6 +86,8 @@ def model_of(case: Case, tensors: list[torch.Tensor]) -> bytes:
         k, v = (m("Reshape", m("Expand", m("Unsqueeze", t, m.ints(2)),
                                m.ints(2, case.kv, case.heads // case.kv, case.columns, d)),
                   m.ints(2, case.heads, case.columns, d)) for t, d in ((k, case.size), (v, case.v_size)))
+    if case.more == "repeated":  # K is there once for each head of Q, V is not
+        k = m("Add", k, k)
     to = {"to": graphs.TYPES[case.dtype]}
     s = m("Mul", m("MatMul", q, m("Transpose", k, perm=[0, 1, 3, 2])),
           m("Cast", m.constant(case.size**-0.5, torch.float32), **to))
@@ -111,6 +114,8 @@ def eager(case: Case, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """Output and gradients in float64 of the same 16-bit operands."""
     wide = [t.double().requires_grad_() for t in tensors]
     q, k, v = (t.transpose(1, 2) if case.swapped else t for t in wide)
+    if case.more == "repeated":
+        k = k + k
     y = torch.nn.functional.scaled_dot_product_attention(q, k, v, visible(case) if case.causal else None,
                                                          enable_gqa=case.kv != case.heads).transpose(1, 2)
     y.backward(output_gradient(case).double())
