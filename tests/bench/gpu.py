@@ -3,7 +3,7 @@ AdamW(fused=True).
 
     python tests/bench/gpu.py [--model NAME ...] [--kinds onnxtrain,eager,compile,max-autotune] [--rounds 20] [--only
     steps|adam|mlp]
-                              [--limit SECONDS]
+                              [--limit SECONDS] [--kernels]
 
 All kinds train one module with one optimizer, so that the largest model fits once; rounds take turns, and medians are
 compared. TFLOP/s counts the products of forward and backward alone (recomputed ones not), and its share is of 790, what
@@ -11,7 +11,9 @@ bf16 products reach on an H200. Peak memory is that of a step without what the o
 bandwidth beside a copy's and torch's fused AdamW, and the CPU time of a small MLP's step above that of a bare autograd
 Function. Goals that are missed end it with 1. A kind that is not ready after --limit seconds (max-autotune may take
 minutes to compile) is left out, and said; FusedAdam and the MLP come first, as they are quick. A step of ours that
-PyTorch ran in our place counts as a failure. `--device cpu --tiny` runs the same code on small sizes, for its test.
+PyTorch ran in our place counts as a failure. `--kernels` prints another table, for each kind: the 25 CUDA kernels (on
+the CPU, torch's operators) of one step that took longest, by torch.profiler, with their times and numbers of calls.
+`--device cpu --tiny` runs the same code on small sizes, for its test.
 """
 
 from __future__ import annotations
@@ -40,6 +42,7 @@ from onnxtrain.ortmodule import ORTModule
 PEAK = 790e12
 KINDS = ("onnxtrain", "eager", "compile", "max-autotune")
 OVER_EAGER, OVER_COMPILE, OF_COPY, MLP_MICROSECONDS = 1.45, 1.1, 0.9, 25.0
+KERNEL_ROWS, KERNEL_NAME = 25, 100  # of the table of kernels; characters of a name
 
 
 class Task(NamedTuple):
@@ -169,25 +172,36 @@ def held(device: str) -> int:
     return torch.cuda.memory_allocated() if device == "cuda" else 0
 
 
+def on_device(task: Task, device: str) -> tuple[Task, torch.optim.Optimizer]:
+    task = task._replace(module=task.module.to(device), batch=tuple(t.to(device) for t in task.batch))
+    return task, torch.optim.AdamW(task.module.parameters(), 1e-4, fused=True)
+
+
+def ready(kind: str, task: Task, optimizer: torch.optim.Optimizer, device: str,
+          limit: int) -> Callable[[], None] | None:
+    """The step of a kind after its warm-up. None where it fails; the reason is printed, and the other kinds go on."""
+    model = wrapped(kind, task.module)
+    step = stepper(model, task, optimizer, device)
+    try:
+        with at_most(limit):
+            warm_up(model, step)
+    except Exception as error:  # noqa: BLE001 - printed
+        print(f"{kind} failed: {type(error).__name__}: {str(error)[:300]}", file=sys.stderr)
+        return None
+    return step
+
+
 def measure(task: Task, kinds: tuple[str, ...], rounds: int, device: str,
             limit: int = 0) -> dict[str, tuple[float, float]]:
     """Per kind: median seconds of a step, and the peak bytes of one. A kind that fails is left out, and says why."""
-    module = task.module.to(device)
-    task = task._replace(batch=tuple(t.to(device) for t in task.batch))
-    optimizer = torch.optim.AdamW(module.parameters(), 1e-4, fused=True)
+    task, optimizer = on_device(task, device)
     steps: dict[str, Callable[[], None]] = {}
     own: dict[str, int] = {}
     for kind in kinds:
         before = held(device) if own else 0
-        model = wrapped(kind, module)
-        step = stepper(model, task, optimizer, device)
-        try:
-            with at_most(limit):
-                warm_up(model, step)
-        except Exception as error:  # noqa: BLE001 - said, and the others go on
-            print(f"{kind} failed: {type(error).__name__}: {str(error)[:300]}", file=sys.stderr)
-            continue
-        steps[kind], own[kind] = step, held(device) - before if own else 0
+        step = ready(kind, task, optimizer, device, limit)
+        if step:
+            steps[kind], own[kind] = step, held(device) - before if own else 0
     times: dict[str, list[float]] = {kind: [] for kind in steps}
     peaks: dict[str, float] = dict.fromkeys(steps, 0.0)
     for _ in range(rounds):
@@ -224,6 +238,47 @@ def missed(name: str, results: dict[str, tuple[float, float]]) -> list[str]:
         if kind in results and results[kind][0] / ours < goal:
             found.append(f"{name}: {results[kind][0] / ours:.2f} x {kind}, the goal is {goal}")
     return found
+
+
+# ---- kernels ----
+
+def kernels(step: Callable[[], None], device: str) -> list[tuple[str, float, int]]:
+    """Name, milliseconds and calls of each CUDA kernel of one step, the longest first; on the CPU of torch's operators.
+    Kernels of CUDA graphs are among them.
+    """
+    on_gpu = device == "cuda"
+    activity = torch.profiler.ProfilerActivity.CUDA if on_gpu else torch.profiler.ProfilerActivity.CPU
+    with torch.profiler.profile(activities=[activity]) as profile:
+        step()
+        if on_gpu:
+            torch.cuda.synchronize()
+    rows = [(event.key, (event.self_device_time_total if on_gpu else event.self_cpu_time_total) / 1e3, event.count)
+            for event in profile.key_averages()]
+    return sorted((row for row in rows if row[1] > 0), key=lambda row: -row[1])
+
+
+def kernel_table(kind: str, rows: list[tuple[str, float, int]]) -> list[str]:
+    """Lines of the table of one kind: the longest kernels, the others together, and the sum."""
+    lines = [f"  {kind}: {len(rows)} kernels of different names", f"  {'ms':>10}{'calls':>8}  kernel"]
+    lines += [f"  {ms:10.3f}{calls:8}  {name[:KERNEL_NAME]}" for name, ms, calls in rows[:KERNEL_ROWS]]
+    rest = rows[KERNEL_ROWS:]
+    if rest:
+        lines.append(f"  {sum(ms for _, ms, _ in rest):10.3f}{sum(calls for *_, calls in rest):8}  the others")
+    return [*lines, f"  {sum(ms for _, ms, _ in rows):10.3f}{sum(calls for *_, calls in rows):8}  all"]
+
+
+def print_kernels(name: str, task: Task, kinds: tuple[str, ...], device: str, limit: int) -> list[str]:
+    """Prints the tables of a model; the kinds that failed."""
+    task, optimizer = on_device(task, device)
+    print(f"{name}: {task.tokens} tokens, one step", flush=True)
+    missing = []
+    for kind in kinds:
+        step = ready(kind, task, optimizer, device, limit)
+        if step:
+            print("\n".join(kernel_table(kind, kernels(step, device))), flush=True)
+        else:
+            missing.append(f"{name}: {kind} did not run")
+    return missing
 
 
 # ---- FusedAdam, MLP ----
@@ -309,10 +364,14 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--only", choices=("steps", "adam", "mlp"))
     parser.add_argument("--limit", type=int, default=0)
+    parser.add_argument("--kernels", action="store_true")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tiny", action="store_true")
     chosen = parser.parse_args(arguments)
     goals: list[str] = []
+    kinds = tuple(chosen.kinds.split(","))
+    if chosen.kernels:
+        chosen.only = "steps"
     if chosen.only in (None, "adam"):
         goals += adam(chosen.rounds, chosen.device, chosen.tiny)
     if chosen.only in (None, "mlp"):
@@ -320,15 +379,18 @@ def main(arguments: list[str]) -> int:
     for name in chosen.model if chosen.only in (None, "steps") else ():
         torch.manual_seed(0)
         task = TASKS[name](chosen.tiny)
-        results = measure(task, tuple(chosen.kinds.split(",")), chosen.rounds, chosen.device, chosen.limit)
-        print("\n".join(table(name, task, results)), flush=True)
-        goals += missed(name, results)
+        if chosen.kernels:
+            goals += print_kernels(name, task, kinds, chosen.device, chosen.limit)
+        else:
+            results = measure(task, kinds, chosen.rounds, chosen.device, chosen.limit)
+            print("\n".join(table(name, task, results)), flush=True)
+            goals += missed(name, results)
         del task
         if chosen.device == "cuda":
             torch.compiler.reset()
             gc.collect()
             torch.cuda.empty_cache()
-    print("\n".join(f"missed: {goal}" for goal in goals) or "all goals are met")
+    print("\n".join(f"missed: {goal}" for goal in goals) or ("" if chosen.kernels else "all goals are met"))
     return bool(goals)
 
 

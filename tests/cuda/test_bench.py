@@ -63,6 +63,25 @@ def test_every_part_runs(capsys):
             in printed.out)
 
 
+def test_kernels_of_a_step_are_listed(capsys):
+    """Of ours and of eager; on the CPU, torch's operators."""
+    assert not gpu.main(["--device", "cpu", "--tiny", "--kernels", "--kinds", "onnxtrain,eager", "--model", "gpt2"])
+    printed = capsys.readouterr()
+    assert not printed.err, printed.err
+    tables = printed.out.split("kernels of different names")
+    assert len(tables) == 3 and all("calls  kernel" in table and table.count("\n") > 6 for table in tables[1:])
+    assert all("aten::_fused_adamw_" in table for table in tables[1:])
+    assert "/MatMul" in tables[1] and "/MatMul" not in tables[2]  # ours, by the names of nodes
+
+
+def test_a_table_of_kernels_sums_up_the_rest():
+    lines = gpu.kernel_table("eager", [(f"kernel {n}", 30.0 - n, n + 1) for n in range(27)])
+    assert lines[0] == "  eager: 27 kernels of different names" and len(lines) == 2 + 25 + 2
+    assert lines[2].split() == ["30.000", "1", "kernel", "0"]
+    assert lines[-2].split() == ["9.000", "53", "the", "others"]
+    assert lines[-1].split() == ["459.000", "378", "all"]
+
+
 def test_a_kind_that_takes_too_long_is_left_out(monkeypatch, capsys):
     monkeypatch.setattr(gpu, "wrapped", lambda kind, module: module)
     slow = [False, True]
