@@ -8,23 +8,21 @@ PLUGIN "" is the CUDA one beside the extension.
 Operators that the device has no kernel for are tried as well, until one of their cases passes: many are built from
 others.
 
-Prints one JSON object: `ran`, the kernels of the device that a passing case used, as "Op:kernel"; `passed`; `refused`,
-reasons by case; `built`, per operator without a kernel whether a case passed; `failed`, a list of (case, message). A
-case is refused where the device lacks an operator: by name, which is checked.
+Prints what checks.py says, and `built`: per operator without a kernel whether a case passed. A case is refused where
+the device lacks an operator: by name, which is checked.
 """
 
 from __future__ import annotations
 
 import importlib
-import json
 import pkgutil
 import sys
-import zlib
 from pathlib import Path
 
 import harness
 import numpy as np
 import torch
+from checks import Report, in_part
 from harness import Case, assert_close, call, model_of
 
 from onnxtrain import _C
@@ -88,7 +86,7 @@ def compare(case: Case, arrays: list, device: str) -> set[str]:
 TRIALS = 12  # of one operator
 
 
-def built(case: Case, device: str, report: dict) -> bool:
+def built(case: Case, device: str, report: Report) -> bool:
     """Whether the device runs a case of an operator that it has no kernel for, by kernels of others: what is folded
     away needs none. A
     difference is a failure."""
@@ -97,7 +95,7 @@ def built(case: Case, device: str, report: dict) -> bool:
     except _C.UnsupportedError:
         return False
     except Exception as error:  # noqa: BLE001 - reported
-        report["failed"].append((f"{case}, built from others", f"{type(error).__name__}: {error}"[:400]))
+        report.raised(f"{case}, built from others", error)
         return False
 
 
@@ -105,34 +103,31 @@ def main(plugin: str, device: str, part: str = "0/1") -> None:
     _C.open_plugin(plugin or None)
     _C.set_timing(True)  # what timeline() is about
     names = {name for _, name, _ in _C.device_operators(device)}
-    index, parts = map(int, part.split("/"))
-    report: dict = {"ran": [], "passed": 0, "refused": {}, "built": {}, "failed": []}
-    ran: set[str] = set()
+    report = Report()
+    composed: dict[str, bool] = {}
     tried: dict[str, int] = {}
     for case in all_cases():
         if case.op_type not in names:
             tried[case.op_type] = tried.get(case.op_type, 0) + 1
-            if index == 0 and not report["built"].get(case.op_type) and tried[case.op_type] <= TRIALS:
-                report["built"][case.op_type] = built(case, device, report)
+            if in_part(case.op_type, part) and not composed.get(case.op_type) and tried[case.op_type] <= TRIALS:
+                composed[case.op_type] = built(case, device, report)
             continue
-        if zlib.crc32(str(case).encode()) % parts != index:
+        if not in_part(str(case), part):
             continue
         for dtype in case.dtypes if any(isinstance(i, harness.R) and i.is_float
                                         for i in case.inputs) else case.dtypes[:1]:
             what = f"{case} {np.dtype(dtype)}"
-            print(what, file=sys.stderr, flush=True)
+            report.begin(what)
             try:
-                ran |= compare(case, harness._arrays(case, dtype), device)
-                report["passed"] += 1
+                report.passes(what, compare(case, harness._arrays(case, dtype), device))
             except _C.UnsupportedError as error:
                 if "of device" in str(error):
-                    report["refused"][what] = str(error)
+                    report.refuses(what, str(error))
                 else:
-                    report["failed"].append((what, f"refused without a name: {error}"))
+                    report.fails(what, f"refused without a name: {error}")
             except Exception as error:  # noqa: BLE001 - reported
-                report["failed"].append((what, f"{type(error).__name__}: {error}"[:400]))
-    report["ran"] = sorted(ran)
-    print(json.dumps(report))
+                report.raised(what, error)
+    report.finish(built=composed)
 
 
 if __name__ == "__main__":

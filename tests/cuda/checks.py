@@ -1,33 +1,89 @@
-"""What the scripts of this folder share: one check after the other, and the JSON object that says how they went."""
+"""What the scripts of this folder share: their report, and the choice of a part of their checks.
+
+A script prints a line of JSON for each case as soon as it has its result, {"case": NAME, "result": "passed", "failed"
+or "refused", "message": TEXT}, and the report as the last line. runner.py reads both.
+"""
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
-from collections.abc import Callable, Iterable
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
 from onnxtrain import _C
 
+T = TypeVar("T")
+
+
+class Report:
+    """The results of one script: `ran`, the kernels that passing cases used, as "Op:kernel"; `passed`, a count;
+    `refused`, messages by case; `failed`, pairs of case and message.
+    """
+
+    def __init__(self) -> None:
+        self.ran: set[str] = set()
+        self.passed = 0
+        self.refused: dict[str, str] = {}
+        self.failed: list[tuple[str, str]] = []
+
+    def begin(self, case: str) -> None:
+        """Names the case on stderr, so that a crash can be attributed."""
+        print(case, file=sys.stderr, flush=True)
+
+    def passes(self, case: str, ran: Iterable[str] = ()) -> None:
+        self.ran.update(ran)
+        self.passed += 1
+        self._line(case, "passed", "")
+
+    def refuses(self, case: str, message: str) -> None:
+        self.refused[case] = message
+        self._line(case, "refused", message)
+
+    def fails(self, case: str, message: str) -> None:
+        self.failed.append((case, message))
+        self._line(case, "failed", message)
+
+    def raised(self, case: str, error: Exception) -> None:
+        self.fails(case, f"{type(error).__name__}: {error}"[:1000])
+
+    def _line(self, case: str, result: str, message: str) -> None:
+        print(json.dumps({"case": case, "result": result, "message": message}), flush=True)
+
+    def finish(self, **more: object) -> None:
+        """Prints the whole report, with what else the script has found."""
+        report = {"ran": sorted(self.ran), "passed": self.passed, "failed": self.failed, "refused": self.refused}
+        print(json.dumps({**report, **more}), flush=True)
+
+
+def in_part(name: str, part: str) -> bool:
+    """Whether a case belongs to a part, "index/parts"; by its name, whatever the other cases are."""
+    index, parts = map(int, part.split("/"))
+    return zlib.crc32(name.encode()) % parts == index
+
+
+def every_nth(checks: Sequence[T], part: str) -> Sequence[T]:
+    """The checks of a part, "index/parts": evenly many in each."""
+    index, parts = map(int, part.split("/"))
+    return checks[index::parts]
+
 
 def run_checks(checks: Iterable[Callable[[], set[str] | None]],
-               before: Callable[[Callable], None] = lambda check: None) -> dict:
-    """Calls every check, whatever became of those before it, and says the name of each on stderr.
-
-    Returns the report that a script prints: `ran`, what the checks return together ("operator:kernel"), `passed`, how
-    many raised nothing, and `failed`, names and errors of the others. `before` is called with each check first.
+               before: Callable[[Callable], None] = lambda check: None) -> None:
+    """Calls every check, whatever became of those before it, and prints the report. A check returns the kernels that it
+    used, or None. `before` is called with each check first.
     """
-    report: dict = {"ran": [], "passed": 0, "failed": []}
-    ran: set[str] = set()
+    report = Report()
     for check in checks:
-        print(check.__name__, file=sys.stderr, flush=True)
+        report.begin(check.__name__)
         try:
             before(check)
-            ran |= check() or set()
-            report["passed"] += 1
+            report.passes(check.__name__, check() or ())
         except Exception as error:  # noqa: BLE001 - reported
-            report["failed"].append((check.__name__, f"{type(error).__name__}: {error}"[:1000]))
-    report["ran"] = sorted(ran)
-    return report
+            report.raised(check.__name__, error)
+    report.finish()
 
 
 def refusal(call: Callable[[], object]) -> str:

@@ -1,14 +1,13 @@
 """Dropout by the numbers of torch's CUDA kernel, against that kernel written down again in NumPy; on a GPU against
 torch itself.
 
-    python tests/cuda/dropout.py PLUGIN DEVICE
+    python tests/cuda/dropout.py PLUGIN DEVICE [part/parts]
 
-Prints one JSON object as cases.py does.
+Prints what checks.py says.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Callable
@@ -17,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import torch
-from checks import run_checks
+from checks import every_nth, run_checks
 
 from onnxtrain import _C
 
@@ -304,12 +303,12 @@ def modules() -> None:
 CHECKS: list[Callable[[], None]] = [known_answers, same_numbers, in_order, compiled, masks, own_numbers, modules]
 
 
-def main(plugin: str, device: str) -> None:
+def main(plugin: str, device: str, part: str = "0/1") -> None:
     global DEVICE
     DEVICE = device
     _C.open_plugin(plugin or None)
     # Steps that are timed are not replayed.
-    print(json.dumps(run_checks(CHECKS, lambda check: _C.set_timing(check is own_numbers))))
+    run_checks(every_nth(CHECKS, part), lambda check: _C.set_timing(check is own_numbers))
 
 
 if __name__ == "__main__":

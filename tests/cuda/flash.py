@@ -3,27 +3,25 @@
     python tests/cuda/flash.py PLUGIN DEVICE [part/parts]
 
 Every comparison of that file's cases is between the nodes one by one on the CPU and FusedAttention on the device.
-Prints one JSON object as cases.py does.
+Prints what checks.py says.
 """
 
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import sys
-import zlib
 from pathlib import Path
 
 import pytest
 import test_fuse_attention as graphs
 import torch
+from checks import Report, every_nth, in_part
 
 from onnxtrain import _C
 
 PLUGIN, DEVICE = "", "cpu"
-USED: set[str] = set()
-REPORT: dict = {"ran": [], "passed": 0, "failed": []}
+REPORT = Report()
 # Of the CPU's kernels, or of when the CPU does not fuse; the last ones are long, and here with fewer columns.
 LEFT_OUT = ("test_kernels_agree", "test_narrow_floats[7", "test_narrow_floats[2048", "test_memory_does_not",
             "test_few_heads_are_split", "test_many_blocks", "test_against_torch", "[300-",
@@ -51,33 +49,33 @@ def step(model: bytes, tensors: list, wants: list, seed: int = 11) -> tuple[list
         grads = list(run.backward(saved, [torch.randn(y.shape, dtype=torch.float64).to(y.dtype).to(place)
                                           for y in outputs]))
     if device == DEVICE:
-        USED.update(f"{op}:{kernel}" for _, op, kernel, *_ in session.timeline())
+        REPORT.ran.update(f"{op}:{kernel}" for _, op, kernel, *_ in session.timeline())
     return [y.cpu() for y in outputs], [None if g is None else g.cpu() for g in grads], session.text("program")
 
 
 class Results:
     """What pytest found, into the report; every eighth case that asks for all subsets has them."""
 
-    def __init__(self, index: int, parts: int) -> None:
-        self.n, self.index, self.parts = 0, index, parts
+    def __init__(self, part: str) -> None:
+        self.n, self.part = 0, part
 
     def pytest_collection_modifyitems(self, items: list) -> None:
         items[:] = [item for item in items if not any(part in item.name for part in LEFT_OUT)
-                    and zlib.crc32(item.name.encode()) % self.parts == self.index]
+                    and in_part(item.name, self.part)]
 
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        print(item.name, file=sys.stderr, flush=True)
+        REPORT.begin(item.name)
         self.n += 1
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when == "call" and report.passed:
-            REPORT["passed"] += 1
+            REPORT.passes(report.nodeid)
         if report.failed:
-            REPORT["failed"].append((report.nodeid, str(report.longrepr)[-1500:]))
+            REPORT.fails(report.nodeid, str(report.longrepr)[-1500:])
 
 
 def cases_of_the_graph(part: str) -> None:
-    results = Results(*map(int, part.split("/")))
+    results = Results(part)
     compare = graphs.compare
 
     def fewer(*arguments, every_subset: bool = True, **options):
@@ -85,9 +83,9 @@ def cases_of_the_graph(part: str) -> None:
 
     graphs.step, graphs.compare, _C.disable_passes = step, fewer, remember
     file = Path(graphs.__file__)
-    status = pytest.main(["-q", "-p", "no:cacheprovider", "--no-header", "-o", "addopts=", str(file)],
+    status = pytest.main(["-q", "-s", "-p", "no:cacheprovider", "--no-header", "-o", "addopts=", str(file)],
                          plugins=[results])
-    assert status in (0, 1), status
+    assert status in (0, 1, pytest.ExitCode.NO_TESTS_COLLECTED), status  # none: a part may have no case
 
 
 # rows, columns, queries' heads, keys' heads, size, size of V, what else
@@ -153,20 +151,19 @@ def main(plugin: str, device: str, part: str = "0/1") -> None:
     _C.open_plugin(plugin or None)
     _C.set_timing(True)
     _C.disable_kernels(["cuda_attention_dnn", "cuda_attention_grad_dnn"])  # tests/cuda/sdpa.py has those
-    for case in TENSOR_CORES:
-        print(case, file=sys.stderr, flush=True)
+    for case in every_nth(TENSOR_CORES, part):
+        REPORT.begin(str(case))
         before = launches("flash_mma")
         try:
             tensor_cores(*case)
             assert DEVICE.startswith("cuda") or launches("flash_mma") == before + 3, "not on tensor cores"
-            REPORT["passed"] += 1
+            REPORT.passes(str(case))
         except Exception as error:  # noqa: BLE001 - reported
-            REPORT["failed"].append((str(case), f"{type(error).__name__}: {error}"[:1000]))
+            REPORT.raised(str(case), error)
     os.environ.setdefault("ONNXTRAIN_TEST_SEED", "1")
     cases_of_the_graph(part)
-    REPORT["ran"] = sorted(USED)
     print()
-    print(json.dumps(REPORT))
+    REPORT.finish()
 
 
 if __name__ == "__main__":

@@ -1,17 +1,16 @@
 """Training steps of whole models on a device against the CPU: MLP, CNN, ResNet, GPT-2, BERT, Llama-style and the
 sample, small.
 
-    python tests/cuda/models.py PLUGIN DEVICE ["NAME,NAME bf16,..."]
+    python tests/cuda/models.py PLUGIN DEVICE ["NAME,NAME bf16,..." or part/parts]
 
 Each is exported as ORTModule exports it and trained for steps on both, with and without bfloat16 autocast where that is
-how it is used; outputs and parameters must agree. Prints one JSON object as cases.py does, and `nodes`, per model: how
-many steps its programs have and which operators.
+how it is used; outputs and parameters must agree. Prints what checks.py says, and `nodes`, per model: how many steps
+its programs have and which operators.
 """
 
 from __future__ import annotations
 
 import copy
-import json
 import logging
 import os
 import sys
@@ -23,6 +22,7 @@ import gpu as bench
 import torch
 import torch.nn.functional as F
 import workloads
+from checks import Report, every_nth
 from torch import nn
 
 from onnxtrain import _C, _report
@@ -118,23 +118,21 @@ def compare(name: str, half: bool, device: str) -> tuple[set[str], dict[str, int
     return {f"{op}:{kernel}" for op, kernel in steps}, dict(Counter(op for op, _ in steps))
 
 
-def main(plugin: str, device: str, names: str = "") -> None:
+def main(plugin: str, device: str, which: str = "0/1") -> None:
     _C.open_plugin(plugin or None)
     _C.set_log_level(logging.ERROR)
     if not device.startswith("cuda"):  # exported once: places and guards are the same
         os.environ["ORTMODULE_CACHE_DIR"] = tempfile.mkdtemp()
-    report: dict = {"ran": [], "passed": 0, "failed": [], "nodes": {}}
-    ran: set[str] = set()
-    for what in names.split(",") if names else EVERY:
-        print(what, file=sys.stderr, flush=True)
+    report = Report()
+    nodes: dict[str, dict[str, int]] = {}
+    for what in every_nth(EVERY, which) if "/" in which else which.split(","):
+        report.begin(what)
         try:
-            used, report["nodes"][what] = compare(what.split()[0], what.endswith("bf16"), device)
-            ran |= used
-            report["passed"] += 1
+            used, nodes[what] = compare(what.split()[0], what.endswith("bf16"), device)
+            report.passes(what, used)
         except Exception as error:  # noqa: BLE001 - reported
-            report["failed"].append((what, f"{type(error).__name__}: {error}"[:1000]))
-    report["ran"] = sorted(ran)
-    print(json.dumps(report))
+            report.raised(what, error)
+    report.finish(nodes=nodes)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 """Whole programs on a device against the CPU: an MLP and a transformer with dropout, forward and backward, faults and
 probes.
 
-    python tests/cuda/programs.py PLUGIN DEVICE [NAME,...]
+    python tests/cuda/programs.py PLUGIN DEVICE [part/parts | NAME,...]
 
-Prints one JSON object as cases.py does.
+Prints what checks.py says.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import copy
 import ctypes
 import io
-import json
 import logging
 import os
 import subprocess
@@ -24,7 +23,7 @@ import onnx
 import sdpa
 import smoke
 import torch
-from checks import Messages, refusal, run_checks
+from checks import Messages, every_nth, refusal, run_checks
 from onnx import TensorProto, helper
 from torch import nn
 
@@ -680,19 +679,19 @@ def generated() -> set[str]:
 MESSAGES = Messages()
 
 PROGRAMS: list[Callable[[], set[str]]] = [mlp, mlp_halves, unaligned, by_rule, gelu_epilogues, transformer, attention,
-                                          loss,                                          loss_of_halves, hot_rows, copies, rotations, fault, strided, rare, graphs,
-                                          graph_shapes, graph_freed, graph_of_the_caller, settings, vision, steps,
+                                          loss, loss_of_halves, hot_rows, copies, rotations, fault, strided, rare,
+                                          graphs, graph_shapes, graph_freed, graph_of_the_caller, settings, vision, steps,
                                           drops, generated, ortmodule]
 
 
-def main(plugin: str, device: str, names: str = "") -> None:
+def main(plugin: str, device: str, which: str = "0/1") -> None:
     global DEVICE, PLUGIN
     PLUGIN = plugin
     logging.getLogger("onnxtrain").addHandler(MESSAGES)
     _C.open_plugin(plugin or None)
     _C.set_timing(True)
     DEVICE = device
-    print(json.dumps(run_checks([globals()[name] for name in names.split(",")] if names else PROGRAMS)))
+    run_checks(every_nth(PROGRAMS, which) if "/" in which else [globals()[name] for name in which.split(",")])
 
 
 if __name__ == "__main__":

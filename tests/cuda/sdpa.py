@@ -1,16 +1,15 @@
 """Attention by cuDNN's graphs on a device: against eager in float64 and the CPU's kernels, each direction by cuDNN or by
 the own kernels, in recorded graphs, and with faults planted in the emulated library.
 
-    python tests/cuda/sdpa.py PLUGIN DEVICE [faults]
+    python tests/cuda/sdpa.py PLUGIN DEVICE [part/parts | faults]
 
-Prints one JSON object as cases.py does. With "faults" only those are planted, which needs the emulation.
+Prints what checks.py says. With "faults" only those are planted, which needs the emulation.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
-import json
 import logging
 import os
 import sys
@@ -18,7 +17,7 @@ from typing import NamedTuple
 
 import test_fuse_attention as graphs
 import torch
-from checks import run_checks
+from checks import every_nth, run_checks
 
 from onnxtrain import _C
 
@@ -267,13 +266,13 @@ def faults() -> set[str]:
     return set()
 
 
-def main(plugin: str, device: str, what: str = "") -> None:
+def main(plugin: str, device: str, which: str = "0/1") -> None:
     global PLUGIN, DEVICE
     PLUGIN, DEVICE = plugin, device
     logging.getLogger("onnxtrain").addHandler(MESSAGES)
     _C.open_plugin(plugin or None)
     _C.set_timing(True)
-    print(json.dumps(run_checks([faults] if what else [cases, others, recorded, unaligned, versions, parts])))
+    run_checks([faults] if which == "faults" else every_nth([cases, others, recorded, unaligned, versions, parts], which))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,20 @@
+"""The emulated device without the sanitizer, for tests that load it into their own process or run whole models."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="session")
+def emulated() -> Path:
+    """The plugin's path."""
+    done = subprocess.run([sys.executable, str(ROOT / "cuda/emulate/build.py"), str(ROOT / "build/emulated/plain")],
+                          capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return Path(done.stdout.splitlines()[-1])
