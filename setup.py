@@ -241,6 +241,8 @@ class BuildCore(build_ext):
             return
         if not compiler or not home:
             return self.leave_out("ONNXTRAIN_CUDA", "nvcc or the CUDA runtime is not found (CUDACXX, CUDA_HOME)")
+        if dependencies.cuda_version(home) < dependencies.LEAST_CUDA:
+            return self.leave_out("ONNXTRAIN_CUDA", dependencies.cuda_is_too_old(home))
         includes = [f"-I{ROOT / 'cuda'}", f"-I{ROOT / 'csrc'}"]
         cc = [*dependencies.c_compiler(), "-std=gnu11", "-O2", "-fPIC", "-fvisibility=hidden", "-Wall",
               "-Wextra", "-Werror", "-D_GNU_SOURCE", f'-DONT_MATH_PATH="{ROOT}/cuda/kernels/math.cuh"', *includes,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -107,6 +108,22 @@ def cuda_home() -> Path | None:
             tops = [line.split("TOP=", 1)[1].strip() for line in shown.splitlines() if "TOP=" in line]
             home = Path(tops[0]).resolve() if tops else home
     return home if home and (home / "include/cuda_runtime_api.h").exists() else None
+
+
+LEAST_CUDA = (12, 8)  # the first one with cudaLibraryLoadData, which loads generated kernels
+
+
+def cuda_version(home: Path) -> tuple[int, int]:
+    """Of the toolkit whose headers are there; (0, 0) where they do not say."""
+    text = (home / "include/cuda_runtime_api.h").read_text(encoding="utf-8", errors="replace")
+    found = re.search(r"#define\s+CUDART_VERSION\s+(\d+)", text)
+    number = int(found[1]) if found else 0  # 12080 is 12.8
+    return number // 1000, number % 1000 // 10
+
+
+def cuda_is_too_old(home: Path) -> str:
+    (major, minor), (least_major, least_minor) = cuda_version(home), LEAST_CUDA
+    return f"the CUDA toolkit in {home} is {major}.{minor}, and {least_major}.{least_minor} or later is needed"
 
 
 def mpi() -> tuple[list[str], list[str]] | None:
