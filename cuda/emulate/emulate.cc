@@ -23,10 +23,10 @@ enum {
     STACK = 256 << 10,
     MAX_THREADS = 1024,
     MAX_WARPS = MAX_THREADS / 32,
-    SHARED_BYTES = 227 << 10,
     DEFAULT_SHARED = 48 << 10,
     LAUNCH_FAILED = 719
 };
+static size_t shared_limit = 227 << 10; // bytes of a block
 enum state { FRESH, READY, AT_BARRIER, AT_WARP, DONE };
 
 struct fiber {
@@ -336,7 +336,7 @@ int ont_emulate_launch(const char *name, dim3 grid, dim3 block, size_t shared, v
 {
     unsigned long threads = (unsigned long)block.x * block.y * block.z;
     bool valid = threads && threads <= MAX_THREADS && grid.x && grid.y && grid.z && grid.y < 65536 && grid.z < 65536 &&
-                 grid.x <= 0x7fffffffu && shared <= SHARED_BYTES;
+                 grid.x <= 0x7fffffffu && shared <= shared_limit;
     pthread_mutex_lock(&one);
     if (!valid) {
         snprintf(message, sizeof message, "%s: grid %u %u %u, block %u %u %u, %zu bytes shared: not a launch", name,
@@ -377,9 +377,14 @@ int ont_emulate_launch(const char *name, dim3 grid, dim3 block, size_t shared, v
 
 /* ---- kernels with much shared memory ---- */
 
+extern "C" __attribute__((visibility("default"))) void ont_emulate_set_shared_limit(size_t bytes)
+{
+    shared_limit = bytes;
+}
+
 size_t ont_shared_limit(void)
 {
-    return SHARED_BYTES;
+    return shared_limit;
 }
 
 static struct allowed {
@@ -400,7 +405,7 @@ int ont_emulate_allow(const void *kernel, size_t bytes)
     allowed *a = allowance(kernel);
     *a = {kernel, bytes};
     pthread_mutex_unlock(&one);
-    return bytes <= SHARED_BYTES ? 0 : 1;
+    return bytes <= shared_limit ? 0 : 1;
 }
 
 int ont_emulate_check_shared(const char *name, const void *kernel, size_t bytes)

@@ -70,7 +70,8 @@ static const char *accept(const ont_node *node)
         if (v && !any && v->dtype != dtype) return "dtypes differ";
     }
     if (read_node(node, &s) != ONT_OK) return "attributes";
-    return ont_flash_fits(&s.flash, node->n_inputs > ONT_ATTENTION_DY) ? NULL : "size of the heads";
+    /* Forward too only where the gradient, which needs more shared memory, will be accepted. */
+    return ont_flash_fits(&s.flash, true) ? NULL : "size of the heads";
 }
 
 static ont_status prepare(const ont_node *node, ont_arena *arena, ont_prepared *out)
