@@ -246,8 +246,8 @@ class BuildCore(build_ext):
         includes = [f"-I{ROOT / 'cuda'}", f"-I{ROOT / 'csrc'}"]
         cc = [*dependencies.c_compiler(), "-std=gnu11", "-O2", "-fPIC", "-fvisibility=hidden", "-Wall",
               "-Wextra", "-Werror", "-D_GNU_SOURCE", f'-DONT_MATH_PATH="{ROOT}/cuda/kernels/math.cuh"', *includes,
-              "-isystem", str(home / "include")]
-        nvcc = [compiler, "-std=c++17", "-O3", *self.cuda_architectures(), "-Werror", "all-warnings",
+              f'-DONT_CUDA_ARCHS="{" ".join(self.cuda_architectures())}"', "-isystem", str(home / "include")]
+        nvcc = [compiler, "-std=c++17", "-O3", *self.cuda_code(), "-Werror", "all-warnings",
                 "-Xptxas=-v", "-Xcompiler=-fPIC,-fvisibility=hidden,-Wall", *includes]
         jobs = [(source, temp / f"{source.relative_to(ROOT)}.o", nvcc if source.suffix == ".cu" else cc)
                 for folder in ("", "kernels", "libs", "ops") for source in sorted((ROOT / "cuda" / folder).glob("*.c*"))
@@ -261,12 +261,13 @@ class BuildCore(build_ext):
         fresh.replace(package / "_cuda.so")
 
     def cuda_architectures(self) -> list[str]:
-        """ONNXTRAIN_CUDA_ARCHS ("80 90 100"), each as machine code, the last one as PTX too.
-
-        A build in place has one, so that it is quick.
-        """
+        """ONNXTRAIN_CUDA_ARCHS ("80 90 100"). A build in place has one, so that it is quick."""
         quick = self.in_place or os.environ.get("ONNXTRAIN_SANITIZE")
-        named = os.environ.get("ONNXTRAIN_CUDA_ARCHS", "80" if quick else "80 90 100").split()
+        return os.environ.get("ONNXTRAIN_CUDA_ARCHS", "80" if quick else "80 90 100").split()
+
+    def cuda_code(self) -> list[str]:
+        """nvcc's options: each architecture as machine code, the last one as PTX too."""
+        named = self.cuda_architectures()
         codes = [f"-gencode=arch=compute_{arch},code=sm_{arch}" for arch in named]
         return [*codes, f"-gencode=arch=compute_{named[-1]},code=compute_{named[-1]}"]
 

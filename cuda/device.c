@@ -11,6 +11,8 @@
 #include "libs/jit.h"
 #include "core_shim.h"
 #include "device/multi.h"
+#include "images.h"
+#include "shared.h"
 #include "ops_common.h"
 
 const ont_core *ont_cuda_core;
@@ -44,9 +46,9 @@ static void leave(const ont_device *device, const ont_scope *scope)
     if (scope->previous != device->id) cudaSetDevice(scope->previous);
 }
 
-static ont_status alloc(const ont_device *device, size_t bytes, ont_memory *memory)
+static ont_status alloc(const ont_device *device, size_t bytes, ont_dtype dtype, ont_memory *memory)
 {
-    return ont_cuda_allocator->take(ont_cuda_allocator->context, device->ops->dlpack, device->id, bytes, memory);
+    return ont_cuda_allocator->take(ont_cuda_allocator->context, device->ops->dlpack, device->id, bytes, dtype, memory);
 }
 
 static void release(const ont_device *device, ont_memory *memory, size_t bytes)
@@ -56,21 +58,23 @@ static void release(const ont_device *device, ont_memory *memory, size_t bytes)
     ont_cuda_allocator->give(memory);
 }
 
+static ont_status shared_page(void **page)
+{
+    return check(cudaHostAlloc(page, ONT_SHARED_PAGE, cudaHostAllocMapped | cudaHostAllocPortable),
+                 "memory that both sides see");
+}
+
 static ont_status alloc_shared(const ont_device *device, size_t bytes, void **data)
 {
     (void)device;
-    void *fresh = NULL;
-    ONT_TRY(
-        check(cudaHostAlloc(&fresh, bytes, cudaHostAllocMapped | cudaHostAllocPortable), "memory that both sides see"));
-    memset(fresh, 0, bytes);
-    *data = fresh;
-    return ONT_OK;
+    if (bytes > ONT_SHARED_BLOCK) return ont_fail(ONT_EINVAL, "%zu bytes of shared memory are too many", bytes);
+    return ont_shared_take(shared_page, data);
 }
 
 static void free_shared(const ont_device *device, void *data)
 {
     (void)device;
-    cudaFreeHost(data);
+    ont_shared_give(data);
 }
 
 static ont_status write_host(const ont_device *device, void *to, const void *host, size_t bytes, void *stream)
@@ -226,7 +230,33 @@ static int32_t random_blocks(int id)
 }
 
 static ont_device devices[ONT_PLUGIN_DEVICES];
-static char about[128];
+static char about[128], left_out[192];
+
+/* Whether this build has kernels for a GPU; says in left_out if not. */
+static bool has_kernels(int id)
+{
+    int major = 0, minor = 0;
+    if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, id) != cudaSuccess ||
+        cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, id) != cudaSuccess)
+        cudaGetLastError();
+    else if (ont_images_run_on(ONT_CUDA_ARCHS, major * 10 + minor))
+        return true;
+    snprintf(left_out, sizeof left_out, "cuda:%d has compute capability %d.%d, and this build has kernels for %s", id,
+             major, minor, ONT_CUDA_ARCHS);
+    return false;
+}
+
+static ont_status add_devices(int n, ont_plugin *plugin)
+{
+    for (int id = 0; id < n && id < ONT_PLUGIN_DEVICES; id++) {
+        if (!has_kernels(id)) continue;
+        devices[id] = (ont_device){.ops = &ops, .id = id, .lists = ont_cuda_lists, .n_lists = ont_cuda_n_lists,
+                                   .random_blocks = random_blocks(id)};
+        plugin->devices[plugin->n_devices++] = &devices[id];
+    }
+    plugin->left_out = *left_out ? left_out : NULL;
+    return plugin->n_devices ? ONT_OK : ont_fail(ONT_EIO, "%s", left_out);
+}
 
 __attribute__((visibility("default"))) ont_status ont_plugin_open(const ont_core *core, const ont_allocator *allocator,
                                                                   ont_plugin *plugin)
@@ -239,13 +269,7 @@ __attribute__((visibility("default"))) ont_status ont_plugin_open(const ont_core
     if (error != cudaSuccess || !n) return ont_fail(ONT_EIO, "no CUDA device: %s", n ? "?" : cudaGetErrorString(error));
     cudaDriverGetVersion(&driver);
     *plugin = (ont_plugin){.version = ONT_PLUGIN_VERSION, .about = about};
-    for (; plugin->n_devices < n && plugin->n_devices < ONT_PLUGIN_DEVICES; plugin->n_devices++) {
-        ont_device *device = &devices[plugin->n_devices];
-        *device = (ont_device){.ops = &ops, .id = plugin->n_devices, .lists = ont_cuda_lists,
-                               .n_lists = ont_cuda_n_lists,
-                               .random_blocks = random_blocks(plugin->n_devices)};
-        plugin->devices[plugin->n_devices] = device;
-    }
+    ONT_TRY(add_devices(n, plugin));
     const ont_blas *blas = ont_blas_get();
     const ont_dnn *dnn = ont_dnn_get();
     if (!ont_jit_get())

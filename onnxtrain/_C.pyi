@@ -345,7 +345,8 @@ def open_plugin(path: str | None = None) -> dict[str, Any]:
     """Opens a library with devices; None: the CUDA library beside the extension. Later calls return the same.
 
     Returns:
-        ``about`` and ``missing`` (str or None), ``devices``: names for Session.
+        ``about``; ``missing``, libraries, and ``left_out``, why a GPU cannot be used (str or None); ``devices``: names
+        for Session.
 
     Raises:
         OSError: the library cannot be opened, or the machine lacks what it needs.

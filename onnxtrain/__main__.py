@@ -78,7 +78,8 @@ def cuda() -> str:
         if "_cuda.so" in str(error):
             return "not in this build; ONNXTRAIN_CUDA=1 builds it where nvcc is installed"
         return f"in this build, but not usable here: {error}"
-    return plugin["about"] + (f"; missing: {plugin['missing']}" if plugin["missing"] else "")
+    lacks = [f"missing: {plugin['missing']}"] if plugin["missing"] else []
+    return "; ".join([plugin["about"], *lacks, *filter(None, [plugin["left_out"]])])
 
 
 def mpi() -> str:

@@ -30,7 +30,9 @@ typedef enum ont_fault_code {
 
 typedef struct ont_memory {
     void *data;
-    void *owner; /* for free() */
+    void *owner;  /* for free() */
+    void *tensor; /* torch's own tensor of this memory, which py/torch_abi.h gives to the caller; NULL: there is none */
+    void *stream; /* of ont_device_alloc(): the stream that was current; freed memory goes to later work on it */
 } ont_memory;
 
 /* State of one phase, from enter() to leave(). */
@@ -51,7 +53,8 @@ typedef struct ont_device_ops {
     bool waits;     /* calls are synchronous: faults are seen at once */
     ont_status (*enter)(const ont_device *device, ont_scope *scope);
     void (*leave)(const ont_device *device, const ont_scope *scope);
-    ont_status (*alloc)(const ont_device *device, size_t bytes, ont_memory *memory);
+    /* dtype: of the elements, if the memory is to be a tensor of torch's; else uint8 */
+    ont_status (*alloc)(const ont_device *device, size_t bytes, ont_dtype dtype, ont_memory *memory);
     void (*free)(const ont_device *device, ont_memory *memory, size_t bytes);
     ont_status (*alloc_shared)(const ont_device *device, size_t bytes, void **data); /* zeroed; host-accessible */
     void (*free_shared)(const ont_device *device, void *data);

@@ -4,8 +4,10 @@
 #include "device/plugin.h"
 
 #include <dlfcn.h>
+#include <limits.h>
 #include <pthread.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/alloc.h"
@@ -58,6 +60,8 @@ static ont_status open_plugin(const char *path, const struct ont_core *core, ont
 
 ont_status ont_plugin_get(const char *path, const struct ont_core *core, const ont_plugin **plugin)
 {
+    char resolved[PATH_MAX]; /* one library by two paths would be opened twice */
+    if (strchr(path, '/') && realpath(path, resolved)) path = resolved;
     ont_status status = ONT_OK;
     int found = -1;
     pthread_mutex_lock(&lock);

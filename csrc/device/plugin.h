@@ -7,14 +7,14 @@
 
 #include "device/device.h"
 
-enum { ONT_PLUGIN_VERSION = 4, ONT_PLUGIN_DEVICES = 16 };
+enum { ONT_PLUGIN_VERSION = 5, ONT_PLUGIN_DEVICES = 16 };
 
 struct ont_core;
 
 /* torch's allocator of device memory; py/ sets it before a plugin is opened. */
 typedef struct ont_allocator {
     void *context;
-    ont_status (*take)(void *context, int32_t type, int32_t id, size_t bytes, ont_memory *memory);
+    ont_status (*take)(void *context, int32_t type, int32_t id, size_t bytes, ont_dtype dtype, ont_memory *memory);
     void (*give)(ont_memory *memory);
     ont_status (*current_stream)(void *context, int32_t type, int32_t id, void **stream);
     int tf32, tf32_conv; /* float32 products and convolutions may round their operands to TF32: torch's flags */
@@ -24,6 +24,7 @@ typedef struct ont_plugin {
     int version;
     const char *about;      /* one line for `python -m onnxtrain` */
     const char *missing;    /* libraries that it did not find; NULL: none */
+    const char *left_out;   /* why a device of the machine is not among `devices`; NULL: all are */
     const ont_device *devices[ONT_PLUGIN_DEVICES];
     int n_devices;
 } ont_plugin;

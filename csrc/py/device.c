@@ -9,6 +9,7 @@
 
 #include "device/plugin.h"
 #include "ops/plugin_api.h"
+#include "py/torch_abi.h"
 #include "run/replay.h"
 
 enum { MAX_OPENED = 4 };
@@ -23,23 +24,30 @@ static void keep_error(void *context, const char *kind, const char *message)
     ont_set_error("%s: %s", kind, message);
 }
 
-/* Allocates a uint8 tensor of that many bytes. */
-static ont_status take(void *context, int32_t type, int32_t id, size_t bytes, ont_memory *memory)
+/*
+ * A tensor of torch's that can be given to the caller, or if torch's shim lacks something, a uint8 tensor of DLPack. If
+ * the first one fails for lack of memory, so does the second, which says why.
+ */
+static ont_status take(void *context, int32_t type, int32_t id, size_t bytes, ont_dtype dtype, ont_memory *memory)
 {
     const dlpack_exchange_api *api = context;
+    if (ont_torch_empty(type, id, bytes, dtype, memory)) return ONT_OK;
     int64_t shape = (int64_t)bytes, stride = 1;
     dlpack_tensor prototype = {
         .device = {type, id}, .ndim = 1, .dtype = {1, 8, 1}, .shape = &shape, .strides = &stride};
     dlpack_managed *managed = NULL;
     if (api->allocate(&prototype, &managed, NULL, keep_error) < 0) return ONT_ENOMEM;
-    *memory = (ont_memory){(char *)managed->tensor.data + managed->tensor.byte_offset, managed};
+    *memory = (ont_memory){.data = (char *)managed->tensor.data + managed->tensor.byte_offset, .owner = managed};
     return ONT_OK;
 }
 
 static void give(ont_memory *memory)
 {
     dlpack_managed *managed = memory->owner;
-    if (managed->deleter) managed->deleter(managed);
+    if (memory->tensor)
+        ont_torch_delete(memory->tensor);
+    else if (managed->deleter)
+        managed->deleter(managed);
 }
 
 static ont_status current_stream(void *context, int32_t type, int32_t id, void **stream)
@@ -86,6 +94,20 @@ static ont_status open_path(const char *path, const ont_plugin **plugin)
     return ONT_OK;
 }
 
+/* UnsupportedError for a GPU that the plugin leaves out, ValueError for a device that does not exist. */
+static int raise_missing(const ont_state *state, const char *name)
+{
+    for (int i = 0; i < n_opened; i++) {
+        const char *left_out = opened[i]->left_out;
+        size_t length = left_out ? strcspn(left_out, " ") : 0; /* "cuda:0 has ..." */
+        if (!left_out || strlen(name) != length || memcmp(left_out, name, length)) continue;
+        ont_raise(state, ont_fail(ONT_EUNSUPPORTED, "%s", left_out));
+        return -1;
+    }
+    PyErr_Format(PyExc_ValueError, "there is no device '%s'", name);
+    return -1;
+}
+
 static const ont_device *find(const char *kind, size_t length, long id)
 {
     for (int i = 0; i < n_opened; i++)
@@ -119,9 +141,7 @@ int ont_device_by_name(const ont_state *state, const char *name, const ont_devic
         }
         *device = find(name, length, id);
     }
-    if (*device) return 0;
-    PyErr_Format(PyExc_ValueError, "there is no device '%s'", name);
-    return -1;
+    return *device ? 0 : raise_missing(state, name);
 }
 
 static PyObject *describe(const ont_plugin *plugin)
@@ -132,7 +152,8 @@ static PyObject *describe(const ont_plugin *plugin)
         if (!item || PyList_Append(devices, item) < 0) Py_CLEAR(devices);
         Py_XDECREF(item);
     }
-    return devices ? Py_BuildValue("{ss sz sN}", "about", plugin->about, "missing", plugin->missing, "devices", devices)
+    return devices ? Py_BuildValue("{ss sz sz sN}", "about", plugin->about, "missing", plugin->missing, "left_out",
+                                   plugin->left_out, "devices", devices)
                    : NULL;
 }
 

@@ -5,6 +5,7 @@
 #include "py/dlpack.h"
 
 #include "base/alloc.h"
+#include "py/torch_abi.h"
 
 int ont_dlpack_init(ont_state *state)
 {
@@ -199,6 +200,11 @@ static PyObject *wrap_by_protocol(ont_block *block)
 
 PyObject *ont_dlpack_wrap(const ont_state *state, ont_block *block)
 {
+    if (block->memory.tensor) {
+        PyObject *own = ont_torch_wrap(block->memory.tensor, &block->shape);
+        ont_block_unref(block);
+        return own;
+    }
     if (!state->dlpack) return wrap_by_protocol(block);
     wrapped *w = ont_malloc(sizeof *w);
     if (!w) {

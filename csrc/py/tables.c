@@ -52,7 +52,7 @@ static ont_status reserve(ont_device_tables *t, const ont_device *device, size_t
     ONT_TRY(ont_optim_reserve(&t->host, &t->host_capacity, bytes, 1));
     if (t->device == device && t->device_capacity >= bytes + work) return ONT_OK;
     ONT_TRY(leave_memory(t));
-    ONT_TRY(device->ops->alloc(device, bytes + work, &t->memory));
+    ONT_TRY(device->ops->alloc(device, bytes + work, ONT_UINT8, &t->memory));
     t->device = device;
     t->device_capacity = bytes + work;
     return ONT_OK;

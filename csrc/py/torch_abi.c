@@ -7,6 +7,7 @@
 #include "py/torch_abi.h" /* Python.h before any system header */
 
 #include <dlfcn.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "device/library.h"
@@ -32,6 +33,15 @@ static struct shim {
     void (*bump_version)(const void *tensor); /* void torch::autograd::impl::bump_version(const at::Tensor &) */
     int64_t (*version)(const void *tensor);   /* int64_t at::TensorBase::_version() const; NULL: by Python */
     shim_status (*defined)(void *tensor, bool *defined);
+    bool has_tensors;                         /* the functions below have passed their test */
+    shim_status (*empty)(int64_t rank, const int64_t *sizes, const int64_t *strides, int32_t dtype, int32_t device_type,
+                         int32_t device_id, void **tensor);
+    shim_status (*alias)(void *tensor, int64_t rank, const int64_t *sizes, const int64_t *strides, int64_t offset,
+                         void **alias);
+    shim_status (*delete)(void *tensor);
+    PyObject *(*wrap)(const void *tensor);    /* PyObject *THPVariable_Wrap(const at::TensorBase &) */
+    int32_t cuda;
+    int32_t numbers[ONT_DTYPE_COUNT];         /* torch's numbers; -1: none */
 } shim;
 
 static bool find_symbol(void *library, const char *name, void *function)
@@ -192,6 +202,90 @@ static bool autograd_abi_matches(const ont_state *state)
     return good;
 }
 
+/* ---- tensors that torch allocates ---- */
+
+static void find_all_dtypes(void *library)
+{
+    static const struct {
+        ont_dtype dtype;
+        const char *name;
+    } names[] = {{ONT_FLOAT32, "float32"}, {ONT_FLOAT64, "float64"}, {ONT_FLOAT16, "float16"},
+                 {ONT_BFLOAT16, "bfloat16"}, {ONT_UINT8, "uint8"}, {ONT_INT8, "int8"}, {ONT_INT16, "int16"},
+                 {ONT_INT32, "int32"}, {ONT_INT64, "int64"}, {ONT_UINT16, "uint16"}, {ONT_UINT32, "uint32"},
+                 {ONT_UINT64, "uint64"}, {ONT_BOOL, "bool"}, {ONT_COMPLEX64, "complex64"},
+                 {ONT_COMPLEX128, "complex128"}};
+    char symbol[64];
+    for (int i = 0; i < ONT_DTYPE_COUNT; i++) shim.numbers[i] = -1;
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        snprintf(symbol, sizeof symbol, "aoti_torch_dtype_%s", names[i].name);
+        if (!find_number(library, symbol, &shim.numbers[names[i].dtype])) shim.numbers[names[i].dtype] = -1;
+    }
+}
+
+static bool find_tensor_functions(void *library)
+{
+    void *python = dlopen("libtorch_python.so", RTLD_NOLOAD | RTLD_LAZY);
+    bool found = python && find_symbol(python, "_Z16THPVariable_WrapRKN2at10TensorBaseE", &shim.wrap) &&
+                 find_symbol(library, "aoti_torch_empty_strided", &shim.empty) &&
+                 find_symbol(library, "aoti_torch__reinterpret_tensor", &shim.alias) &&
+                 find_symbol(library, "aoti_torch_delete_tensor_object", &shim.delete) &&
+                 find_number(library, "aoti_torch_device_type_cuda", &shim.cuda);
+    if (python) dlclose(python); /* torch holds it */
+    return found;
+}
+
+/* Whether a tensor of 2 x 3 float32 that torch allocates, and its object, are what DLPack says of the object. */
+static bool tensor_functions_match(const ont_state *state)
+{
+    ont_memory memory;
+    ont_shape shape = ont_shape_of(2, (const int64_t[]){2, 3});
+    ont_tensor_view view;
+    if (!ont_torch_empty(DLPACK_CPU, 0, 24, ONT_FLOAT32, &memory)) return false;
+    PyObject *object = ont_torch_wrap(memory.tensor, &shape);
+    bool good = object && (PyObject *)Py_TYPE(object) == state->tensor_type &&
+                ont_torch_read_tensor(state, object, &view) && matches_dlpack(state, object) &&
+                view.data == memory.data && view.dims[0] == 2 && view.dims[1] == 3 && view.dtype == ONT_FLOAT32;
+    Py_XDECREF(object);
+    ont_torch_delete(memory.tensor);
+    return good;
+}
+
+bool ont_torch_empty(int32_t device_type, int32_t device_id, size_t bytes, ont_dtype dtype, ont_memory *memory)
+{
+    size_t size = ont_dtype_size(dtype);
+    int64_t stride = 1, n = size ? (int64_t)((bytes + size - 1) / size) : 0;
+    int32_t type = device_type == DLPACK_CUDA ? shim.cuda : shim.cpu;
+    if (!shim.has_tensors || !n || shim.numbers[dtype] < 0 || (device_type != DLPACK_CPU && device_type != DLPACK_CUDA))
+        return false;
+    *memory = (ont_memory){0};
+    if (shim.empty(1, &n, &stride, shim.numbers[dtype], type, device_type == DLPACK_CPU ? -1 : device_id,
+                   &memory->tensor))
+        return false;
+    if (!shim.data(memory->tensor, &memory->data) && memory->data) return true;
+    ont_torch_delete(memory->tensor);
+    return false;
+}
+
+void ont_torch_delete(void *tensor)
+{
+    shim.delete(tensor);
+}
+
+/* The alias has a TensorImpl of its own: autograd's data of the object must not be reachable from the block. */
+PyObject *ont_torch_wrap(void *tensor, const ont_shape *shape)
+{
+    int64_t strides[ONT_MAX_RANK];
+    void *alias = NULL;
+    ont_shape_strides(shape, strides);
+    if (shim.alias(tensor, shape->rank, shape->dims, strides, 0, &alias)) {
+        PyErr_SetString(PyExc_RuntimeError, "torch gives no view of a tensor that it has allocated");
+        return NULL;
+    }
+    PyObject *object = shim.wrap(alias);
+    shim.delete(alias);
+    return object;
+}
+
 void ont_torch_abi_init(ont_state *state)
 {
     void *library = ont_library_torch();
@@ -202,6 +296,9 @@ void ont_torch_abi_init(ont_state *state)
         if (shim.offset && !matches_dlpack(state, sample)) shim.offset = 0;
     }
     if (shim.offset) shim.has_autograd = find_autograd_functions(library) && autograd_abi_matches(state);
+    if (shim.offset) find_all_dtypes(library);
+    shim.has_tensors = shim.offset && find_tensor_functions(library);
+    shim.has_tensors = shim.has_tensors && tensor_functions_match(state);
     PyErr_Clear();
     Py_XDECREF(sample);
 }

@@ -44,6 +44,18 @@ void *ont_torch_grad(void *handle);
 bool ont_torch_has_version(const void *handle, const void **version);
 void ont_torch_bump_version(void *handle);
 
+/*
+ * An uninitialized tensor of at least that many bytes on a device of DLPack's type, allocated by torch, whose element
+ * type is `dtype`. False: torch or this dtype does not support it, or there is no memory. Needs no GIL.
+ */
+bool ont_torch_empty(int32_t device_type, int32_t device_id, size_t bytes, ont_dtype dtype, ont_memory *memory);
+void ont_torch_delete(void *tensor); /* a tensor of ont_torch_empty(); needs no GIL */
+/*
+ * A torch.Tensor of this shape that shares the memory of a tensor of ont_torch_empty(). Its memory is torch's own, so
+ * that record_stream() has its effect. NULL with an exception.
+ */
+PyObject *ont_torch_wrap(void *tensor, const ont_shape *shape);
+
 /* Version counter of any tensor: how often it was modified in place; -1 if it has none. Raises nothing. */
 int64_t ont_torch_version(const ont_state *state, PyObject *tensor);
 

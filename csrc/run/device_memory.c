@@ -7,14 +7,22 @@
 #include <string.h>
 
 #include "base/alloc.h"
+#include "base/log.h"
 #include "run/run.h"
 
 ont_status ont_device_alloc(const ont_device *device, size_t bytes, ont_memory *memory)
 {
-    if (device) return device->ops->alloc(device, bytes ? bytes : 1, memory);
-    memory->owner = NULL;
-    memory->data = ont_buffer_alloc(bytes);
-    return memory->data ? ONT_OK : ONT_ENOMEM;
+    ont_scope scope;
+    *memory = (ont_memory){0};
+    if (!device) {
+        memory->data = ont_buffer_alloc(bytes);
+        return memory->data ? ONT_OK : ONT_ENOMEM;
+    }
+    ONT_TRY(ont_device_enter(device, &scope));
+    ont_status status = device->ops->alloc(device, bytes ? bytes : 1, ONT_UINT8, memory);
+    memory->stream = scope.stream;
+    ont_device_leave(device, &scope);
+    return status;
 }
 
 void ont_device_free(const ont_device *device, ont_memory *memory, size_t bytes)
@@ -24,6 +32,30 @@ void ont_device_free(const ont_device *device, ont_memory *memory, size_t bytes)
         device->ops->free(device, memory, bytes ? bytes : 1);
     else
         ont_buffer_free(memory->data, bytes);
+    *memory = (ont_memory){0};
+}
+
+static bool is_captured(const ont_device *device, void *stream)
+{
+    return device->ops->capturing && device->ops->capturing(device, stream);
+}
+
+bool ont_device_wait_for_use(const ont_device *device, const ont_memory *memory, void *last)
+{
+    ont_scope scope;
+    if (!device || !memory->data || last == memory->stream) return true;
+    if (ont_device_enter(device, &scope) != ONT_OK) return false;
+    /* An event would become a part of the capture. */
+    bool captured = is_captured(device, memory->stream) || is_captured(device, last);
+    bool waits = !captured && device->ops->join(device, memory->stream, last) == ONT_OK;
+    ont_device_leave(device, &scope);
+    if (!waits) ont_log(ONT_LOG_WARNING, "no stream can wait for the last use of device memory");
+    return waits;
+}
+
+void ont_device_free_after(const ont_device *device, ont_memory *memory, size_t bytes, void *last)
+{
+    if (ont_device_wait_for_use(device, memory, last)) ont_device_free(device, memory, bytes);
     *memory = (ont_memory){0};
 }
 

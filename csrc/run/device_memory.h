@@ -1,5 +1,5 @@
 /*
- * Memory and streams of a program's device; NULL is the CPU. Internal to run/.
+ * Memory and streams of a device; NULL is the CPU.
  */
 #ifndef ONT_RUN_DEVICE_MEMORY_H
 #define ONT_RUN_DEVICE_MEMORY_H
@@ -9,6 +9,13 @@
 
 ont_status ont_device_alloc(const ont_device *device, size_t bytes, ont_memory *memory) ONT_MUST_USE;
 void ont_device_free(const ont_device *device, ont_memory *memory, size_t bytes);
+/*
+ * The same for memory of ont_device_alloc() that work on stream `last` used last: the allocator may give it to work on
+ * the stream that it was allocated on, which waits for `last` first. Memory for which nothing can wait is never freed.
+ */
+void ont_device_free_after(const ont_device *device, ont_memory *memory, size_t bytes, void *last);
+/* Lets that stream wait without freeing the memory; whether it does. A failure is logged. */
+bool ont_device_wait_for_use(const ont_device *device, const ont_memory *memory, void *last);
 ont_status ont_device_enter(const ont_device *device, ont_scope *scope) ONT_MUST_USE;
 void ont_device_leave(const ont_device *device, const ont_scope *scope);
 ont_status ont_device_copy(const ont_device *device, void *to, const void *from, size_t bytes,

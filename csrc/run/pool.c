@@ -46,8 +46,7 @@ ont_status ont_pool_create(const ont_device *device, ont_pool **pool)
 static void block_free(ont_block *block)
 {
     if (block->device)
-        block->device->ops->free(block->device, &(ont_memory){block->data, block->owner},
-                                 block->bytes ? block->bytes : 1);
+        block->device->ops->free(block->device, &block->memory, block->bytes ? block->bytes : 1);
     else
         ont_buffer_free(block->data, block->bytes);
     ont_free(block);
@@ -161,17 +160,15 @@ void ont_pool_unref(ont_pool *pool)
     if (last) pool_destroy(pool);
 }
 
-static ont_status block_alloc(const ont_device *device, ont_block *block)
+static ont_status block_alloc(const ont_device *device, ont_dtype dtype, ont_block *block)
 {
     block->device = device;
     if (!device) {
         block->data = ont_buffer_alloc(block->bytes);
         return block->data ? ONT_OK : ONT_ENOMEM;
     }
-    ont_memory memory = {0};
-    ONT_TRY(device->ops->alloc(device, block->bytes ? block->bytes : 1, &memory));
-    block->data = memory.data;
-    block->owner = memory.owner;
+    ONT_TRY(device->ops->alloc(device, block->bytes ? block->bytes : 1, dtype, &block->memory));
+    block->data = block->memory.data;
     return ONT_OK;
 }
 
@@ -189,7 +186,7 @@ ont_status ont_pool_take(ont_pool *pool, ont_dtype dtype, const ont_shape *shape
         block = ont_calloc(1, sizeof *block);
         if (!block) return ONT_ENOMEM;
         block->bytes = bytes;
-        ont_status status = block_alloc(pool->device, block);
+        ont_status status = block_alloc(pool->device, dtype, block);
         if (status != ONT_OK) {
             ont_free(block);
             return status;

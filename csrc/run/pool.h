@@ -28,8 +28,8 @@ typedef struct ont_block {
     ont_dtype dtype;
     ont_shape shape;
     const ont_device *device; /* NULL: the CPU */
+    ont_memory memory;        /* on a device */
     /* Private to the pool: */
-    void *owner;
     ont_pool *pool;
     int refs;
     /* Position in one of the pool's LRU lists: */
@@ -43,7 +43,10 @@ typedef struct ont_pool_stats {
     uint64_t taken, reused;
 } ont_pool_stats;
 
-/* On a device nothing is cached: torch's allocator does that, and it knows the streams. */
+/*
+ * On a device nothing is cached: torch's allocator does that, and it knows the streams. The statistics do not count
+ * what the caller of a session on a device holds: those tensors are torch's own.
+ */
 ont_status ont_pool_create(const ont_device *device, ont_pool **pool) ONT_MUST_USE;
 void ont_pool_unref(ont_pool *pool); /* cached blocks are freed now, live ones when their last reference is dropped */
 ont_status ont_pool_take(ont_pool *pool, ont_dtype dtype, const ont_shape *shape, ont_block **block) ONT_MUST_USE;

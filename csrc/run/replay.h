@@ -19,23 +19,33 @@ typedef struct ont_replay { /* of one run and phase; all zero is the empty state
     void *graph;
     ont_replay_tensor *tensors;
     uint32_t n_tensors;
-    uint32_t stable_calls; /* consecutive calls without a newly moving tensor */
+    uint32_t warm_calls;   /* calls since the first, or since a tensor without a static buffer moved */
     bool capture_failed;   /* a capture failed; it is not tried again */
+    bool no_room;          /* there was no memory for a static buffer; it is not tried again */
 } ont_replay;
+
+typedef struct ont_replay_call { /* the stream of a call, and address and size of each of its n tensors */
+    void *stream;
+    void **addresses;
+    size_t *bytes;
+    uint32_t n;
+} ont_replay_call;
 
 typedef enum ont_replay_mode { ONT_REPLAY_EAGER, ONT_REPLAY_CAPTURE, ONT_REPLAY_LAUNCH } ont_replay_mode;
 
 /*
- * Chooses how to run a call with these addresses. The first ONT_REPLAY_WARMUP_CALLS consecutive calls without a newly
- * moving tensor run eagerly (algorithms are tuned, kernels are loaded), the next one is captured, later ones are
- * launched. Tensors larger than ONT_REPLAY_STATIC_BYTES get no static buffer: while they move, every call runs eagerly.
+ * Chooses how to run a call. The first ONT_REPLAY_WARMUP_CALLS calls run eagerly
+ * (algorithms are tuned, kernels are loaded), the next one is captured, later ones are launched. A call in which a
+ * tensor moves for the first time runs eagerly, and the next one is captured again: each tensor causes this at most
+ * once. Tensors larger than ONT_REPLAY_STATIC_BYTES get no static buffer: after each of their moves the first calls
+ * begin again. If there is no memory for a static buffer, all are freed and every call runs eagerly from now on.
  * *reason says why a call runs eagerly; NULL otherwise. ENOMEM.
  */
 enum { ONT_REPLAY_STATIC_BYTES = 1 << 30, ONT_REPLAY_WARMUP_CALLS = 2 };
-ont_status ont_replay_choose_mode(ont_replay *replay, const ont_device *device, void *const *addresses,
-                                  const size_t *bytes, uint32_t n, ont_replay_mode *mode,
-                                  const char **reason) ONT_MUST_USE;
-void ont_replay_deinit(ont_replay *replay, const ont_device *device);
+ont_status ont_replay_choose_mode(ont_replay *replay, const ont_device *device, const ont_replay_call *call,
+                                  ont_replay_mode *mode, const char **reason) ONT_MUST_USE;
+/* `last`: the stream that used the static buffers last. */
+void ont_replay_deinit(ont_replay *replay, const ont_device *device, void *last);
 
 typedef struct ont_replay_counts {
     uint64_t captured, launched;

@@ -62,8 +62,11 @@ static uint64_t *seed_at(const ont_run *run)
 static void run_destroy(ont_run *run)
 {
     if (!run) return;
-    for (int phase = 0; phase < 2; phase++) ont_replay_deinit(&run->replays[phase], run->program->device);
-    ont_device_free(run->program->device, &run->slab_memory, slab_bytes(run->program));
+    const ont_program *p = run->program;
+    void *last = run->used ? run->stream : run->slab_memory.stream;
+    for (int phase = 0; phase < 2; phase++) ont_replay_deinit(&run->replays[phase], p->device, last);
+    ont_device_free_after(p->device, &run->slab_memory, slab_bytes(p), last);
+    if (run->used) (void)ont_device_wait_for_use(p->device, &p->constants, last);
     ont_free(run->pointers);
     ont_free(run->in);
     ont_free(run->out);
@@ -419,16 +422,16 @@ static ont_status choose_mode(ont_run *run, void *const *inputs, ont_replay *rep
                               const char **reason)
 {
     const ont_graph *g = run->program->graph;
-    uint32_t n = g->n_inputs + g->n_outputs;
-    void **addresses = ont_calloc(n + 1, sizeof *addresses);
-    size_t *bytes = ont_calloc(n + 1, sizeof *bytes);
-    ont_status status = addresses && bytes ? ONT_OK : ONT_ENOMEM;
+    ont_replay_call call = {.stream = run->stream, .n = g->n_inputs + g->n_outputs};
+    call.addresses = ont_calloc(call.n + 1, sizeof *call.addresses);
+    call.bytes = ont_calloc(call.n + 1, sizeof *call.bytes);
+    ont_status status = call.addresses && call.bytes ? ONT_OK : ONT_ENOMEM;
     if (status == ONT_OK) {
-        collect_addresses(run, inputs, addresses, bytes);
-        status = ont_replay_choose_mode(replay, run->program->device, addresses, bytes, n, mode, reason);
+        collect_addresses(run, inputs, call.addresses, call.bytes);
+        status = ont_replay_choose_mode(replay, run->program->device, &call, mode, reason);
     }
-    ont_free(addresses);
-    ont_free(bytes);
+    ont_free(call.addresses);
+    ont_free(call.bytes);
     return status;
 }
 

@@ -25,7 +25,8 @@ FLAGS = ["-DONT_EMULATE", "-fPIC", "-fvisibility=hidden", "-fwrapv", "-ffp-contr
 
 def sources() -> list[Path]:
     kernels = sorted((CUDA / "kernels").glob("*.cu"))
-    named = [CUDA / name for name in ("table.c", "generate.c", "libs/cublas.c", "libs/cudnn.c", "libs/sdpa.c")]
+    named = [CUDA / name for name in ("table.c", "generate.c", "images.c", "shared.c", "libs/cublas.c", "libs/cudnn.c",
+                                      "libs/sdpa.c")]
     return [*kernels, *named, *sorted((CUDA / "ops").glob("*.c")), *sorted((CUDA / "emulate").glob("*.c*"))]
 
 

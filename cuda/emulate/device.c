@@ -2,13 +2,18 @@
  * The emulated device: memory of the process, work that is done when a call returns, graphs as lists of launches. It
  * has CUDA's operators, so that a whole step runs as on a GPU. For tests alone.
  */
+#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "core_shim.h"
 #include "device/multi.h"
+#include "images.h"
+#include "shared.h"
 #include "ops_common.h"
 #include "emulate/contract.h"
+
+#define EXPORTED __attribute__((visibility("default")))
 
 const ont_core *ont_cuda_core;
 const ont_allocator *ont_cuda_allocator;
@@ -26,10 +31,57 @@ const char *ont_cuda_error_text(int error)
     return ont_emulate_error();
 }
 
+/* ---- for tests: the current stream, which streams have waited, memory that runs out ---- */
+
+static void *current_stream, *last_waiting, *last_awaited;
+static int joins, shared_pages;
+static size_t largest = SIZE_MAX; /* bytes of an allocation */
+
+EXPORTED void ont_emulate_set_stream(void *stream)
+{
+    current_stream = stream;
+}
+
+/* How often a stream has waited for another one, and which did last. */
+EXPORTED int ont_emulate_joins(void **waiting, void **awaited)
+{
+    *waiting = last_waiting;
+    *awaited = last_awaited;
+    return joins;
+}
+
+EXPORTED void ont_emulate_set_largest(size_t bytes)
+{
+    largest = bytes;
+}
+
+EXPORTED int ont_emulate_shared_pages(void)
+{
+    return shared_pages;
+}
+
+static ont_status alloc_shared(const ont_device *device, size_t bytes, void **data);
+
+EXPORTED void *ont_emulate_shared_take(void)
+{
+    void *block = NULL;
+    return alloc_shared(NULL, ONT_SHARED_BLOCK, &block) == ONT_OK ? block : NULL;
+}
+
+EXPORTED void ont_emulate_shared_give(void *block)
+{
+    ont_shared_give(block);
+}
+
+EXPORTED bool ont_emulate_images_run_on(const char *architectures, int capability)
+{
+    return ont_images_run_on(architectures, capability);
+}
+
 static ont_status enter(const ont_device *device, ont_scope *scope)
 {
     (void)device;
-    *scope = (ont_scope){0};
+    *scope = (ont_scope){.stream = current_stream};
     return ONT_OK;
 }
 
@@ -39,15 +91,14 @@ static void leave(const ont_device *device, const ont_scope *scope)
     (void)scope;
 }
 
-/* torch's allocator may call cudaMalloc. Filled with NaN, so that a kernel that relies on zeros fails its test. */
-static ont_status alloc(const ont_device *device, size_t bytes, ont_memory *memory)
+/* By torch, as on a GPU, which may call cudaMalloc. Filled with NaN, so that a kernel that relies on zeros fails. */
+static ont_status alloc(const ont_device *device, size_t bytes, ont_dtype dtype, ont_memory *memory)
 {
-    (void)device;
     ont_emulate_outside_capture("cudaMalloc");
-    void *data = NULL;
-    if (posix_memalign(&data, 64, bytes)) return ont_fail(ONT_ENOMEM, "the device has not %zu bytes", bytes);
-    memset(data, 0x7f, bytes);
-    *memory = (ont_memory){data, data};
+    if (bytes > largest) return ont_fail(ONT_ENOMEM, "the device has not %zu bytes", bytes);
+    const ont_allocator *torch = ont_cuda_allocator;
+    ONT_TRY(torch->take(torch->context, device->ops->dlpack, device->id, bytes, dtype, memory));
+    memset(memory->data, 0x7f, bytes);
     return ONT_OK;
 }
 
@@ -55,24 +106,28 @@ static void release(const ont_device *device, ont_memory *memory, size_t bytes)
 {
     (void)device;
     (void)bytes;
-    free(memory->owner);
+    ont_cuda_allocator->give(memory);
+}
+
+static ont_status shared_page(void **page)
+{
+    *page = malloc(ONT_SHARED_PAGE);
+    shared_pages++;
+    return *page ? ONT_OK : ont_fail(ONT_ENOMEM, "out of memory");
 }
 
 static ont_status alloc_shared(const ont_device *device, size_t bytes, void **data)
 {
     (void)device;
-    ont_emulate_outside_capture("cudaHostAlloc");
-    void *fresh = calloc(1, bytes);
-    if (!fresh) return ont_fail(ONT_ENOMEM, "out of memory");
-    *data = fresh;
-    return ONT_OK;
+    ont_emulate_outside_capture("cudaHostAlloc"); /* where the pool is empty */
+    if (bytes > ONT_SHARED_BLOCK) return ont_fail(ONT_EINVAL, "%zu bytes of shared memory are too many", bytes);
+    return ont_shared_take(shared_page, data);
 }
 
 static void free_shared(const ont_device *device, void *data)
 {
     (void)device;
-    ont_emulate_outside_capture("cudaFreeHost");
-    free(data);
+    ont_shared_give(data);
 }
 
 /* ---- copies and clears: executed, or recorded ---- */
@@ -158,8 +213,9 @@ static ont_status join(const ont_device *device, void *stream, void *other)
 {
     (void)device;
     ont_emulate_outside_capture("cudaStreamWaitEvent");
-    (void)stream;
-    (void)other;
+    last_waiting = stream;
+    last_awaited = other;
+    joins++;
     return ONT_OK;
 }
 
@@ -241,12 +297,11 @@ static const ont_device_ops ops = {
 
 static ont_device device = {.ops = &ops, .random_blocks = 3}; /* few, so that small tensors need several rounds */
 
-__attribute__((visibility("default"))) ont_status ont_plugin_open(const ont_core *core, const ont_allocator *allocator,
-                                                                  ont_plugin *plugin)
+EXPORTED ont_status ont_plugin_open(const ont_core *core, const ont_allocator *torch, ont_plugin *plugin)
 {
-    static const ont_allocator plain = {0}; /* where there is no torch: no TF32 */
+    if (!torch) return ont_fail(ONT_EIO, "the emulation needs the DLPack exchange table: torch 2.10 or later");
     ont_cuda_core = core;
-    ont_cuda_allocator = allocator ? allocator : &plain;
+    ont_cuda_allocator = torch;
     device.lists = ont_cuda_lists;
     device.n_lists = ont_cuda_n_lists;
     *plugin = (ont_plugin){.version = ONT_PLUGIN_VERSION, .about = "CUDA's kernels, emulated on the host",

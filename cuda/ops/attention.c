@@ -335,7 +335,7 @@ static ont_status compare(const ont_call *call, int dtype, const void *got, cons
     size_t bytes = (size_t)rows * 2 * sizeof(float);
     ont_memory device = {0};
     float *host = ont_malloc(bytes);
-    ont_status status = host ? call->device->ops->alloc(call->device, bytes, &device) : ONT_ENOMEM;
+    ont_status status = host ? call->device->ops->alloc(call->device, bytes, ONT_UINT8, &device) : ONT_ENOMEM;
     if (status == ONT_OK)
         status = ont_launched(ont_launch_row_differences(dtype, got, want, device.data, rows, n, call->stream));
     if (status == ONT_OK) status = call->device->ops->read(call->device, host, device.data, bytes, call->stream);
@@ -405,7 +405,7 @@ static ont_status check(dnn_call *c)
     ont_sdpa_verdict verdict = ONT_SDPA_UNKNOWN;
     for (uint32_t i = 0; i < call->node->n_outputs; i++)
         if (call->out[i]) bytes += room(output_bytes(call, i));
-    ONT_TRY(ops->alloc(call->device, bytes, &memory));
+    ONT_TRY(ops->alloc(call->device, bytes, ONT_UINT8, &memory));
     for (uint32_t i = 0; i < call->node->n_outputs; i++) {
         if (!call->out[i]) continue;
         own[i] = (char *)memory.data + at;

@@ -29,9 +29,11 @@ def device_of(tensors: Iterable[torch.Tensor]) -> str:
     if not devices[0].startswith("cuda"):
         raise UnsupportedError(f"a tensor is on {devices[0]}: the engine runs on cpu and cuda")
     try:
-        _C.open_plugin()
+        plugin = _C.open_plugin()
     except OSError as error:
         raise UnsupportedError(f"a tensor is on {devices[0]}, and this build runs on the CPU: {error}") from None
+    if plugin["left_out"] and devices[0] not in plugin["devices"]:
+        raise UnsupportedError(f"a tensor is on {devices[0]}: {plugin['left_out']}")
     configure()
     return devices[0]
 

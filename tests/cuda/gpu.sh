@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Everything of cuda/ on a GPU, part by part, each part within ten minutes: operators, programs with CUDA graphs, dropout
-# against torch's, whole models, optimizers and attention; the same under compute-sanitizer; the benchmark with
+# against torch's, whole models, optimizers, attention and memory; the same under compute-sanitizer; the benchmark with
 # its goals; a table of the CUDA kernels of a step.
 #
 #     PYTHON=python bash tests/cuda/gpu.sh [PART...]

@@ -20,9 +20,6 @@ FAULTS = {
         "ont_memory m; ONT_TRY(device->ops->alloc(device, 64, &m)); device->ops->free(device, &m, 64);", "cudaMalloc"),
     "allocates for the host": in_a_product(
         "void *p; ONT_TRY(device->ops->alloc_shared(device, 64, &p));", "cudaHostAlloc"),
-    "frees what the host sees": in_a_product(
-        "static void *p; if (!p) ONT_TRY(device->ops->alloc_shared(device, 64, &p)); else "
-        "device->ops->free_shared(device, p), p = NULL;", "cudaFreeHost"),
     "waits": in_a_product("ONT_TRY(device->ops->synchronize(device, call->stream));", "cudaStreamSynchronize"),
     "reads": in_a_product(
         "char byte; ONT_TRY(device->ops->read(device, &byte, call->in[0], 1, call->stream));", "cudaStreamSynchronize"),
