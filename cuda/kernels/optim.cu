@@ -405,6 +405,17 @@ __global__ void __launch_bounds__(ONT_THREADS) optim_factor_kernel(const ont_cud
     *own_factor(o) = inverse * (!measured || o.max_norm < 0 || clip > 1 ? 1 : clip);
 }
 
+/* Several threads call it for one flag. Plain stores would be a data race, even of one value; volatile ones are relaxed
+ * (PTX ISA, "Memory Consistency Model"). */
+ONT_DEVICE void set_flag(float *flag)
+{
+#ifdef ONT_EMULATE
+    atomicExch(flag, 1.0f);
+#else
+    *(volatile float *)flag = 1;
+#endif
+}
+
 __global__ void __launch_bounds__(ONT_THREADS) optim_scale_kernel(const ont_cuda_optim o, float *found_inf)
 {
     for (int64_t chunk = blockIdx.x; chunk < o.n_chunks; chunk += gridDim.x) {
@@ -419,7 +430,7 @@ __global__ void __launch_bounds__(ONT_THREADS) optim_scale_kernel(const ont_cuda
             four<double> g = load_four<double>(t.grad, t.grad_dtype, i, n);
             ONT_UNROLL
             for (int k = 0; k < FOUR; k++) {
-                if (found_inf && !(fabs(g.v[k]) <= 1.7976931348623157e308)) *found_inf = 1; /* same value from all */
+                if (found_inf && !(fabs(g.v[k]) <= 1.7976931348623157e308)) set_flag(found_inf);
                 g.v[k] = t.grad_dtype == ONT_FLOAT64 ? g.v[k] * factor : (double)((float)g.v[k] * (float)factor);
             }
             store_four<double>((void *)t.grad, t.grad_dtype, i, n, g);
@@ -461,7 +472,7 @@ __global__ void __launch_bounds__(ONT_THREADS) optim_into_kernel(const ont_cuda_
             for (int k = 0; k < FOUR; k++) {
                 x.v[k] = g.v[k] * factor + keep * x.v[k];
                 if (t.param_dtype != ONT_FLOAT64) x.v[k] = (double)(float)x.v[k];
-                if (found_inf && !(fabs(x.v[k]) <= 1.7976931348623157e308)) *found_inf = 1;
+                if (found_inf && !(fabs(x.v[k]) <= 1.7976931348623157e308)) set_flag(found_inf);
             }
             store_four<double>(t.param, t.param_dtype, i, n, x);
         }
