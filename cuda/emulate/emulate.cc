@@ -3,11 +3,16 @@
  * its stack to the next thread, so a kernel without barriers needs one stack.
  */
 #include "emulate/emulate.h"
+#include "emulate/races.h"
 
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+
+#include <numeric>
+
+#undef memcpy
 
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/common_interface_defs.h>
@@ -43,12 +48,8 @@ struct thread {
     ont_lane lane;
     state at;
     int fiber; /* -1: none yet */
-};
-
-struct warp { /* one exchange at a time: lanes that arrived, and their values */
-    unsigned arrived, mask;
-    ont_warp_values values;
-    unsigned bits;
+    unsigned mask; /* AT_WARP: lanes that it waits for */
+    bool orders;   /* memory, as __syncwarp alone does */
 };
 
 static struct launch {
@@ -57,7 +58,7 @@ static struct launch {
     void *context;
     unsigned n;
     thread threads[MAX_THREADS];
-    warp warps[MAX_WARPS];
+    ont_warp_values values[MAX_WARPS]; /* of the exchange under way */
     fiber fibers[MAX_THREADS];
     int idle[MAX_THREADS], n_idle, n_fibers;
     int current;
@@ -66,8 +67,7 @@ static struct launch {
 } now;
 
 static pthread_mutex_t one = PTHREAD_MUTEX_INITIALIZER;
-static char message[256];
-static unsigned char *shared_memory;
+static char message[400];
 ont_lane *ont_lane_now;
 unsigned char *ont_shared_now;
 
@@ -158,7 +158,9 @@ static bool run_thread(unsigned i)
     ont_lane_now = &t->lane;
     fiber *f = &now.fibers[t->fiber];
     __sanitizer_start_switch_fiber(&now.home.fake, f->stack, STACK);
+    ont_races_switch(i, f->stack, STACK);
     jump(&now.home, f);
+    ont_races_switch(0, nullptr, 0);
     __sanitizer_finish_switch_fiber(now.home.fake, nullptr, nullptr);
     if (t->at == DONE) {
         now.idle[now.n_idle++] = t->fiber;
@@ -176,19 +178,19 @@ void ont_emulate_barrier(void)
 }
 
 /* Waits until all lanes of the mask have arrived. */
-static warp *meet(unsigned mask)
+static const ont_warp_values *meet(unsigned mask, bool orders = false)
 {
     unsigned index = ont_lane_now->index;
-    warp *w = &now.warps[index / 32];
+    thread *self = &now.threads[now.current];
     if (!(mask >> index % 32 & 1)) {
         now.failed = true;
         snprintf(message, sizeof message, "%s: lane %u is not in its own mask %08x", now.name, index % 32, mask);
     }
-    w->mask |= mask;
-    w->arrived |= 1u << index % 32;
-    now.threads[now.current].at = AT_WARP;
+    self->mask = mask;
+    self->orders = orders;
+    self->at = AT_WARP;
     to_home(false);
-    return w;
+    return &now.values[index / 32];
 }
 
 unsigned ont_emulate_warp_mask(void)
@@ -197,17 +199,22 @@ unsigned ont_emulate_warp_mask(void)
     return lanes >= 32 ? 0xffffffffu : (1u << lanes) - 1;
 }
 
+void ont_emulate_warp_barrier(unsigned mask)
+{
+    meet(mask & ont_emulate_warp_mask(), true);
+}
+
 void ont_emulate_shuffle(unsigned mask, int from, const void *give, void *get, size_t bytes)
 {
     unsigned index = ont_lane_now->index;
     mask &= ont_emulate_warp_mask();
-    memcpy(now.warps[index / 32].values.of[index % 32], give, bytes);
-    warp *w = meet(mask);
+    memcpy(now.values[index / 32].of[index % 32], give, bytes);
+    const ont_warp_values *all = meet(mask);
     unsigned lane = (unsigned)from & 31;
     if (!(mask >> lane & 1)) { /* undefined on hardware */
         memset(get, 0x7f, bytes);
     } else {
-        memcpy(get, w->values.of[lane], bytes);
+        memcpy(get, all->of[lane], bytes);
     }
     meet(mask); /* no lane writes the next value before all have read this one */
 }
@@ -215,8 +222,8 @@ void ont_emulate_shuffle(unsigned mask, int from, const void *give, void *get, s
 const ont_warp_values *ont_emulate_exchange(const void *give, size_t bytes)
 {
     unsigned index = ont_lane_now->index;
-    memcpy(now.warps[index / 32].values.of[index % 32], give, bytes);
-    return &meet(0xffffffffu)->values;
+    memcpy(now.values[index / 32].of[index % 32], give, bytes);
+    return meet(0xffffffffu);
 }
 
 void ont_emulate_exchanged(void)
@@ -236,12 +243,12 @@ unsigned ont_emulate_ballot(unsigned mask, int predicate)
     unsigned index = ont_lane_now->index;
     mask &= ont_emulate_warp_mask();
     int given = predicate != 0;
-    memcpy(now.warps[index / 32].values.of[index % 32], &given, sizeof given);
-    warp *w = meet(mask);
+    memcpy(now.values[index / 32].of[index % 32], &given, sizeof given);
+    const ont_warp_values *all = meet(mask);
     unsigned bits = 0;
     for (unsigned lane = 0; lane < 32; lane++) {
         int value;
-        memcpy(&value, w->values.of[lane], sizeof value);
+        memcpy(&value, all->of[lane], sizeof value);
         if (mask >> lane & 1 && value) bits |= 1u << lane;
     }
     meet(mask);
@@ -249,6 +256,18 @@ unsigned ont_emulate_ballot(unsigned mask, int predicate)
 }
 
 /* ---- the scheduler ---- */
+
+/* The lanes that thread `i` waits for, if they all wait for the same; else 0. */
+static unsigned complete(unsigned i)
+{
+    const unsigned mask = now.threads[i].mask, first = i / 32 * 32;
+    for (unsigned lane = 0; lane < 32; lane++) {
+        if (!(mask >> lane & 1)) continue;
+        if (first + lane >= now.n || now.threads[first + lane].at != AT_WARP || now.threads[first + lane].mask != mask)
+            return 0;
+    }
+    return mask;
+}
 
 /* Releases threads whose barrier or exchange is complete; false where there are none. */
 static bool release()
@@ -259,16 +278,17 @@ static bool release()
         waiting += now.threads[i].at == AT_BARRIER;
         done += now.threads[i].at == DONE;
     }
-    for (unsigned k = 0; k < (now.n + 31) / 32; k++) {
-        warp *w = &now.warps[k];
-        if (!w->arrived || w->arrived != w->mask) continue;
+    for (unsigned i = 0; i < now.n; i++) {
+        const unsigned mask = now.threads[i].at == AT_WARP ? complete(i) : 0, first = i / 32 * 32;
+        if (!mask) continue;
         for (unsigned lane = 0; lane < 32; lane++)
-            if (w->arrived >> lane & 1) now.threads[k * 32 + lane].at = READY;
-        w->arrived = w->mask = 0;
+            if (mask >> lane & 1) now.threads[first + lane].at = READY;
+        if (now.threads[i].orders) ont_races_warp_barrier(first, mask);
         any = true;
     }
     if (!any && waiting == now.n) {
         for (unsigned i = 0; i < now.n; i++) now.threads[i].at = READY;
+        ont_races_barrier();
         any = true;
     }
     if (!any && !now.failed)
@@ -278,9 +298,37 @@ static bool release()
     return any;
 }
 
-static bool run_block(bool reverse)
+/* A permutation of [0, n): i goes to (factor * i + first) % n. */
+struct order {
+    unsigned long n, factor, first;
+    unsigned long operator[](unsigned long i) const
+    {
+        return (unsigned long)(((unsigned __int128)factor * i + first) % n);
+    }
+};
+
+static uint64_t random_state;
+static unsigned long draw(unsigned long n) /* splitmix64 */
 {
-    for (unsigned k = 0; k < MAX_WARPS; k++) now.warps[k].arrived = now.warps[k].mask = 0;
+    uint64_t z = random_state += 0x9e3779b97f4a7c15;
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9;
+    z = (z ^ z >> 27) * 0x94d049bb133111eb;
+    return (unsigned long)((z ^ z >> 31) % n);
+}
+
+/* The seed is set anew at each launch, so that a launch has the same order whatever ran before it. */
+static order order_of(unsigned long n, const char *kind)
+{
+    if (!strcmp(kind, "reverse")) return {n, n - 1, n - 1};
+    if (strncmp(kind, "random", 6) != 0 || n == 1) return {n, 1, 0};
+    unsigned long factor = 1 + draw(n - 1);
+    while (std::gcd(factor, n) != 1) factor++;
+    return {n, factor, draw(n)};
+}
+
+static bool run_block(const char *kind)
+{
+    order threads = order_of(now.n, kind);
     for (unsigned i = 0; i < now.n; i++) {
         now.threads[i].at = FRESH;
         now.threads[i].fiber = -1;
@@ -288,11 +336,15 @@ static bool run_block(bool reverse)
     for (;;) {
         bool over = true;
         for (unsigned k = 0; k < now.n; k++) {
-            unsigned i = reverse ? now.n - 1 - k : k;
+            unsigned i = (unsigned)threads[k];
             if (now.threads[i].at == FRESH || now.threads[i].at == READY)
                 if (!run_thread(i))
                     return snprintf(message, sizeof message, "%s: no memory for stacks", now.name), false;
             over = over && now.threads[i].at == DONE;
+        }
+        if (const char *race = ont_races_found()) {
+            now.failed = true;
+            snprintf(message, sizeof message, "%s: %s", now.name, race);
         }
         if (now.failed) return false;
         if (over) return true;
@@ -332,6 +384,27 @@ extern "C" long ont_emulate_launches(const char *part)
     return n;
 }
 
+static bool run_one(unsigned long b, dim3 grid, dim3 block, size_t shared, const char *kind)
+{
+    /* A block of its exact size, so that AddressSanitizer knows its end. */
+    unsigned char *shared_memory = shared ? (unsigned char *)malloc(shared) : nullptr;
+    if (shared && !shared_memory) return false;
+    if (shared) memset(shared_memory, 0x7f, shared); /* NaN: no kernel may rely on zeros */
+    ont_shared_now = shared_memory;
+    for (unsigned i = 0; i < now.n; i++) {
+        ont_lane *lane = &now.threads[i].lane;
+        lane->thread = dim3(i % block.x, i / block.x % block.y, i / (block.x * block.y));
+        lane->block = dim3((unsigned)(b % grid.x), (unsigned)(b / grid.x % grid.y), (unsigned)(b / grid.x / grid.y));
+        lane->block_size = block;
+        lane->grid_size = grid;
+        lane->index = i;
+    }
+    ont_races_block(b, now.n, shared_memory, shared);
+    bool fine = run_block(kind);
+    free(shared_memory);
+    return fine;
+}
+
 int ont_emulate_launch(const char *name, dim3 grid, dim3 block, size_t shared, void (*body)(void *), void *context)
 {
     unsigned long threads = (unsigned long)block.x * block.y * block.z;
@@ -344,32 +417,19 @@ int ont_emulate_launch(const char *name, dim3 grid, dim3 block, size_t shared, v
         pthread_mutex_unlock(&one);
         return 9; /* cudaErrorInvalidConfiguration */
     }
-    const char *order = getenv("ONT_EMULATE_ORDER");
-    bool reverse = order && !strcmp(order, "reverse"), fine = true;
+    const char *given = getenv("ONT_EMULATE_ORDER"), *kind = given ? given : "";
+    bool fine = true;
     count_launch(name);
     now.name = name;
     now.body = body;
     now.context = context;
     now.n = (unsigned)threads;
     now.failed = false;
-    for (unsigned z = 0; z < grid.z && fine; z++)
-        for (unsigned y = 0; y < grid.y && fine; y++)
-            for (unsigned x = 0; x < grid.x && fine; x++) {
-                /* A block of its exact size, so that AddressSanitizer knows its end. */
-                shared_memory = shared ? (unsigned char *)malloc(shared) : nullptr;
-                if (shared_memory) memset(shared_memory, 0x7f, shared); /* NaN: no kernel may rely on zeros */
-                ont_shared_now = shared_memory;
-                for (unsigned i = 0; i < now.n; i++) {
-                    ont_lane *lane = &now.threads[i].lane;
-                    lane->thread = dim3(i % block.x, i / block.x % block.y, i / (block.x * block.y));
-                    lane->block = dim3(x, y, z);
-                    lane->block_size = block;
-                    lane->grid_size = grid;
-                    lane->index = i;
-                }
-                fine = (!shared || shared_memory) && run_block(reverse);
-                free(shared_memory);
-            }
+    random_state = strncmp(kind, "random", 6) ? 0 : strtoul(kind + 6, nullptr, 10);
+    ont_races_launch(&now, sizeof now);
+    unsigned long n_blocks = (unsigned long)grid.x * grid.y * grid.z;
+    order blocks = order_of(n_blocks, kind);
+    for (unsigned long b = 0; b < n_blocks && fine; b++) fine = run_one(blocks[b], grid, block, shared, kind);
     if (!fine) abandon();
     pthread_mutex_unlock(&one);
     return fine ? 0 : LAUNCH_FAILED;

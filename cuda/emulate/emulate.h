@@ -4,8 +4,8 @@
  * and shuffles switch among them; blocks run one after the other, so __shared__ can be `static`.
  *
  * Behaviour that the hardware leaves undefined is reported as a failed launch: a barrier that not all threads reach, a
- * shuffle in which not all lanes of the mask take part. ONT_EMULATE_ORDER=reverse runs threads from the last to the
- * first, which shows races.
+ * shuffle in which not all lanes of the mask take part, and with ONT_RACES (races.cc) a data race. ONT_EMULATE_ORDER=
+ * reverse runs blocks and threads from the last to the first, "random N" in an order that the seed N chooses.
  */
 #ifndef ONT_CUDA_EMULATE_H
 #define ONT_CUDA_EMULATE_H
@@ -72,7 +72,8 @@ int ont_emulate_launch(const char *name, dim3 grid, dim3 block, size_t shared, v
 extern "C" const char *ont_emulate_error(void);
 
 #define __syncthreads() ont_emulate_barrier()
-#define __syncwarp(...) ((void)ont_emulate_ballot(0xffffffffu & ont_emulate_warp_mask(), 0))
+#define __syncwarp ont_emulate_warp_barrier
+void ont_emulate_warp_barrier(unsigned mask = 0xffffffffu);
 unsigned ont_emulate_warp_mask(void); /* lanes that the warp was launched with */
 
 template <class T> static inline T ont_shuffle(unsigned mask, T value, int from)
@@ -103,26 +104,40 @@ template <class T> static inline T __shfl_up_sync(unsigned mask, T value, unsign
 }
 static inline unsigned __ballot_sync(unsigned mask, int predicate) { return ont_emulate_ballot(mask, predicate); }
 
-template <class T> static inline T atomicAdd(T *at, T value)
+/* What the race detector is told besides the accesses that the compiler reports to it. */
+#ifdef ONT_RACES
+#define ONT_UNWATCHED __attribute__((no_sanitize("thread")))
+void ont_emulate_atomic(const void *at, size_t bytes);
+void *ont_emulate_memcpy(void *to, const void *from, size_t bytes);
+#else
+#define ONT_UNWATCHED
+static inline void ont_emulate_atomic(const void *, size_t) {}
+#endif
+
+template <class T> ONT_UNWATCHED static inline T atomicAdd(T *at, T value)
 {
+    ont_emulate_atomic(at, sizeof *at);
     T old = *at;
     *at = old + value;
     return old;
 }
-template <class T> static inline T atomicMax(T *at, T value)
+template <class T> ONT_UNWATCHED static inline T atomicMax(T *at, T value)
 {
+    ont_emulate_atomic(at, sizeof *at);
     T old = *at;
     if (value > old) *at = value;
     return old;
 }
-template <class T> static inline T atomicCAS(T *at, T expected, T value)
+template <class T> ONT_UNWATCHED static inline T atomicCAS(T *at, T expected, T value)
 {
+    ont_emulate_atomic(at, sizeof *at);
     T old = *at;
     if (old == expected) *at = value;
     return old;
 }
-template <class T> static inline T atomicExch(T *at, T value)
+template <class T> ONT_UNWATCHED static inline T atomicExch(T *at, T value)
 {
+    ont_emulate_atomic(at, sizeof *at);
     T old = *at;
     *at = value;
     return old;
@@ -177,5 +192,8 @@ static inline int ont_emulate_kernel(const char *name, void (*kernel)(P...), dim
 }
 #define ONT_LAUNCH(kernel, grid, block, shared, stream, ...) \
     ((void)(stream), ont_emulate_kernel(#kernel, (kernel), (grid), (block), (shared), __VA_ARGS__))
+#ifdef ONT_RACES
+#define memcpy ont_emulate_memcpy /* which the compiler may expand without a report */
+#endif
 
 #endif

@@ -1,9 +1,9 @@
 """Whole programs on a device against the CPU: an MLP and a transformer with dropout, forward and backward, faults and
 probes.
 
-    python tests/cuda/programs.py PLUGIN DEVICE [part/parts | NAME,...]
+    python tests/cuda/programs.py PLUGIN DEVICE [part/parts | NAME,... | -TEXT]
 
-Prints what checks.py says.
+With -TEXT, programs whose names have that text are left out. Prints what checks.py says.
 """
 
 from __future__ import annotations
@@ -691,7 +691,11 @@ def main(plugin: str, device: str, which: str = "0/1") -> None:
     _C.open_plugin(plugin or None)
     _C.set_timing(True)
     DEVICE = device
-    run_checks(every_nth(PROGRAMS, which) if "/" in which else [globals()[name] for name in which.split(",")])
+    if which.startswith("-"):
+        chosen = [program for program in PROGRAMS if which[1:] not in program.__name__]
+    else:
+        chosen = every_nth(PROGRAMS, which) if "/" in which else [globals()[name] for name in which.split(",")]
+    run_checks(chosen)
 
 
 if __name__ == "__main__":

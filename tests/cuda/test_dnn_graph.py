@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from test_emulated import run, sanitized
+from test_emulated import built, run
 
 
 def test_planted_faults_are_found():
-    report = run("sdpa.py", sanitized(), "faults")
+    report = run("sdpa.py", built("asan", "--sanitize"), "faults")
     assert report["passed"] == 1 and not report["failed"], report["failed"]

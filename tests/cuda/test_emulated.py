@@ -1,9 +1,10 @@
-"""CUDA's kernels without a GPU: the same sources, emulated on the host under AddressSanitizer,
-against the CPU's kernels.
+"""CUDA's kernels without a GPU: the same sources, emulated on the host under AddressSanitizer and under a detector of
+data races, against the CPU's kernels.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import random
@@ -19,6 +20,7 @@ from onnxtrain import _C
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "build" / "emulated"
+SLOW = os.environ.get("ONNXTRAIN_SLOW") == "1"
 PATHS = os.pathsep.join([str(ROOT), os.environ["PYTHONPATH"]])  # with the folders of helpers: tests/conftest.py
 
 
@@ -33,19 +35,20 @@ def sanitizer() -> str:
 
 
 def run(script: str, plugin: Path, *arguments: str, **environment: str) -> dict:
-    """The JSON that a script of this folder prints, run under the sanitizer."""
-    env = {**os.environ, "PYTHONPATH": PATHS, "OMP_NUM_THREADS": "1", "LD_PRELOAD": sanitizer(),
-           "ONT_EMULATE_SEED": str(drawn_seed()),  # of what the emulated libraries propose and refuse
-           "ASAN_OPTIONS": "detect_leaks=0:detect_stack_use_after_return=0", **environment}
+    """The JSON that a script of this folder prints; run under AddressSanitizer, if the plugin is built with it."""
+    env = {**os.environ, "PYTHONPATH": PATHS, "OMP_NUM_THREADS": "1",
+           "ONT_EMULATE_SEED": str(drawn_seed()), **environment}  # of what the emulated libraries propose and refuse
+    if plugin.parent.name == "asan":
+        env |= {"LD_PRELOAD": sanitizer(), "ASAN_OPTIONS": "detect_leaks=0:detect_stack_use_after_return=0"}
     done = subprocess.run([sys.executable, str(ROOT / "tests/cuda" / script), str(plugin), "emulated", *arguments],
                           env=env, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, f"{script}: status {done.returncode}\n{done.stderr[-6000:]}"
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def sanitized() -> Path:
-    """The emulation under AddressSanitizer, built where a source has changed."""
-    done = subprocess.run([sys.executable, str(ROOT / "cuda/emulate/build.py"), str(FOLDER / "asan"), "--sanitize"],
+def built(folder: str, *options: str) -> Path:
+    """The plugin that cuda/emulate/build.py makes."""
+    done = subprocess.run([sys.executable, str(ROOT / "cuda/emulate/build.py"), str(FOLDER / folder), *options],
                           capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-4000:]
     return Path(done.stdout.splitlines()[-1])
@@ -53,7 +56,13 @@ def sanitized() -> Path:
 
 @pytest.fixture(scope="session")
 def plugin() -> Path:
-    return sanitized()
+    return built("asan", "--sanitize")
+
+
+@pytest.fixture(scope="session")
+def watched() -> Path:
+    """With the race detector, and the kernels of planted.cu."""
+    return built("races", "--races", str(ROOT / "tests/cuda/planted.cu"))
 
 
 @pytest.fixture(scope="session")
@@ -64,13 +73,9 @@ def models(emulated) -> dict:
     every = ["mlp", "cnn", "resnet", "gpt2", "bert", "llama", "sample", "resnet bf16", "gpt2 bf16", "bert bf16",
              "llama bf16"]
     seed = drawn_seed()
-    chosen = every if os.environ.get("ONNXTRAIN_SLOW") == "1" else random.Random(seed).sample(every, 4)
+    chosen = every if SLOW else random.Random(seed).sample(every, 4)
     print(f"models, seed {seed}: {', '.join(chosen)}")
-    command = [sys.executable, str(ROOT / "tests/cuda/models.py"), str(emulated), "emulated", ",".join(chosen)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True,
-                          env={**os.environ, "PYTHONPATH": PATHS, "ONT_EMULATE_SEED": str(seed)})
-    assert done.returncode == 0, done.stderr[-4000:]
-    return {**json.loads(done.stdout.splitlines()[-1]), "chosen": chosen}
+    return {**run("models.py", emulated, ",".join(chosen)), "chosen": chosen}
 
 
 @pytest.fixture(scope="session")
@@ -133,6 +138,36 @@ def test_kernels_agree_with_torch(plugin, script, order, part):
     report = run(script, plugin, *part, ONT_EMULATE_ORDER=order)
     assert (report["passed"] >= {"dropout.py": 7, "device_memory.py": 8}.get(script, 10)
             and not report["failed"]), "\n".join(f"{what}: {message}" for what, message in report["failed"])
+
+
+ORDERS = ("", "reverse", "random 1", "random 2")
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_planted_races_are_found(watched, order, monkeypatch):
+    """Each kernel of planted.cu has a race without its barrier, and none with it, in whatever order threads run."""
+    monkeypatch.setenv("ONT_EMULATE_ORDER", order)
+    library = ctypes.CDLL(str(watched))
+    library.ont_planted.restype = library.ont_planted_names.restype = ctypes.c_char_p
+    names = library.ont_planted_names().decode().split()
+    assert len(names) >= 12
+    said = {name: tuple(library.ont_planted(name.encode(), fine).decode() for fine in (1, 0)) for name in names}
+    assert not [name for name, (fine, raced) in said.items() if fine or "a race in " not in raced], said
+    assert all(("global" if "block" in name or name == "bytes" else "shared") in raced
+               for name, (_, raced) in said.items()), said
+
+
+@pytest.mark.parametrize("script", ["cases.py", "flash.py", "optim.py", "programs.py"])
+def test_kernels_have_no_races(watched, script):
+    """A launch with a race fails, so that what the script compares is missing. Each run has another order of threads,
+    and another part of attention's cases; ONNXTRAIN_SLOW=1 takes all of these. Programs that count replays of graphs
+    launch no other kernels, and depend on addresses that the allocator repeats.
+    """
+    seed = drawn_seed()
+    part = {"flash.py": [] if SLOW else [f"{seed % 16}/16"], "programs.py": ["-graph"]}.get(script, [])
+    report = run(script, watched, *part, ONT_EMULATE_ORDER=f"random {seed}")
+    assert report["passed"] >= 10, seed
+    assert not report["failed"], "\n".join(f"{what}: {message}" for what, message in report["failed"])
 
 
 def unproven(claimed: list, ran: set[str]) -> list[str]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from test_emulated import run, sanitized
+from test_emulated import built, run
 
 
 def test_graphs_agree_with_eager_and_the_cpu():
-    report = run("sdpa.py", sanitized())
+    report = run("sdpa.py", built("asan", "--sanitize"))
     assert report["passed"] == 6 and not report["failed"], report["failed"]

@@ -1,0 +1,150 @@
+/*
+ * Kernels with and without a data race, for the test of the race detector: each has the barrier that it needs, or lacks
+ * it. ont_planted runs one of them and returns what the launch reported, or "".
+ */
+#include "kernels/launch.cuh"
+
+enum { BLOCKS = 4, N = 64, PART = 4 * N }; /* PART: of the output, a block's */
+
+template <bool FINE> static __global__ void write_then_read(float *out)
+{
+    out += blockIdx.x * PART;
+    __shared__ float values[N];
+    int t = (int)threadIdx.x;
+    values[t] = (float)t;
+    if (FINE) __syncthreads();
+    out[t] = values[N - 1 - t];
+}
+
+/* The second round overwrites what the first still reads. */
+template <bool FINE> static __global__ void read_then_write(float *out)
+{
+    out += blockIdx.x * PART;
+    ONT_SHARED(float, values);
+    int t = (int)threadIdx.x;
+    for (int round = 0; round < 2; round++) {
+        values[t] = (float)(t + round);
+        __syncthreads();
+        out[t] = values[N - 1 - t];
+        if (FINE) __syncthreads();
+    }
+}
+
+/* Without the barrier at its begin, ont_block_sum would have this race at its second call. */
+template <bool FINE> static __global__ void two_sums(float *out)
+{
+    out += blockIdx.x * PART;
+    __shared__ float sums[2];
+    for (int round = 0; round < 2; round++) {
+        float sum = ont_warp_sum(1.0f);
+        if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = sum;
+        __syncthreads();
+        out[threadIdx.x] = sums[0] + sums[1];
+        if (FINE) __syncthreads();
+    }
+}
+
+template <bool FINE> static __global__ void within_a_warp(float *out)
+{
+    out += blockIdx.x * PART;
+    __shared__ float values[N];
+    int t = (int)threadIdx.x;
+    values[t] = (float)t;
+    if (FINE) __syncwarp();
+    out[t] = values[t ^ 1];
+}
+
+/* A shuffle orders no memory. */
+template <bool FINE> static __global__ void shuffle_as_barrier(float *out)
+{
+    out += blockIdx.x * PART;
+    __shared__ float values[N];
+    int t = (int)threadIdx.x;
+    values[t] = (float)t;
+    if (FINE) __syncwarp();
+    float other = __shfl_xor_sync(0xffffffffu, 1.0f, 16);
+    out[t] = values[t ^ 1] + other;
+}
+
+/* A warp's barrier orders its own lanes, and of them those in the mask. */
+template <bool FINE> static __global__ void barrier_of_a_part(float *out)
+{
+    out += blockIdx.x * PART;
+    __shared__ float values[N];
+    int t = (int)threadIdx.x;
+    values[t] = (float)t;
+    __syncwarp(t % 32 < 16 ? 0x0000ffffu : 0xffff0000u);
+    out[t] = values[t ^ (FINE ? 15 : 31)];
+}
+
+template <bool FINE> static __global__ void warp_barrier_between_warps(float *out)
+{
+    out += blockIdx.x * PART;
+    __shared__ float values[N];
+    int t = (int)threadIdx.x;
+    values[t] = (float)t;
+    __syncwarp();
+    out[t] = values[t ^ (FINE ? 31 : 32)];
+}
+
+template <bool FINE> static __global__ void between_blocks(float *out)
+{
+    if (threadIdx.x == 0) out[FINE ? blockIdx.x : blockIdx.x / 2] = 1;
+}
+
+template <bool FINE> static __global__ void blocks_that_read(float *out)
+{
+    float *at = out + (FINE ? blockIdx.x * PART : 0) + threadIdx.x, before = *at;
+    out[blockIdx.x * PART + N + threadIdx.x] = before;
+    if (FINE || blockIdx.x == 2) *at = before + 1;
+}
+
+template <bool FINE> static __global__ void atomic_and_plain(float *out)
+{
+    out += blockIdx.x * PART;
+    __shared__ int count;
+    if (threadIdx.x == 0) count = 0;
+    __syncthreads();
+    atomicAdd(&count, 1);
+    if (FINE) __syncthreads();
+    if (threadIdx.x == 40) out[0] = (float)count;
+}
+
+/* Neighbours of a byte are other locations. */
+template <bool FINE> static __global__ void bytes(float *out)
+{
+    ((unsigned char *)(out + blockIdx.x * PART))[threadIdx.x / (FINE ? 1 : 2)] = 1;
+}
+
+template <bool FINE> static __global__ void copies_of_16_bytes(float *out)
+{
+    out += blockIdx.x * PART;
+    __shared__ float values[4 * N];
+    int t = (int)threadIdx.x;
+    for (int k = 0; k < 4; k++) values[4 * t + k] = (float)k;
+    if (FINE) __syncthreads();
+    memcpy(out + 4 * t, values + 4 * (N - 1 - t), 16);
+}
+
+#define PLANTED(X) \
+    X(write_then_read) X(read_then_write) X(two_sums) X(within_a_warp) X(shuffle_as_barrier) X(barrier_of_a_part) \
+    X(warp_barrier_between_warps) X(between_blocks) X(blocks_that_read) X(atomic_and_plain) X(bytes) \
+    X(copies_of_16_bytes)
+
+extern "C" __attribute__((visibility("default"))) const char *ont_planted(const char *name, int fine)
+{
+    static float *out = new float[BLOCKS * PART]();
+    int error = -1;
+#define RUN(kernel) \
+    if (!strcmp(name, #kernel)) \
+        error = fine ? ONT_LAUNCH(kernel<true>, BLOCKS, N, N * sizeof(float), nullptr, out) \
+                     : ONT_LAUNCH(kernel<false>, BLOCKS, N, N * sizeof(float), nullptr, out);
+    PLANTED(RUN)
+    return error < 0 ? "no such kernel" : error ? ont_emulate_error() : "";
+}
+
+extern "C" __attribute__((visibility("default"))) const char *ont_planted_names(void)
+{
+#define NAME(kernel) #kernel " "
+    return PLANTED(NAME);
+}
