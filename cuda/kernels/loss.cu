@@ -6,9 +6,9 @@
  */
 #include "kernels/launch.cuh"
 
+#include "kernels/chunks.cuh"
 #include "kernels/kernels.h"
 #include "kernels/math.cuh"
-#include "kernels/mma.cuh"
 
 /* ---- exponentials ---- */
 
@@ -32,45 +32,6 @@ template <class T, class C> ONT_DEVICE C exp_for(C a)
 }
 
 /* ---- chunks of a row ---- */
-
-/* p is aligned to 16 bytes. */
-template <class T, class C, int N> ONT_DEVICE void load_chunk(const T *p, C (&v)[N])
-{
-    ONT_UNROLL
-    for (int k = 0; k < N; k += 16 / (int)sizeof(T)) {
-        T part[16 / sizeof(T)];
-        const ont_16bytes bits = ont_load16(p + k);
-        memcpy(part, &bits, 16);
-        ONT_UNROLL
-        for (int j = 0; j < 16 / (int)sizeof(T); j++) v[k + j] = ont_load(&part[j]);
-    }
-}
-
-template <class T, class C> ONT_DEVICE void convert(T *to, const C *v, int n)
-{
-    ONT_UNROLL
-    for (int k = 0; k < n; k++) ont_store(&to[k], v[k]);
-}
-#ifndef ONT_EMULATE
-ONT_DEVICE void convert(ont_bf16 *to, const float *v, int n) /* two values by one instruction */
-{
-    ONT_UNROLL
-    for (int k = 0; k < n; k += 2) {
-        const __nv_bfloat162 two = __floats2bfloat162_rn(v[k], v[k + 1]);
-        memcpy(to + k, &two, sizeof two);
-    }
-}
-#endif
-
-/* p is aligned to 16 bytes, and N elements are 16 bytes. */
-template <class T, class C, int N> ONT_DEVICE void store_chunk(T *p, const C (&v)[N])
-{
-    T part[N];
-    ont_16bytes bits;
-    convert(part, v, N);
-    memcpy(&bits, part, 16);
-    ont_store16(p, bits);
-}
 
 /* The part [from, to) of a row that is accessed in chunks of N elements. It is empty if classes are not contiguous, or
  * if x and y, in which the elements are read and written, are not aligned to 16 bytes at the same elements. */

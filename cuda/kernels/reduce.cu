@@ -1,10 +1,11 @@
 /*
- * Reductions: a block per result where the reduced elements of one lie together or anywhere; for columns (bias
- * gradients) a thread per column and range of rows, then the ranges in order. Nothing depends on the order in which
- * blocks run.
+ * Reductions, of 16-bit floats with arithmetic in float32. Sums of columns (bias gradients) and reductions of
+ * contiguous rows read chunks of 16 bytes; ranges of rows, or of one long row, are reduced by a block each and then in
+ * order. All else: a block per result. Nothing depends on the order in which blocks run.
  */
 #include "kernels/launch.cuh"
 
+#include "kernels/chunks.cuh"
 #include "kernels/kernels.h"
 #include "kernels/math.cuh"
 
@@ -15,6 +16,13 @@
 enum { SUM, MEAN, MAX, MIN, PROD, L1, L2, SUM_SQUARE, LOG_SUM, LOG_SUM_EXP }; /* ont_reduce_kind */
 
 template <class A> ONT_DEVICE double as_double(A v) { return (double)v; }
+
+template <class A, class T> ONT_DEVICE A read(const T *p) { return (A)*p; }
+template <class A> ONT_DEVICE A read(const ont_f16 *p) { return ont_load(p); }
+template <class A> ONT_DEVICE A read(const ont_bf16 *p) { return ont_load(p); }
+template <class T, class A> ONT_DEVICE void write(T *p, A v) { *p = (T)v; }
+template <class A> ONT_DEVICE void write(ont_f16 *p, A v) { ont_store(p, v); }
+template <class A> ONT_DEVICE void write(ont_bf16 *p, A v) { ont_store(p, v); }
 
 /* What is combined with v changes nothing. Integers: the type's own limits, given by the launcher. */
 template <class A> ONT_DEVICE A neutral(int kind, A lowest, A highest)
@@ -70,7 +78,7 @@ template <class A> ONT_DEVICE A block_combine(int kind, A v, A *scratch)
     return v;
 }
 
-template <class T> ONT_DEVICE int64_t offset_of(const int64_t *dims, const int64_t *strides, int rank, int64_t i)
+ONT_DEVICE int64_t offset_of(const int64_t *dims, const int64_t *strides, int rank, int64_t i)
 {
     int64_t offset = 0;
     for (int d = rank - 1; d >= 0; d--) {
@@ -86,79 +94,200 @@ __global__ void __launch_bounds__(ONT_THREADS)
 {
     __shared__ A scratch[32];
     for (int64_t out = blockIdx.x; out < r.outputs; out += gridDim.x) {
-        const T *from = x + offset_of<T>(r.kept, r.kept_stride, r.n_kept, out);
+        const T *from = x + offset_of(r.kept, r.kept_stride, r.n_kept, out);
         A max_value = 0;
         if (r.kind == LOG_SUM_EXP && r.each) {
-            max_value = (A)from[0];
+            max_value = read<A>(from);
             for (int64_t e = threadIdx.x; e < r.each; e += blockDim.x)
-                max_value = ont_larger((A)from[offset_of<T>(r.reduced, r.reduced_stride, r.n_reduced, e)], max_value);
+                max_value = ont_larger(read<A>(from + offset_of(r.reduced, r.reduced_stride, r.n_reduced, e)),
+                                       max_value);
             max_value = block_combine((int)MAX, max_value, scratch);
             if (isinf(as_double(max_value))) max_value = 0;
         }
         A acc = neutral(r.kind, lowest, highest);
         for (int64_t e = threadIdx.x; e < r.each; e += blockDim.x) {
-            A v = prepared(r.kind, (A)from[offset_of<T>(r.reduced, r.reduced_stride, r.n_reduced, e)], max_value);
+            A v = prepared(r.kind, read<A>(from + offset_of(r.reduced, r.reduced_stride, r.n_reduced, e)), max_value);
             acc = v != v ? v : combine(r.kind, acc, v);
         }
         acc = block_combine((int)r.kind, acc, scratch);
-        if (!threadIdx.x) y[out] = (T)finished(r.kind, acc, max_value, r.each);
+        if (!threadIdx.x) write(y + out, finished(r.kind, acc, max_value, r.each));
     }
 }
 
 /* ---- columns: (lead, n, tail) -> (lead, tail), sums and means of floats ---- */
 
-static inline int64_t parts_of(const ont_reduction *r)
+static inline bool is_float(const ont_reduction *r)
 {
-    int64_t parts = (r->n + 63) / 64, room = 65536 / (r->lead * r->tail / ONT_THREADS + 1) + 1;
-    return parts > room ? room : parts > 256 ? 256 : parts;
+    return r->dtype == ONT_FLOAT32 || r->dtype == ONT_FLOAT64 || r->dtype == ONT_FLOAT16 || r->dtype == ONT_BFLOAT16;
 }
 
 static inline bool is_columns(const ont_reduction *r)
 {
-    return r->n > 0 && r->tail > 1 && (r->kind == SUM || r->kind == MEAN) &&
-           (r->dtype == ONT_FLOAT32 || r->dtype == ONT_FLOAT64);
+    return r->n > 0 && r->tail > 1 && (r->kind == SUM || r->kind == MEAN) && is_float(r);
 }
 
-template <class T>
-__global__ void __launch_bounds__(ONT_THREADS)
-    columns_kernel(const ont_reduction r, int64_t parts, T scale, const T *x, T *y)
+static inline int64_t chunk_of(const ont_reduction *r)
 {
-    int64_t part = blockIdx.y, first = r.n * part / parts, last = r.n * (part + 1) / parts;
-    int64_t n = r.lead * r.tail;
-    ONT_FOR(i, n) {
-        const T *from = x + i / r.tail * r.n * r.tail + i % r.tail;
-        T sum = 0;
-        for (int64_t row = first; row < last; row++) sum += from[row * r.tail];
-        y[part * r.lead * r.tail + i] = sum * scale;
+    return r->dtype == ONT_FLOAT64 ? 2 : r->dtype == ONT_FLOAT32 ? 4 : 8;
+}
+
+/* A block has this many threads side by side, and the others in rows below. */
+static inline int lanes_for(int64_t chunks)
+{
+    int lanes = 1;
+    while (lanes < 32 && lanes < chunks) lanes *= 2;
+    return lanes;
+}
+
+/* Ranges of rows: enough for about a thousand blocks, with at least eight rows for each thread. */
+static inline int64_t column_parts(const ont_reduction *r)
+{
+    const int64_t chunks = r->lead * r->tail / (r->tail % chunk_of(r) ? 1 : chunk_of(r));
+    const int64_t lanes = lanes_for(chunks), blocks = (chunks + lanes - 1) / lanes;
+    const int64_t most = r->n * lanes / (8 * ONT_THREADS), wanted = 1024 / blocks;
+    const int64_t parts = wanted < most ? wanted : most;
+    return parts < 1 ? 1 : parts > 256 ? 256 : parts;
+}
+
+struct columns_operands {
+    int64_t lead, n, tail, parts;
+    double scale;
+    int lanes;
+};
+
+template <class T, class D, int N>
+__global__ void __launch_bounds__(ONT_THREADS) columns_kernel(const columns_operands r, const T *x, D *y)
+{
+    typedef typename ont_compute<T>::type C;
+    enum { LINE = ONT_THREADS + 1, AT_ONCE = 4 };
+    __shared__ C sums[N * LINE];
+    const int lanes = r.lanes, rows = ONT_THREADS / lanes, lane = (int)threadIdx.x % lanes;
+    const int64_t part = blockIdx.y, first = r.n * part / r.parts + threadIdx.x / lanes;
+    const int64_t last = r.n * (part + 1) / r.parts, width = r.tail / N, chunks = r.lead * width;
+    for (int64_t block = blockIdx.x; block * lanes < chunks; block += gridDim.x) {
+        const int64_t i = block * lanes + lane;
+        const T *from = x + i / width * r.n * r.tail + i % width * N;
+        C sum[N] = {};
+        int64_t row = i < chunks ? first : last;
+        for (; row + (AT_ONCE - 1) * rows < last; row += AT_ONCE * rows) {
+            C v[AT_ONCE][N];
+            ONT_UNROLL
+            for (int j = 0; j < AT_ONCE; j++) load_chunk(from + (row + j * rows) * r.tail, v[j]);
+            ONT_UNROLL
+            for (int j = 0; j < AT_ONCE; j++)
+                for (int k = 0; k < N; k++) sum[k] += v[j][k];
+        }
+        for (; row < last; row += rows) {
+            C v[N];
+            load_chunk(from + row * r.tail, v);
+            for (int k = 0; k < N; k++) sum[k] += v[k];
+        }
+        for (int k = 0; k < N; k++) sums[k * LINE + (int)threadIdx.x] = sum[k];
+        __syncthreads();
+        for (int c = (int)threadIdx.x; c < lanes * N && block * lanes * N + c < chunks * N; c += ONT_THREADS) {
+            C total = 0;
+            for (int j = 0; j < rows; j++) total += sums[c % N * LINE + j * lanes + c / N];
+            ont_store(&y[part * chunks * N + block * lanes * N + c], total * (C)r.scale);
+        }
+        __syncthreads();
     }
 }
 
-template <class T>
-__global__ void __launch_bounds__(ONT_THREADS) parts_kernel(int64_t n, int64_t parts, T scale, const T *partial, T *y)
+template <class T, class D, int N>
+static int launch_columns(const columns_operands &r, const void *x, void *y, void *stream)
 {
-    ONT_FOR(i, n) {
-        T sum = 0;
-        for (int64_t part = 0; part < parts; part++) sum += partial[part * n + i];
-        y[i] = sum * scale;
-    }
+    const int64_t chunks = r.lead * r.tail / N;
+    columns_operands s = r;
+    s.lanes = lanes_for(chunks);
+    const dim3 grid(ont_blocks(chunks, s.lanes), (unsigned)r.parts);
+    return ONT_LAUNCH((columns_kernel<T, D, N>), grid, ONT_THREADS, 0, stream, s, (const T *)x, (D *)y);
+}
+
+template <class T, class D> static int columns_stage(const columns_operands &r, const void *x, void *y, void *stream)
+{
+    enum { N = 16 / sizeof(T) };
+    if (r.tail % N || !are_aligned(&x, 1)) return launch_columns<T, D, 1>(r, x, y, stream);
+    return launch_columns<T, D, N>(r, x, y, stream);
 }
 
 template <class T> static int columns(const ont_reduction *r, const void *x, void *y, void *work, void *stream)
 {
-    int64_t parts = parts_of(r), n = r->lead * r->tail;
-    T scale = r->kind == MEAN ? 1 / (T)r->n : (T)1;
-    dim3 grid(ont_blocks(n, ONT_THREADS), (unsigned)parts);
-    if (parts == 1)
-        return ONT_LAUNCH(columns_kernel<T>, grid, ONT_THREADS, 0, stream, *r, parts, scale, (const T *)x, (T *)y);
-    int error = ONT_LAUNCH(columns_kernel<T>, grid, ONT_THREADS, 0, stream, *r, parts, (T)1, (const T *)x, (T *)work);
-    if (error) return error;
-    return ONT_LAUNCH(parts_kernel<T>, ont_blocks(n, ONT_THREADS), ONT_THREADS, 0, stream, n, parts, scale,
-                      (const T *)work, (T *)y);
+    typedef typename ont_compute<T>::type C;
+    columns_operands s = {r->lead, r->n, r->tail, column_parts(r), 1, 1};
+    const double scale = r->kind == MEAN ? 1 / (double)r->n : 1;
+    if (s.parts > 1) {
+        const int error = columns_stage<T, C>(s, x, work, stream);
+        if (error) return error;
+        s = columns_operands{1, s.parts, r->lead * r->tail, 1, scale, 1};
+        return columns_stage<C, T>(s, work, y, stream);
+    }
+    s.scale = scale;
+    return columns_stage<T, T>(s, x, y, stream);
 }
+
+/* ---- rows: (rows, n) -> (rows), of floats ---- */
+
+static inline bool is_rows(const ont_reduction *r)
+{
+    return r->n > 0 && r->tail == 1 && r->kind != LOG_SUM_EXP && is_float(r);
+}
+
+/* Ranges of a row, where there are few rows. */
+static inline int64_t row_parts(const ont_reduction *r)
+{
+    const int64_t most = r->n / (16 * ONT_THREADS), wanted = 1024 / r->lead, parts = wanted < most ? wanted : most;
+    return parts < 1 ? 1 : parts;
+}
+
+/* FIRST: x are elements, else results of ranges. LAST: y are results. */
+template <class T, class D, int N, bool FIRST, bool LAST>
+__global__ void __launch_bounds__(ONT_THREADS)
+    rows_kernel(int kind, int64_t each, int64_t rows, int64_t n, int64_t parts, const T *x, D *y)
+{
+    typedef typename ont_compute<T>::type C;
+    __shared__ C scratch[32];
+    const int64_t chunks = n / N;
+    for (int64_t i = blockIdx.x; i < rows * parts; i += gridDim.x) {
+        const int64_t part = i % parts, last = chunks * (part + 1) / parts;
+        const T *from = x + i / parts * n;
+        C acc = neutral(kind, (C)-INFINITY, (C)INFINITY);
+        for (int64_t c = chunks * part / parts + threadIdx.x; c < last; c += blockDim.x) {
+            C v[N];
+            load_chunk(from + c * N, v);
+            ONT_UNROLL
+            for (int k = 0; k < N; k++) {
+                const C w = FIRST ? prepared(kind, v[k], (C)0) : v[k];
+                acc = w != w ? w : combine(kind, acc, w);
+            }
+        }
+        acc = block_combine(kind, acc, scratch);
+        if (!threadIdx.x) ont_store(&y[i], LAST ? finished(kind, acc, (C)0, each) : acc);
+    }
+}
+
+template <class T, class D, int N, bool FIRST, bool LAST>
+static int rows_stage(const ont_reduction *r, int64_t n, int64_t parts, const void *x, void *y, void *stream)
+{
+    const unsigned threads = ont_row_threads(n / parts / N);
+    return ONT_LAUNCH((rows_kernel<T, D, N, FIRST, LAST>), ont_blocks(r->lead * parts, 1), threads, 0, stream, r->kind,
+                      r->each, r->lead, n, parts, (const T *)x, (D *)y);
+}
+
+template <class T, int N> static int rows(const ont_reduction *r, const void *x, void *y, void *work, void *stream)
+{
+    typedef typename ont_compute<T>::type C;
+    const int64_t parts = row_parts(r);
+    if (parts == 1) return rows_stage<T, T, N, true, true>(r, r->n, 1, x, y, stream);
+    const int error = rows_stage<T, C, N, true, false>(r, r->n, parts, x, work, stream);
+    return error ? error : rows_stage<C, T, 1, false, true>(r, parts, 1, work, y, stream);
+}
+
+/* ---- launchers ---- */
 
 extern "C" size_t ont_reduce_work(const ont_reduction *r)
 {
-    return is_columns(r) ? (size_t)(parts_of(r) * r->lead * r->tail) * sizeof(double) : 0;
+    if (is_columns(r)) return (size_t)(column_parts(r) * r->lead * r->tail) * sizeof(double);
+    return is_rows(r) ? (size_t)(row_parts(r) * r->lead) * sizeof(double) : 0;
 }
 
 template <class T, class A>
@@ -168,13 +297,24 @@ static int general(const ont_reduction *r, A lowest, A highest, const void *x, v
                       highest, (const T *)x, (T *)y);
 }
 
+template <class T> static int floats(const ont_reduction *r, const void *x, void *y, void *work, void *stream)
+{
+    typedef typename ont_compute<T>::type C;
+    enum { N = 16 / sizeof(T) };
+    if (is_columns(r)) return columns<T>(r, x, y, work, stream);
+    if (!is_rows(r)) return general<T, C>(r, (C)-INFINITY, (C)INFINITY, x, y, stream);
+    if (r->n % N || !are_aligned(&x, 1)) return rows<T, 1>(r, x, y, work, stream);
+    return rows<T, N>(r, x, y, work, stream);
+}
+
 extern "C" int ont_launch_reduce(const ont_reduction *r, const void *x, void *y, void *work, void *stream)
 {
     if (!r->outputs) return 0;
-    if (is_columns(r)) return (r->dtype == ONT_FLOAT32 ? columns<float> : columns<double>)(r, x, y, work, stream);
     switch (r->dtype) {
-    case ONT_FLOAT32: return general<float, float>(r, -INFINITY, INFINITY, x, y, stream);
-    case ONT_FLOAT64: return general<double, double>(r, -INFINITY, INFINITY, x, y, stream);
+    case ONT_FLOAT32: return floats<float>(r, x, y, work, stream);
+    case ONT_FLOAT64: return floats<double>(r, x, y, work, stream);
+    case ONT_FLOAT16: return floats<ont_f16>(r, x, y, work, stream);
+    case ONT_BFLOAT16: return floats<ont_bf16>(r, x, y, work, stream);
     case ONT_INT32: return general<int32_t, int64_t>(r, INT32_MIN, INT32_MAX, x, y, stream);
     case ONT_INT64: return general<int64_t, int64_t>(r, INT64_MIN, INT64_MAX, x, y, stream);
     case ONT_UINT64: return general<uint64_t, uint64_t>(r, 0, UINT64_MAX, x, y, stream);

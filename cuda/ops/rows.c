@@ -15,7 +15,7 @@ static const char *reduce_accept(const ont_node *node)
     ont_reduce r;
     if (ont_reduce_read(node, &r) != ONT_OK) return "axes";
     if (d == ONT_BOOL) return r.kind == ONT_REDUCE_MAX || r.kind == ONT_REDUCE_MIN ? NULL : "bool";
-    if (!ont_is_float32_or_64(d) && d != ONT_INT32 && d != ONT_INT64 && d != ONT_UINT64) return "dtype";
+    if (!ont_dtype_is_float(d) && d != ONT_INT32 && d != ONT_INT64 && d != ONT_UINT64) return "dtype";
     if (!ont_shape_count(&x->shape) && r.kind == ONT_REDUCE_MEAN && !ont_dtype_is_float(d)) return "nothing to reduce";
     return NULL;
 }

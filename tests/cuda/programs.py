@@ -20,6 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import onnx
+import rows
 import sdpa
 import smoke
 import torch
@@ -286,6 +287,10 @@ def loss_of_halves() -> set[str]:
             assert ("nan" in outs) == any("Cast" in kernel for kernel in kernels), kernels
             used |= kernels
     return used
+
+
+def sums() -> set[str]:
+    return rows.sums(DEVICE)
 
 
 def hot_rows() -> set[str]:
@@ -679,9 +684,9 @@ def generated() -> set[str]:
 MESSAGES = Messages()
 
 PROGRAMS: list[Callable[[], set[str]]] = [mlp, mlp_halves, unaligned, by_rule, gelu_epilogues, transformer, attention,
-                                          loss, loss_of_halves, hot_rows, copies, rotations, fault, strided, rare,
-                                          graphs, graph_shapes, graph_freed, graph_of_the_caller, settings, vision, steps,
-                                          drops, generated, ortmodule]
+                                          loss, loss_of_halves, sums, hot_rows, copies, rotations, fault, strided,
+                                          rare, graphs, graph_shapes, graph_freed, graph_of_the_caller, settings,
+                                          vision, steps, drops, generated, ortmodule]
 
 
 def main(plugin: str, device: str, which: str = "0/1") -> None:
