@@ -37,6 +37,7 @@ const ont_kernel_list ont_cuda_lists[] = {
     REDUCE(ReduceL2) REDUCE(ReduceSumSquare) REDUCE(ReduceLogSum) REDUCE(ReduceLogSumExp)
     ONE(ONT_DOMAIN, "SumTo", 1, reduce, 0)
     ONE("", "LayerNormalization", 17, norm, 0) ONE(ONT_DOMAIN, "LayerNormGrad", 1, norm, 1)
+    ONE(ONT_DOMAIN, "FusedNorm", 1, norm, 2) ONE(ONT_DOMAIN, "FusedNormGrad", 1, norm, 3)
     ONE("", "Softmax", 1, softmax, 0) ONE("", "LogSoftmax", 1, softmax, 0) ONE(ONT_DOMAIN, "SoftmaxGrad", 1, softmax, 1)
     ONE(ONT_DOMAIN, "LogSoftmaxGrad", 1, softmax, 1)
     ONE("", "SoftmaxCrossEntropyLoss", 12, loss, 0) ONE("", "NegativeLogLikelihoodLoss", 12, loss, 0)

@@ -75,6 +75,11 @@ ont_status ont_pass_fuse_rotary(ont_graph *g) ONT_MUST_USE;
 /* Fuses GELU and its gradient into matmuls, on devices that have such kernels. See fuse_gelu.c. */
 ont_status ont_pass_fuse_gelu(ont_graph *g) ONT_MUST_USE;
 
+/* Fuses RMSNormalization that models write out, on devices that have such a kernel. See fuse_rms_norm.c. */
+ont_status ont_pass_fuse_rms_norm(ont_graph *g) ONT_MUST_USE;
+/* Fuses normalization with additions and Casts around it, on devices that have such kernels. See fuse_norm.c. */
+ont_status ont_pass_fuse_norm(ont_graph *g) ONT_MUST_USE;
+
 /* Lets cross-entropy read logits and write their gradient in 16 bits. See fuse_loss.c. */
 ont_status ont_pass_fuse_loss(ont_graph *g) ONT_MUST_USE;
 

@@ -26,6 +26,7 @@ static const pass before_grad[] = { /* after inference */
     {"fuse_transpose", ont_pass_fuse_transpose, false, NULL, false, NULL},
     {"align_products", ont_pass_align_products, false, NULL, true, NULL},
     {"fuse_rotary", ont_pass_fuse_rotary, false, "Rotate", false, NULL},
+    {"fuse_rms_norm", ont_pass_fuse_rms_norm, false, "FusedNorm", true, NULL},
     {"fuse_attention", ont_pass_fuse_attention, false, "FusedAttention", false, NULL},
 };
 
@@ -49,6 +50,7 @@ static const pass after_grad[] = {
     {"tile_mlp", ont_pass_tile_mlp, false, "MlpGrad", false, NULL},
     {"recompute_regions", ont_pass_recompute_regions, false, NULL, false, NULL},
     {"recompute", ont_pass_recompute, false, NULL, false, NULL},
+    {"fuse_norm", ont_pass_fuse_norm, false, "FusedNorm", true, NULL},
     {"fuse_elementwise", ont_pass_fuse_elementwise, false, "FusedElementwise", false, NULL},
     {"fuse_reductions", ont_pass_fuse_reductions, false, "FusedReduce", false, "fuse_elementwise"},
     {"fuse_sums", ont_pass_fuse_sums, false, NULL, false, NULL},

@@ -33,7 +33,8 @@ def sources(*more: str) -> list[Path]:
     kernels = sorted((CUDA / "kernels").glob("*.cu"))
     named = [CUDA / name for name in ("table.c", "generate.c", "images.c", "shared.c", "libs/cublas.c", "libs/cudnn.c",
                                       "libs/sdpa.c")]
-    return [*kernels, *map(Path, more), *named, *sorted((CUDA / "ops").glob("*.c")), *sorted((CUDA / "emulate").glob("*.c*"))]
+    folders = [path for name in ("ops", "emulate") for path in sorted((CUDA / name).glob("*.c*"))]
+    return [*kernels, *map(Path, more), *named, *folders]
 
 
 def object_name(source: Path) -> str:

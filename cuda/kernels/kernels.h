@@ -67,18 +67,21 @@ typedef struct ont_reduction {
 size_t ont_reduce_work(const ont_reduction *r);
 int ont_launch_reduce(const ont_reduction *r, const void *x, void *y, void *work, void *stream);
 
-/* norm.cu: `rows` rows of n elements; float32 and float64. Absent operands are NULL. */
-typedef struct ont_layernorm {
+/*
+ * norm.cu: `rows` rows of n elements. Scale, bias and statistics have the dtype, float32 or float64; any other operand
+ * has it too, or is 16-bit where a bit of half_in or half_out says so. Absent operands are NULL.
+ */
+typedef struct ont_norm {
     int64_t rows, n;
     double eps;
-    int32_t dtype;
-} ont_layernorm;
-/* in: x, scale, bias; out: y, mean, inverse standard deviation */
-int ont_launch_layernorm(const ont_layernorm *s, const void *const *in, void *const *out, void *stream);
-size_t ont_layernorm_grad_work(const ont_layernorm *s);
-/* in: x, scale, mean, inverse standard deviation, dy; out: dx, dscale, dbias */
-int ont_launch_layernorm_grad(const ont_layernorm *s, const void *const *in, void *const *out, void *work,
-                              void *stream);
+    int32_t dtype, half, rms; /* half: dtype of 16-bit operands; rms: no mean is subtracted */
+    uint32_t half_in, half_out;
+} ont_norm;
+/* in: x, scale, bias, addend to x; out: y, mean, inverse standard deviation, sum of x and addend, copy of y */
+int ont_launch_norm(const ont_norm *s, const void *const *in, void *const *out, void *stream);
+size_t ont_norm_grad_work(const ont_norm *s);
+/* in: x, scale, mean, inverse standard deviation, dy, second dy, addend to dx; out: dx, dscale, dbias, copy of dx */
+int ont_launch_norm_grad(const ont_norm *s, const void *const *in, void *const *out, void *work, void *stream);
 
 /* softmax.cu: (outer, n, inner) along n; float32, float64, float16, bfloat16 */
 typedef struct ont_softmax {

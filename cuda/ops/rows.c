@@ -47,39 +47,80 @@ const ont_kernel ont_cuda_reduce_kernels[1] = {
     {.name = "cuda_reduce", .accept = reduce_accept, .prepare = reduce_prepare, .run = reduce_run},
 };
 
-/* ---- LayerNormalization ---- */
+/* ---- LayerNormalization, alone and with what a pass has fused (csrc/ops/norm/fused_norm.c) ---- */
+
+static bool is_norm_grad(const ont_node *node) { return strstr(node->op->name, "Grad") != NULL; }
+
+/* Whether an operand may be 16-bit: x, its addend, y and its copy; x, dy, its addends, dx and its copy. */
+static bool may_be_half(const ont_node *node, bool input, uint32_t index)
+{
+    const uint32_t inputs = is_norm_grad(node) ? 0x71 : 0x09, outputs = is_norm_grad(node) ? 0x09 : 0x11;
+    return (input ? inputs : outputs) >> index & 1;
+}
+
+/* The dtype of the 16-bit values among the operands; 0: none. -1: they differ, or another one is not `wide`. */
+static int half_among(const ont_node *node, ont_dtype wide)
+{
+    int half = 0;
+    for (uint32_t i = 0; i < node->n_inputs + node->n_outputs; i++) {
+        const bool input = i < node->n_inputs;
+        const uint32_t index = input ? i : i - node->n_inputs;
+        const ont_value *v = input ? ont_node_in(node, index) : ont_node_out(node, index);
+        if (!v || v->dtype == wide) continue;
+        if (wide != ONT_FLOAT32 || !ont_dtype_is_half(v->dtype) || !may_be_half(node, input, index)) return -1;
+        if (half && half != (int)v->dtype) return -1;
+        half = (int)v->dtype;
+    }
+    return half;
+}
+
+static const char *fused_norm_accept(const ont_node *node)
+{
+    ont_dtype wide = ont_node_in(node, 1)->dtype;
+    return ont_is_float32_or_64(wide) && half_among(node, wide) >= 0 ? NULL : "dtypes";
+}
+
+static bool is_half(const ont_value *v) { return v && ont_dtype_is_half(v->dtype); }
 
 static ont_status norm_prepare(const ont_node *node, ont_arena *arena, ont_prepared *out)
 {
     const ont_value *x = ont_node_in(node, 0);
-    ont_layernorm *s = ont_arena_alloc(arena, sizeof *s);
+    const ont_dtype wide = ont_node_in(node, 1)->dtype;
+    ont_norm *s = ont_arena_alloc(arena, sizeof *s);
     int axis;
     if (!s) return ONT_ENOMEM;
     ONT_TRY(ont_shape_axis(ont_attr_int(node, "axis", -1), x->shape.rank, &axis));
-    *s = (ont_layernorm){.rows = ont_shape_count_range(&x->shape, 0, axis),
-                         .n = ont_shape_count_range(&x->shape, axis, x->shape.rank),
-                         .eps = ont_attr_float(node, "epsilon", 1e-5), .dtype = x->dtype};
-    if (!strcmp(node->op->name, "LayerNormGrad")) out->work_bytes = ont_layernorm_grad_work(s);
+    *s = (ont_norm){.rows = ont_shape_count_range(&x->shape, 0, axis),
+                    .n = ont_shape_count_range(&x->shape, axis, x->shape.rank),
+                    .eps = ont_attr_float(node, "epsilon", 1e-5), .dtype = wide, .half = half_among(node, wide),
+                    .rms = ont_attr_int(node, "rms", 0) != 0};
+    for (uint32_t i = 0; i < node->n_inputs; i++) s->half_in |= (uint32_t)is_half(ont_node_in(node, i)) << i;
+    for (uint32_t i = 0; i < node->n_outputs; i++) s->half_out |= (uint32_t)is_half(ont_node_out(node, i)) << i;
+    if (is_norm_grad(node)) out->work_bytes = ont_norm_grad_work(s);
     out->state = s;
     return ONT_OK;
 }
 
 static ont_status norm_run(const ont_call *call)
 {
-    const void *in[] = {call->in[0], ont_operand(call, 1), ont_operand(call, 2)};
-    void *out[] = {call->out[0], ont_result(call, 1), ont_result(call, 2)};
-    return ont_launched(ont_launch_layernorm(call->state, in, out, call->stream));
+    const void *in[] = {call->in[0], call->in[1], ont_operand(call, 2), ont_operand(call, 3)};
+    void *out[] = {call->out[0], ont_result(call, 1), ont_result(call, 2), ont_result(call, 3), ont_result(call, 4)};
+    return ont_launched(ont_launch_norm(call->state, in, out, call->stream));
 }
 
 static ont_status norm_grad_run(const ont_call *call)
 {
-    void *out[] = {call->out[0], ont_result(call, 1), ont_result(call, 2)};
-    return ont_launched(ont_launch_layernorm_grad(call->state, call->in, out, call->work, call->stream));
+    const void *in[] = {call->in[0], call->in[1], call->in[2], call->in[3], call->in[4], ont_operand(call, 5),
+                        ont_operand(call, 6)};
+    void *out[] = {call->out[0], ont_result(call, 1), ont_result(call, 2), ont_result(call, 3)};
+    return ont_launched(ont_launch_norm_grad(call->state, in, out, call->work, call->stream));
 }
 
-const ont_kernel ont_cuda_norm_kernels[2] = {
-    {.name = "cuda_layernorm", .accept = ont_cuda_accept_wide, .prepare = norm_prepare, .run = norm_run},
-    {.name = "cuda_layernorm_grad", .accept = ont_cuda_accept_wide, .prepare = norm_prepare, .run = norm_grad_run},
+const ont_kernel ont_cuda_norm_kernels[4] = {
+    {.name = "cuda_norm", .accept = ont_cuda_accept_wide, .prepare = norm_prepare, .run = norm_run},
+    {.name = "cuda_norm_grad", .accept = ont_cuda_accept_wide, .prepare = norm_prepare, .run = norm_grad_run},
+    {.name = "cuda_fused_norm", .accept = fused_norm_accept, .prepare = norm_prepare, .run = norm_run},
+    {.name = "cuda_fused_norm_grad", .accept = fused_norm_accept, .prepare = norm_prepare, .run = norm_grad_run},
 };
 
 /* ---- Softmax ---- */

@@ -6,12 +6,18 @@ or "refused", "message": TEXT}, and the report as the last line. runner.py reads
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import sys
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
+
+import onnx
+import torch
+from onnx import TensorProto, helper
+from torch import nn
 
 from onnxtrain import _C
 
@@ -107,3 +113,20 @@ class Messages(logging.Handler):
 
     def count(self, part: str) -> int:
         return self.text.count(part)
+
+
+def exported(module: nn.Module, inputs: tuple) -> tuple[bytes, list[torch.Tensor]]:
+    """The module's model, weights as inputs behind its own, and the tensors to call it with."""
+    buffer = io.BytesIO()
+    torch.onnx.export(module, inputs, buffer, dynamo=False, training=torch.onnx.TrainingMode.TRAINING,
+                      do_constant_folding=False, export_params=True, opset_version=17, keep_initializers_as_inputs=True)
+    model = onnx.load_model_from_string(buffer.getvalue())
+    state = dict(module.named_parameters()) | dict(module.named_buffers())
+    names = [i.name for i in model.graph.initializer if i.name in state]
+    kept = [i for i in model.graph.initializer if i.name not in state]
+    given = [i for i in model.graph.input if i.name not in {k.name for k in kept} and i.name not in names]
+    weights = [helper.make_tensor_value_info(n, TensorProto.FLOAT, state[n].shape) for n in names]
+    del model.graph.initializer[:], model.graph.input[:]
+    model.graph.initializer.extend(kept)
+    model.graph.input.extend([*given, *weights])
+    return model.SerializeToString(), [*inputs, *(state[n].detach() for n in names)]

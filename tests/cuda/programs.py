@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 import ctypes
-import io
 import logging
 import os
 import subprocess
@@ -24,8 +23,8 @@ import rows
 import sdpa
 import smoke
 import torch
-from checks import Messages, every_nth, refusal, run_checks
-from onnx import TensorProto, helper
+from checks import Messages, every_nth, exported, refusal, run_checks
+from onnx import helper
 from torch import nn
 
 import onnxtrain
@@ -34,23 +33,6 @@ from onnxtrain import _C, _report
 ROOT = Path(__file__).resolve().parents[2]
 DEVICE = "cpu"
 PLUGIN = ""
-
-
-def exported(module: nn.Module, inputs: tuple) -> tuple[bytes, list[torch.Tensor]]:
-    """The module's model, weights as inputs behind its own, and the tensors to call it with."""
-    buffer = io.BytesIO()
-    torch.onnx.export(module, inputs, buffer, dynamo=False, training=torch.onnx.TrainingMode.TRAINING,
-                      do_constant_folding=False, export_params=True, opset_version=17, keep_initializers_as_inputs=True)
-    model = onnx.load_model_from_string(buffer.getvalue())
-    state = dict(module.named_parameters()) | dict(module.named_buffers())
-    names = [i.name for i in model.graph.initializer if i.name in state]
-    kept = [i for i in model.graph.initializer if i.name not in state]
-    given = [i for i in model.graph.input if i.name not in {k.name for k in kept} and i.name not in names]
-    weights = [helper.make_tensor_value_info(n, TensorProto.FLOAT, state[n].shape) for n in names]
-    del model.graph.initializer[:], model.graph.input[:]
-    model.graph.initializer.extend(kept)
-    model.graph.input.extend([*given, *weights])
-    return model.SerializeToString(), [*inputs, *(state[n].detach() for n in names)]
 
 
 def shifted(tensor: torch.Tensor, by: int) -> torch.Tensor:
@@ -291,6 +273,10 @@ def loss_of_halves() -> set[str]:
 
 def sums() -> set[str]:
     return rows.sums(DEVICE)
+
+
+def norms() -> set[str]:
+    return rows.norms(DEVICE)
 
 
 def hot_rows() -> set[str]:
@@ -684,9 +670,9 @@ def generated() -> set[str]:
 MESSAGES = Messages()
 
 PROGRAMS: list[Callable[[], set[str]]] = [mlp, mlp_halves, unaligned, by_rule, gelu_epilogues, transformer, attention,
-                                          loss, loss_of_halves, sums, hot_rows, copies, rotations, fault, strided,
-                                          rare, graphs, graph_shapes, graph_freed, graph_of_the_caller, settings,
-                                          vision, steps, drops, generated, ortmodule]
+                                          loss, loss_of_halves, sums, norms, hot_rows, copies, rotations, fault,
+                                          strided, rare, graphs, graph_shapes, graph_freed, graph_of_the_caller,
+                                          settings, vision, steps, drops, generated, ortmodule]
 
 
 def main(plugin: str, device: str, which: str = "0/1") -> None:

@@ -40,8 +40,9 @@ def assert_near(got: torch.Tensor, want: torch.Tensor, ulp: float, scale: torch.
 
 # Shape, axes, offset in elements: columns in one part and in several, in chunks of 16 bytes and in single elements, few
 # and many, of several matrices; rows that are short, long, or one that is reduced in parts; neither.
-SUMS = (((1500, 24), 0, 0), ((2100, 8), 0, 0), ((2100, 8), 0, 1), ((700, 33), 0, 0), ((40, 264), 0, 0), ((2, 300, 16), 1, 0),
-        ((9000, 2), 0, 0), ((5, 48), 1, 0), ((5, 1001), 1, 0), ((1, 9000), 1, 0), ((2, 8200), 1, 3), ((4, 6, 8), (0, 2), 0))
+SUMS = (((1500, 24), 0, 0), ((2100, 8), 0, 0), ((2100, 8), 0, 1), ((700, 33), 0, 0), ((40, 264), 0, 0),
+        ((2, 300, 16), 1, 0), ((9000, 2), 0, 0), ((5, 48), 1, 0), ((5, 1001), 1, 0), ((1, 9000), 1, 0),
+        ((2, 8200), 1, 3), ((4, 6, 8), (0, 2), 0))
 
 
 def sums(device: str) -> set[str]:
@@ -65,4 +66,107 @@ def sums(device: str) -> set[str]:
                 scale = x.double().abs().sum(axes) / (1 if op == "ReduceSum" else x.numel() / got.numel())
                 assert_near(got, of(x.double(), axes), 0 if op == "ReduceMax" else ULPS[dtype], scale, what)
                 used |= kernels(session)
+    return used
+
+
+# A residual is added before the norm and its gradient behind; the norm's result goes on in H, or in both types.
+LAYER_NORM = "y = LayerNormalization <axis = -1> (s, w, b)"
+RMS_NORM = """two = Constant <value = X {2}> ()  eps = Constant <value = X {1e-5}> ()
+    last = Constant <value = int64[1] {-1}> ()
+    p = Pow(s, two)  m = ReduceMean <keepdims = 1> (p, last)  t = Add(m, eps)  q = Sqrt(t)  i = Reciprocal(q)
+    u = Mul(s, i)  y0 = Mul(w, u)  y = Add(y0, b)"""
+NORMS = {
+    "pre": """g (X[r, n] x, H[r, n] a, X[n] w, X[n] b) => (H[r, n] z, X[r, n] s) {
+        c = Cast <to = XCODE> (a)  s = Add(x, c)  NORM  z = Cast <to = HCODE> (y) }""",
+    "post": """g (X[r, n] x, H[r, n] a, X[n] w, X[n] b) => (H[r, n] z, X[r, n] y) {
+        c = Cast <to = XCODE> (a)  s = Add(c, x)  NORM  z = Cast <to = HCODE> (y) }""",
+    "alone": """g (H[r, n] x, H[r, n] a, X[n] w, X[n] b) => (H[r, n] z) {
+        h = Add(x, a)  s = Cast <to = XCODE> (h)  NORM  z = Cast <to = HCODE> (y) }""",
+}
+# Rows and columns: in chunks, one or two for a thread, for one row of a block or several; in single elements.
+NORM_SIZES = [(1, 8), (37, 24), (5, 33), (70, 512), (9, 840), (3, 1032)]
+LARGE_NORMS = [(4099, 768), (700, 3072), (513, 4096), (300, 8192), (9, 8200)]
+
+
+def layer_norm(s: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.layer_norm(s, s.shape[-1:], w, b, 1e-5)
+
+
+def rms_norm(s: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return w * (s * torch.rsqrt(s.square().mean(-1, keepdim=True) + 1e-5)) + b
+
+
+def check_norm(form: str, norm: str, wide: torch.dtype, half: torch.dtype, shape: tuple[int, int], offset: int,
+               device: str) -> set[str]:
+    """One step against float64 torch, with the roundings that the program names."""
+    text = NORMS[form].replace("NORM", LAYER_NORM if norm == "layer" else RMS_NORM)
+    code = {torch.float32: "1", torch.float64: "11", torch.float16: "10", torch.bfloat16: "16"}
+    for name, of in (("XCODE", code[wide]), ("HCODE", code[half]), ("X[", NAMES[wide] + "["), ("H[", NAMES[half] + "["),
+                     ("X {", NAMES[wide] + " {"), ("[r, n]", f"[{shape[0]}, {shape[1]}]"), ("[n]", f"[{shape[1]}]")):
+        text = text.replace(name, of)
+    torch.manual_seed(shape[1])
+    x = torch.randn(shape).mul(2).add(0.5).to(half if form == "alone" else wide)
+    a, w, b = torch.randn(shape).to(half), torch.randn(shape[1]).to(wide), torch.randn(shape[1]).to(wide)
+    session = session_of(text, device)
+    tensors = [shifted(x, offset, device), shifted(a, offset, device), w.to(place(device)), b.to(place(device))]
+    outputs, run = session.forward(tensors, b"\1\1\1\1")
+    given = [torch.randn(o.shape).to(o.dtype) for o in outputs]
+    saved = [tensors[i] for i in run.saved_inputs] + [outputs[i] for i in run.saved_outputs]
+    got = [*outputs, *run.backward(saved, [g.to(place(device)) for g in given])]
+
+    # The sum, as it was rounded, is a leaf; what the program rounds behind it is within one rounding.
+    s = (x + a).double() if form == "alone" else (x.to(wide) + a.to(wide)).double()
+    leaves = [t.double().requires_grad_() for t in (s, w, b)]
+    y = (layer_norm if norm == "layer" else rms_norm)(*leaves)
+    second = leaves[0] if form == "pre" else y
+    torch.autograd.backward([y, second][:len(given)], [g.double() for g in given])
+    ds, dw, db = (t.grad for t in leaves)
+    want = [y.detach(), second.detach()][:len(given)] + [ds, ds, dw, db]
+    terms = sum(g.double().abs() for g in given) * leaves[1].detach().abs()
+    row = terms.mean(-1, keepdim=True) / s.std(-1, keepdim=True, unbiased=False)
+    columns = (sum(g.double().abs() for g in given) * 4).sum(0)
+    scales = [4.0, 4.0][:len(given)] + [8 * row, 8 * row, columns, columns]
+    for k, (one, right, scale) in enumerate(zip(got, want, scales, strict=True)):
+        assert_near(one, right, ULPS[one.dtype], scale, (form, norm, wide, half, shape, offset, k))
+    text = session.text("program")
+    assert "FusedNorm " in text and "FusedNormGrad " in text and (norm == "rms") == ("rms = 1" in text), text
+    if half != wide and (norm, form) == ("layer", "pre"):  # no Cast is left, and no Add
+        assert not kernels(session) - {"FusedNorm:cuda_fused_norm", "FusedNormGrad:cuda_fused_norm_grad"}, text
+    return kernels(session)
+
+
+def apart(device: str) -> set[str]:
+    """LayerNormalization as a node of its own, as it is without the pass."""
+    used: set[str] = set()
+    _C.disable_passes(["fuse_norm"])
+    for shape in ((7, 24), (5, 33)):
+        session = session_of(f"g (float[{shape[0]}, {shape[1]}] s, float[{shape[1]}] w, float[{shape[1]}] b) => (y) "
+                             f"{{ {LAYER_NORM} }}", device)
+        torch.manual_seed(0)
+        leaves = [torch.randn(s).requires_grad_() for s in (shape, shape[1:], shape[1:])]
+        tensors = [t.detach().to(place(device)) for t in leaves]
+        (y,), run = session.forward(tensors, b"\1\1\1")
+        dy = torch.randn(shape)
+        saved = [tensors[i] for i in run.saved_inputs] + [[y][i] for i in run.saved_outputs]
+        got = [y, *run.backward(saved, [dy.to(y.device)])]
+        used |= kernels(session)
+        want = layer_norm(*leaves)
+        want.backward(dy)
+        for one, right in zip(got, [want.detach(), *(t.grad for t in leaves)], strict=True):
+            torch.testing.assert_close(one.cpu(), right, rtol=1e-5, atol=1e-5)
+    _C.disable_passes([])
+    assert used == {"LayerNormalization:cuda_norm", "LayerNormGrad:cuda_norm_grad"}, used
+    return used
+
+
+def norms(device: str) -> set[str]:
+    used = apart(device)
+    sizes = NORM_SIZES + (LARGE_NORMS if device.startswith("cuda") else [])
+    for form in NORMS:
+        for norm in ("layer", "rms"):
+            for wide, half in ((torch.float32, torch.bfloat16), (torch.float32, torch.float16),
+                               (torch.float32, torch.float32), (torch.float64, torch.float64)):
+                for shape in sizes:
+                    used |= check_norm(form, norm, wide, half, shape, 0, device)
+                used |= check_norm(form, norm, wide, half, (5, 16), 1, device)
     return used

@@ -202,6 +202,22 @@ def test_gradient_of_halves_is_rounded_once(dtype, ulp):
     assert ((dx.double() - wide.grad).abs() <= 1.01 * ulp * wide.grad.abs() + 1e-7).all()
 
 
+@pytest.mark.parametrize("dtype, ulp", [(torch.float16, 2**-11), (torch.bfloat16, 2**-8)], ids=["f16", "bf16"])
+def test_statistics_of_halves_are_float32(dtype, ulp):
+    """Far from zero, a mean in 16 bits would be wrong by a tenth of the deviation."""
+    torch.manual_seed(0)
+    x, w, b = torch.randn(6, 300).add(100).to(dtype), torch.randn(300).to(dtype), torch.randn(300).to(dtype)
+    elem = {torch.float16: "float16", torch.bfloat16: "bfloat16"}[dtype]
+    model = onnx.parser.parse_model(f"""<ir_version: 10, opset_import: ["" : 20]>
+        g ({elem}[6, 300] x, {elem}[300] w, {elem}[300] b) => ({elem}[6, 300] y) {{ y = LayerNormalization (x, w, b) }}""")
+    dy = torch.randn(6, 300).to(dtype)
+    _, grads = call(_C.Session(model.SerializeToString()), [x, w, b], b"\1\1\1", [dy])
+    leaves = [t.double().requires_grad_() for t in (x, w, b)]
+    F.layer_norm(leaves[0], (300,), *leaves[1:]).backward(dy.double())
+    for got, leaf in zip(grads, leaves, strict=True):
+        assert ((got.double() - leaf.grad).abs() <= 1.01 * ulp * leaf.grad.abs() + 2e-4).all()
+
+
 @pytest.mark.parametrize("mode", ["mean", "sum", "none"])
 def test_log_prob_is_differentiable(mode):
     """Both outputs of SoftmaxCrossEntropyLoss, the loss and the log probabilities, with gradients at once."""

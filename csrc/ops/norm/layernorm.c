@@ -34,8 +34,8 @@ static ont_status layernorm_infer(ont_graph *g, ont_node *node)
     int axis;
     ONT_TRY(ont_need_input(node, 0, &x));
     ONT_TRY(layout(node, &x->shape, &s, &axis));
-    /* Statistics are computed and saved in the dtype of x; for float64 that is more than float32, the default of
-     * stash_type. */
+    /* Statistics are computed and saved in float32, the default of stash_type, and for float64 in float64, which is
+     * more. */
     int64_t stash = ont_attr_int(node, "stash_type", ONT_FLOAT32);
     if (stash != ONT_FLOAT32 && stash != (int64_t)x->dtype)
         return ont_fail(ONT_EUNSUPPORTED, "attribute stash_type is %lld, expected %d (float) or the input's type",
@@ -48,8 +48,9 @@ static ont_status layernorm_infer(ont_graph *g, ont_node *node)
     }
     ont_shape saved = x->shape;
     for (int d = axis; d < saved.rank; d++) saved.dims[d] = 1;
-    ONT_TRY(ont_infer_out(node, 1, x->dtype, &saved));
-    ONT_TRY(ont_infer_out(node, 2, x->dtype, &saved));
+    ont_dtype statistics = ont_dtype_is_half(x->dtype) ? ONT_FLOAT32 : x->dtype;
+    ONT_TRY(ont_infer_out(node, 1, statistics, &saved));
+    ONT_TRY(ont_infer_out(node, 2, statistics, &saved));
     return ont_infer_out(node, 0, x->dtype, &x->shape);
 }
 
