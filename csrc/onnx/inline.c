@@ -73,7 +73,7 @@ static ont_status bind_attributes(ont_loader *l, const ont_onnx_scope *caller, c
         bound[i].value = own ? own : default_value;
     }
     if (given != call->n_attribute)
-        return ont_fail(ONT_EINVAL, "%s: it has %zu attributes, of which the function declares %zu", what,
+        return ont_fail(ONT_EINVAL, "%s: the call has %zu attributes, but the function declares only %zu of them", what,
                         call->n_attribute, given);
     scope->attributes = bound;
     scope->n_attributes = n;
@@ -84,8 +84,8 @@ static ont_status bind_inputs(ont_loader *l, ont_onnx_scope *caller, const Onnx_
                               const Onnx__FunctionProto *f, const char *what, ont_onnx_scope *scope)
 {
     if (call->n_input > f->n_input || call->n_output > f->n_output)
-        return ont_fail(ONT_EINVAL, "%s: %zu inputs and %zu outputs, the function has %zu and %zu", what, call->n_input,
-                        call->n_output, f->n_input, f->n_output);
+        return ont_fail(ONT_EINVAL, "%s: the call has %zu inputs and %zu outputs, the function has %zu and %zu", what,
+                        call->n_input, call->n_output, f->n_input, f->n_output);
     for (size_t i = 0; i < f->n_input; i++) {
         ont_value *value = NULL;
         if (!*TEXT(f->input[i])) return ont_fail(ONT_EINVAL, "%s: input %zu of the function has no name", what, i);
@@ -104,7 +104,7 @@ static ont_status name_results(ont_loader *l, ont_onnx_scope *caller, const Onnx
         const char *outside = TEXT(call->output[i]), *inside = TEXT(f->output[i]);
         if (!*outside) continue;
         if (ont_map_get(&caller->values, outside))
-            return ont_fail(ONT_EINVAL, "%s: its output '%s' is a name that is defined already", what, outside);
+            return ont_fail(ONT_EINVAL, "%s: the name of its output '%s' is already defined", what, outside);
         ONT_TRY(ont_onnx_name(l, caller, outside, &names[i]));
         if (!ont_map_get(&scope->results, inside)) ONT_TRY(ont_map_put(&scope->results, inside, (void *)names[i]));
     }

@@ -156,7 +156,7 @@ static ont_status node_outputs(ont_loader *l, ont_onnx_scope *scope, const Onnx_
         if (!*name) continue;
         any = true;
         if (ont_map_get(&scope->values, name))
-            return ont_fail(ONT_EINVAL, "%s: its output '%s' is a name that is defined already", what, name);
+            return ont_fail(ONT_EINVAL, "%s: the name of its output '%s' is already defined", what, name);
         ONT_TRY(ont_onnx_value(l, scope, ONT_VALUE_NODE, name, &outputs[i]));
         ONT_TRY(ont_onnx_define(scope, name, outputs[i]));
     }
@@ -235,7 +235,8 @@ static ont_status load_node(ont_loader *l, ont_onnx_scope *scope, const Onnx__No
     if (!op || strcmp(domain, ONT_DOMAIN)) ONT_TRY(ont_onnx_function(l, proto, &function));
     if (function) return ont_onnx_inline(l, scope, proto, function, what);
     if (op && !strcmp(domain, ONT_DOMAIN) && !(op->flags & ONT_OP_PUBLIC))
-        return ont_fail(ONT_EINVAL, "%s: %s.%s is for the engine alone, a model cannot name it", what, domain, op_type);
+        return ont_fail(ONT_EINVAL, "%s: %s.%s is an internal operator, which a model cannot use", what, domain,
+                        op_type);
     ont_subgraphs subgraphs = {0};
     ont_status status = ont_onnx_subgraphs(l, scope, proto, what, &subgraphs);
     if (status == ONT_OK) status = add_node(l, scope, proto, what, version, op, &subgraphs);
@@ -250,11 +251,11 @@ ont_status ont_onnx_nodes(ont_loader *l, ont_onnx_scope *scope, Onnx__NodeProto 
         char *what = ont_arena_format(&l->g->arena, "%snode %zu (%s '%s')", scope->where, i, TEXT(proto->op_type),
                                       TEXT(proto->name));
         if (!what) return ONT_ENOMEM;
-        if (!*TEXT(proto->op_type)) return ont_fail(ONT_EINVAL, "%s: no operator type", what);
+        if (!*TEXT(proto->op_type)) return ont_fail(ONT_EINVAL, "%s: the node has no operator type", what);
         if (proto->n_input > ONT_MAX_INTERFACE || proto->n_output > ONT_MAX_INTERFACE ||
             proto->n_attribute > ONT_MAX_ATTRIBUTES)
-            return ont_fail(ONT_EINVAL, "%s: %zu inputs, %zu outputs and %zu attributes", what, proto->n_input,
-                            proto->n_output, proto->n_attribute);
+            return ont_fail(ONT_EINVAL, "%s: %zu inputs, %zu outputs and %zu attributes, which is too many", what,
+                            proto->n_input, proto->n_output, proto->n_attribute);
         if (scope->function) ONT_TRY(ont_onnx_charge(l, what, 1));
         ONT_TRY(load_node(l, scope, proto, what));
     }

@@ -229,8 +229,8 @@ static ont_status list_required(ont_graph *g, ont_known_values *known)
             if (v->probed || bytes > ONT_KNOWN_VALUE_BYTES)
                 return ont_fail(ONT_EUNSUPPORTED,
                                 v->probed ? "%s '%s': its input '%s' must be a constant"
-                                           : "%s '%s': its input '%s' depends on data and is larger than "
-                                             "a value that a program may be specialised to",
+                                           : "%s '%s': its input '%s' depends on data, and is too large "
+                                             "to specialise a program to its value",
                                 node->op_type, node->name, v->name);
             known->required[known->n_required++] = v;
         }

@@ -287,7 +287,8 @@ static ont_status pack_node(ont_pack_state *s, ont_node *node, int set)
         y = clone_node(&b, node, inputs, &clone);
     if (b.status == ONT_ENOMEM) return b.status;
     if (!y || !ont_shape_equal(&y->shape, &shape)) { /* it stays as it is */
-        ont_log(ONT_LOG_INFO, "%s '%s' is not computed for some rows alone", node->op_type, node->name);
+        ont_log(ONT_LOG_INFO, "%s '%s' is computed for all rows, since it cannot be computed for some", node->op_type,
+                node->name);
         return unpack_inputs(s, node);
     }
     s->packed[node->outputs[0]->id] = (ont_packed_value){y, set};

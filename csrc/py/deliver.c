@@ -110,7 +110,7 @@ static int read_receiver(delivery *d, const ont_state *state, const ont_program 
     if (!PyTuple_Check(item)) return PyErr_Format(PyExc_TypeError, "a receiver is not a tuple"), -1;
     if (!PyArg_ParseTuple(item, "nOp:receiver", &input, &tensor, &add)) return -1;
     if (input < 0 || input >= (Py_ssize_t)d->n_inputs || d->receivers[input].to)
-        return PyErr_Format(PyExc_ValueError, "there is no input %zd, or it comes twice", input), -1;
+        return PyErr_Format(PyExc_ValueError, "there is no input %zd, or it is given twice", input), -1;
     ont_tensor_view view;
     if (ont_dlpack_borrow(state, tensor, "receiver", input, &view, &d->keep[input]) < 0) return -1;
     const ont_value *own = p->graph->inputs[input];

@@ -67,7 +67,7 @@ static int take_pair(ont_dist_call *c, PyObject *own, PyObject *whole, ont_tenso
     size_t all;
     if (take(c, own, 0, &views[0], n) < 0 || take(c, whole, 1, &views[1], &all) < 0) return -1;
     if (all == *n * (size_t)c->table->size && views[0].dtype == views[1].dtype) return 0;
-    PyErr_Format(PyExc_ValueError, "%zu elements of %s in each of %d processes are not %zu of %s", *n,
+    PyErr_Format(PyExc_ValueError, "%zu elements of %s in each of %d processes do not make %zu of %s", *n,
                  ont_dtype_name(views[0].dtype), c->table->size, all, ont_dtype_name(views[1].dtype));
     return -1;
 }

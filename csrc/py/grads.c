@@ -37,7 +37,7 @@ static int take_tensor(ont_grad_list *l, ont_optim_tensor *t, PyObject *tensor, 
     Py_XDECREF(keep);
     if (held < 0) return -1;
     if (ont_optim_storage(view->dtype) == ONT_STORAGE_COUNT) {
-        PyErr_Format(PyExc_TypeError, "tensor %zd is %s, which is no float", index, ont_dtype_name(view->dtype));
+        PyErr_Format(PyExc_TypeError, "tensor %zd is %s, which is not a float", index, ont_dtype_name(view->dtype));
         return -1;
     }
     t->data[operand] = view->data;
@@ -118,7 +118,7 @@ PyObject *ont_sums_of_squares(PyObject *module, PyObject *tensors)
 int ont_grad_list_pair(ont_grad_list *l, PyObject *sources, PyObject *targets, uint32_t update)
 {
     if (PyList_Size(sources) != PyList_Size(targets)) {
-        PyErr_Format(PyExc_ValueError, "%zd tensors cannot be scaled into %zd", PyList_Size(sources),
+        PyErr_Format(PyExc_ValueError, "there are %zd sources, but %zd targets", PyList_Size(sources),
                      PyList_Size(targets));
         return -1;
     }
@@ -136,7 +136,7 @@ int ont_grad_list_pair(ont_grad_list *l, PyObject *sources, PyObject *targets, u
         bool same = from.rank == to.rank;
         for (int d = 0; same && d < to.rank; d++) same = from.dims[d] == to.dims[d];
         if (!same) {
-            PyErr_Format(PyExc_ValueError, "tensor %zd has another shape than where it is scaled to", i);
+            PyErr_Format(PyExc_ValueError, "source %zd and its target differ in shape", i);
             return -1;
         }
         strides[ONT_OPERAND_GRAD] = from.strides;

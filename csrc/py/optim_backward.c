@@ -90,7 +90,7 @@ static int read_target(backward_step *a, const ont_program *p, PyObject *item, u
         while (w->n_expected <= (size_t)position) w->expected[w->n_expected++] = (ont_expected){0};
     }
     ont_expected *e = &w->expected[position];
-    if (e->param) return PyErr_Format(PyExc_ValueError, "position %zd comes twice", position), -1;
+    if (e->param) return PyErr_Format(PyExc_ValueError, "position %zd is given twice", position), -1;
     *e = (ont_expected){.param = param, .input = p->graph->inputs[input], .target_index = target_index};
     a->targets[input].is_target = true;
     a->target_index[input] = target_index;

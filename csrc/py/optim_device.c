@@ -44,7 +44,7 @@ static int take_scalar(const ont_walk *w, PyObject *scalars, Py_ssize_t i, float
     if (ont_dlpack_borrow_on(w->self->state, w->device, tensor, "number of the step", i, &view, &keep) < 0) return -1;
     if (keep && ont_hold(w->self, keep) < 0) return -1;
     if (view.dtype != ONT_FLOAT32 || ont_tensor_view_count(&view) != 1) {
-        PyErr_Format(PyExc_TypeError, "%U: number %zd of the step is no float32 on the parameters' device",
+        PyErr_Format(PyExc_TypeError, "%U: number %zd of the step is not a float32 tensor on the parameters' device",
                      w->self->name, i);
         return -1;
     }

@@ -136,7 +136,8 @@ static int add_step(ont_walk *w, ont_optim_tensor *t, PyObject *tensor, double *
         if (ont_dlpack_borrow_on(state, w->device, tensor, "step of parameter", w->index, &view, &keep) < 0) return -1;
         if (keep && ont_hold(w->self, keep) < 0) return -1;
         if (view.rank != 0 || !view.data || view.dtype != ONT_FLOAT32)
-            return ont_param_error(w, PyExc_TypeError, "its step", " is no float32 number on the parameter's device");
+            return ont_param_error(w, PyExc_TypeError, "its step",
+                                   " is not a float32 number on the parameter's device");
         t->step = view.data;
         *step = 1; /* the step count is on the device */
         return 0;
@@ -148,7 +149,7 @@ static int add_step(ont_walk *w, ont_optim_tensor *t, PyObject *tensor, double *
         if (keep && ont_hold(w->self, keep) < 0) return -1;
     }
     if (view.rank != 0 || !view.data || (view.dtype != ONT_FLOAT32 && view.dtype != ONT_FLOAT64))
-        return ont_param_error(w, PyExc_TypeError, "its step", " is no float32 or float64 number on the CPU");
+        return ont_param_error(w, PyExc_TypeError, "its step", " is not a float32 or float64 number on the CPU");
     t->step = view.data;
     t->step_is_double = view.dtype == ONT_FLOAT64;
     *step = 1 + (t->step_is_double ? *(double *)view.data : (double)*(float *)view.data);

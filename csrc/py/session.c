@@ -60,7 +60,7 @@ static int read_subgraphs(ont_graph *g, PyObject *list)
         int compromise;
         long long count;
         PyObject *item = PyTuple_GetItem(items, i);
-        if (!PyTuple_Check(item)) PyErr_SetString(PyExc_TypeError, "an item of subgraphs is no tuple");
+        if (!PyTuple_Check(item)) PyErr_SetString(PyExc_TypeError, "an item of subgraphs is not a tuple");
         else if (PyArg_ParseTuple(item, "spL:subgraphs", &subgraph, &compromise, &count))
             plans[i] = (ont_recompute_plan){ont_arena_strdup(&g->arena, subgraph), compromise, count};
         if (!PyErr_Occurred() && !plans[i].subgraph) PyErr_NoMemory();

@@ -65,9 +65,9 @@ ont_status ont_tables_put(ont_device_tables *t, const ont_device *device, const 
     bool same = t->device == device && t->bytes == sizes->bytes && t->device_capacity >= sizes->bytes + sizes->work &&
                 !memcmp(t->host, fresh, sizes->bytes);
     if (recording && !same)
-        return ont_fail(ONT_EUNSUPPORTED, "the caller records this stream, and tensors are not those of the call "
-                                          "before: take a step with "
-                                          "the same tensors first, and keep their addresses");
+        return ont_fail(ONT_EUNSUPPORTED, "the caller captures this stream, but the tensors differ from those of the "
+                                          "previous call: take a step with the same tensors first, and keep their "
+                                          "addresses");
     t->recorded |= recording;
     if (same) return ONT_OK;
     if (t->recorded) ONT_TRY(leave_memory(t));

@@ -523,8 +523,8 @@ static ont_status enter(ont_run *run, ont_scope *scope)
     ont_status status = ont_device_check_fault(run->program); /* faults recorded since the last check */
     if (status == ONT_OK && device && device->ops->capturing && device->ops->capturing(device, scope->stream))
         status = ont_fail(ONT_EUNSUPPORTED,
-                          "the caller records this stream into a graph, whose replays would repeat one random key; "
-                          "the engine captures graphs of its own");
+                          "the caller captures this stream into a graph, whose replays would repeat one random key: "
+                          "do not capture it, since the engine captures its own graphs");
     if (device && status == ONT_OK && run->used && run->stream != scope->stream)
         status = device->ops->join(device, scope->stream, run->stream);
     run->stream = scope->stream;

@@ -210,7 +210,8 @@ ont_status ont_infer_symbolic(const ont_graph *loaded, ont_arena *arena, ont_sym
         for (int d = 0; loaded->inputs[i]->has_shape && d < loaded->inputs[i]->shape.rank; d++)
             s.n_symbols += loaded->inputs[i]->shape.dims[d] == ONT_DIM_UNKNOWN;
     if (s.n_symbols > MAX_SYMBOLS)
-        return ont_fail(ONT_EUNSUPPORTED, "%u symbolic dims, at most %d", s.n_symbols, MAX_SYMBOLS);
+        return ont_fail(ONT_EUNSUPPORTED, "the graph has %u symbolic dims, at most %d are supported", s.n_symbols,
+                        MAX_SYMBOLS);
     s.sizes = ont_arena_array(arena, (size_t)s.n_symbols + 1, sizeof *s.sizes);
     s.values = ont_arena_array(arena, (size_t)loaded->n_values + loaded->n_outputs + 1, sizeof *s.values);
     if (!s.sizes || !s.values) return ONT_ENOMEM;
@@ -221,6 +222,6 @@ ont_status ont_infer_symbolic(const ont_graph *loaded, ont_arena *arena, ont_sym
         if (status == ONT_OK || status == ONT_ENOMEM) break;
     }
     ONT_TRY(status);
-    if (!done) return ont_fail(ONT_EUNSUPPORTED, "an input has no rank");
+    if (!done) return ont_fail(ONT_EUNSUPPORTED, "the rank of an input is not known");
     return collect(&s, arena, values, n);
 }

@@ -95,7 +95,7 @@ def test_shapes_that_depend_on_shapes_cost_no_probe_and_no_step():
 
 def test_what_is_too_large_to_decide_is_refused_by_name():
     session = session_of([helper.make_node("ConstantOfShape", ["s"], ["y"])], {"s": (T.INT64, [1 << 14])}, ["y"])
-    with pytest.raises(_C.UnsupportedError, match="'s' depends on data and is larger"):
+    with pytest.raises(_C.UnsupportedError, match="'s' depends on data, and is too large to specialise"):
         session.forward([torch.ones(1 << 14, dtype=torch.int64)], b"\0")
 
 

@@ -183,7 +183,7 @@ BAD = [
     ("y = Sin(s)", "input 0 .* is a sequence, a tensor is expected"),
     ("y = SequenceLength(x)", "input 0 is a tensor, a sequence is expected"),
     ("t = SequenceConstruct(x, i)  y = SequenceLength(t)", "item 1 is int64, item 0 is double"),
-    ("t = SequenceConstruct(s)  y = SequenceLength(t)", "item 0 is no tensor"),
+    ("t = SequenceConstruct(s)  y = SequenceLength(t)", "item 0 is not a tensor"),
     ("y = ConcatFromSequence(s)", "attribute axis is missing"),
     ("e = Optional<type : type_proto = double>()  y = OptionalGetElement(e)", "the optional has no element"),
     ("z = Constant<value = int64 {0}>()  t = SplitToSequence(x, z)  y = SequenceLength(t)", "split is 0"),

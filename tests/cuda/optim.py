@@ -265,7 +265,7 @@ def recorded() -> None:
 
         def replay() -> None:
             assert LIBRARY.ont_emulate_graph_launch(graph) == 0
-    assert "records this stream" in refused and "first" in refused, refused
+    assert "captures this stream" in refused and "first" in refused, refused
     onnxtrain.optim.clip_grad_norm_(other, 1.0)  # takes new tables: the recorded ones stay
     for step in range(3):
         torch.manual_seed(step)

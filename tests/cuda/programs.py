@@ -560,7 +560,7 @@ def graph_of_the_caller() -> set[str]:
             library.ont_emulate_capture_begin()
             refused = refusal(lambda: both.forward(both.recorded, 1))
             library.ont_emulate_capture_end()
-        assert "records this stream" in refused, refused
+        assert "captures this stream" in refused, refused
         both.step(2)
 
     return untimed(check)

@@ -28,7 +28,7 @@ SLOW = os.environ.get("ONNXTRAIN_SLOW") == "1"
 # Refusals that are right: before opset 7 operands broadcast only where an attribute says so, and batch normalisation
 # trained with its running statistics as outputs.
 REFUSALS = ("the operands differ in shape and broadcast is 0", "C has another shape than the result and broadcast is 0",
-            "PRelu", "is_test is 0, which asks for training")
+            "PRelu", "is_test is 0, which means training")
 # Before opset 13 these normalised all dims from the axis on, by default from 1, together.
 FLATTENING = ("Softmax", "LogSoftmax", "Hardmax")
 

@@ -173,7 +173,7 @@ ERRORS = [
      "8 features for 3 heads"),
     (shaped("Attention", R(2, 3, 3, 4), R(2, 2, 3, 4), R(2, 2, 3, 4)), ValueError, "Q has 3 heads"),
     (shaped("Attention", *QKV, R(2, 2, 2)), ValueError, "attn_mask"),
-    (shaped("Attention", *QKV, None, R(2, 2, 1, 4)), ValueError, "come together"),
+    (shaped("Attention", *QKV, None, R(2, 2, 1, 4)), ValueError, "must be given together"),
     (shaped("Attention", *QKV, qk_matmul_output_mode=4), ValueError, "qk_matmul_output_mode"),
     (shaped("RotaryEmbedding", R(2, 3, 8), R(2, 3, 2), R(2, 3, 2)), ValueError, "num_heads"),
     (shaped("RotaryEmbedding", R(2, 2, 3, 4), R(2, 3, 1), R(2, 3, 1)), ValueError, "2 columns"),

@@ -148,8 +148,9 @@ def test_op(case):
 
 
 def test_errors():
-    expect_error(Case("SearchSorted", [R(2, 3), R(3, 4)], domain=OURS), ValueError, "neither one row")
-    expect_error(Case("SearchSorted", [R(3), V([1], np.int64)], domain=OURS), TypeError, "rows of")
+    expect_error(Case("SearchSorted", [R(2, 3), R(3, 4)], domain=OURS), ValueError,
+                 "must be one row, or one row for each row of values")
+    expect_error(Case("SearchSorted", [R(3), V([1], np.int64)], domain=OURS), TypeError, "the sorted rows are")
     expect_error(Case("TopK", [R(3), C([4])]), ValueError, "k is 4")
     expect_error(Case("Pad", [R(3), C([1])]), ValueError, "1 pads")
     expect_error(Case("Pad", [R(3), C([-2, -2])]), ValueError, "take more")

@@ -116,4 +116,4 @@ def test_errors():
                  ValueError, "ngram_counts")
     expect_error(Case("TfIdfVectorizer", [V([1], np.int64)],
                       {**COUNTS, "max_skip_count": 0, "ngram_indexes": [2**63 - 1, 0, 0, 0, 0]}),
-                 ValueError, "ngram_indexes has 9223372036854775807")  # + 1 would wrap: a column in front of the result
+                 ValueError, "ngram_indexes has the entry 9223372036854775807")  # + 1 would wrap: a column before the result

@@ -328,7 +328,7 @@ def test_unpool_index_out_of_range():
     for index in (-1, 16):
         case = Case("MaxUnpool", [R(1, 1, 2, 2), np.full((1, 1, 2, 2), index)],
                     {"kernel_shape": [2, 2], "strides": [2, 2]})
-        expect_error(case, IndexError, f"index {index} of 16 cells")
+        expect_error(case, IndexError, f"index {index} is out of range for 16 cells")
 
 
 def test_refusals():
@@ -340,6 +340,7 @@ def test_refusals():
     expect_error(Case("AveragePool", [R(1, 1, 4)], {"kernel_shape": [2], "auto_pad": "SAME"}), ValueError,
                  "auto_pad is 'SAME'")
     for shape, sizes, message in (((1, 1, 4, 4), [2], "1 output sizes for 2 spatial dims"),
-                                  ((1, 1, 4), [-1], "size -1 out of 4"), ((1, 1, 0), [2], "size 2 out of 0")):
+                                  ((1, 1, 4), [-1], "output size -1 is not possible for a dim of 4"),
+                                  ((1, 1, 0), [2], "output size 2 is not possible for a dim of 0")):
         expect_error(Case("AdaptiveAveragePool", [R(*shape), C(sizes)], domain="ai.onnxtrain"), ValueError, message)
     expect_error(Case("GlobalMaxPool", [R(1, 1, 0)]), ValueError, "planes of the input are empty")

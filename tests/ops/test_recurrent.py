@@ -185,7 +185,7 @@ ERRORS = [
     (shaped("GRU", R(3, 2, 3), R(1, 6, 3), R(1, 6, 2), hidden_size=3), ValueError, "hidden_size"),
     (shaped("GRU", R(3, 2, 3), R(1, 6, 3), R(1, 6, 2), direction="sideways"), ValueError, "sideways"),
     (shaped("RNN", R(3, 2, 3), R(1, 2, 3), R(1, 2, 2), activations=["Sine"]), UnsupportedError, "Sine"),
-    (shaped("RNN", R(3, 2, 3), R(1, 2, 3), R(1, 2, 2), activations=["Tanh", "Tanh"]), ValueError, "2 activations"),
+    (shaped("RNN", R(3, 2, 3), R(1, 2, 3), R(1, 2, 2), activations=["Tanh", "Tanh"]), ValueError, "activations has 2 entries"),
     (shaped("RNN", R(3, 2, 3), R(1, 2, 3), R(1, 2, 2), None, V([1], np.int32)), ValueError, "sequence_lens"),
 ]
 

@@ -116,15 +116,16 @@ def test_no_regions():
 
 def test_refusals():
     x, box, image = R(2, 2, 5, 5), V([[0, 0, 2, 2]]), V([0], np.int64)
-    expect_error(Case("RoiAlign", [x, box, V([2], np.int64)], {}), IndexError, "region 0 is of image 2, there are 2")
-    expect_error(Case("RoiAlign", [x, box, V([-1], np.int64)], {}), IndexError, "region 0 is of image -1")
+    expect_error(Case("RoiAlign", [x, box, V([2], np.int64)], {}), IndexError,
+                 "region 0 is in image 2, but there are 2")
+    expect_error(Case("RoiAlign", [x, box, V([-1], np.int64)], {}), IndexError, "region 0 is in image -1")
     expect_error(Case("RoiAlign", [x, V([[0, 0, np.nan, 2]]), image], {}), ValueError, "an edge at nan")
-    expect_error(Case("RoiAlign", [x, V([[0, 0, 1e8, 2]]), image], {}), ValueError, "region 0 is 2 x 1e+08 cells")
+    expect_error(Case("RoiAlign", [x, V([[0, 0, 1e8, 2]]), image], {}), ValueError, "region 0 has 2 x 1e+08 cells")
     expect_error(Case("RoiAlign", [x, box, image], {"mode": "sum"}), ValueError, "mode is 'sum'")
     expect_error(Case("RoiAlign", [x, box, image], {"coordinate_transformation_mode": "pixel"}), ValueError,
                  "is 'pixel'")
     expect_error(Case("RoiAlign", [x, V([[0, 0, 2]]), image], {}), ValueError, "rois must have 4 columns")
     expect_error(Case("MaxRoiPool", [x, V([[5, 0, 0, 2, 2]])], {"pooled_shape": [1, 1]}), IndexError,
-                 "region 0 is of image 5")
+                 "region 0 is in image 5")
     expect_error(Case("MaxRoiPool", [x, V([[0, 0, 0, 2, 2]])], {"pooled_shape": [0, 1]}), ValueError,
-                 "an output of (0, 1) bins")
+                 "the output would have (0, 1) bins")

@@ -175,5 +175,5 @@ def test_a_model_cannot_name_it(name):
                               [values[0], *indices], values[1:])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20), helper.make_opsetid("ai.onnxtrain", 1)],
                               ir_version=10)
-    with pytest.raises(ValueError, match=f"{name} is for the engine alone"):
+    with pytest.raises(ValueError, match=f"{name} is an internal operator"):
         _C.Session(model.SerializeToString())

@@ -94,9 +94,9 @@ def test_scale_tensors(source, target, keep):
 def test_what_is_refused():
     with pytest.raises(TypeError, match="tensor 1 is int64"):
         _C.sums_of_squares([torch.ones(2), torch.ones(2, dtype=torch.int64)])
-    with pytest.raises(ValueError, match="tensor 0 has another shape"):
+    with pytest.raises(ValueError, match="source 0 and its target differ in shape"):
         _C.scale_tensors([torch.ones(2)], [torch.ones(3)], 1.0, 0.0)
-    with pytest.raises(ValueError, match="1 tensors cannot be scaled into 0"):
+    with pytest.raises(ValueError, match="there are 1 sources, but 0 targets"):
         _C.scale_tensors([torch.ones(2)], [], 1.0, 0.0)
     x = torch.ones(4)
     with pytest.raises(ValueError, match="shares memory"):

@@ -281,7 +281,7 @@ def test_interleaved_columns_and_shared_gradients_are_fine():
 def test_state_that_does_not_fit_is_refused():
     for change, message in ((lambda s: s.update(exp_avg=torch.zeros(2)), "the first state has another shape"),
                             (lambda s: s.update(exp_avg=torch.zeros(3, dtype=torch.int64)), "the first state is int64"),
-                            (lambda s: s.update(step=torch.zeros(2)), "its step is no float32 or float64 number")):
+                            (lambda s: s.update(step=torch.zeros(2)), "its step is not a float32 or float64 number")):
         p = torch.nn.Parameter(torch.ones(3))
         p.grad = torch.ones(3)
         optimizer = FusedAdam([p])

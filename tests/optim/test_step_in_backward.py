@@ -453,7 +453,7 @@ def test_core_refuses_targets(opened):
             ([(3, 2, params[2])], ValueError, "input 3 has no gradient"), ([(9, 0, params[0])], ValueError, "input 9"),
             ([(-1, 0, params[0])], ValueError, "input -1"), ([(1, -1, params[0])], ValueError, "input 1"),
             ([(1, 0, params[0]), (1, 1, params[1])], ValueError, "input 1"),
-            ([(1, 0, params[0]), (2, 0, params[0])], ValueError, "position 0 comes twice"),
+            ([(1, 0, params[0]), (2, 0, params[0])], ValueError, "position 0 is given twice"),
             ([(1, 1, params[0])], RuntimeError, "not the one that forward read"),
             ([(1, 7, params[0])], RuntimeError, "lost a parameter"),
             ([(1, 2)], TypeError, None), ([3], TypeError, None)):

@@ -246,7 +246,7 @@ def test_deliver_raises_what_the_function_raises():
     ([(0, torch.zeros(3, dtype=torch.float64), False)], ValueError, "another dtype"),
     ([(0, torch.zeros(6)[::2], False)], ValueError, "not contiguous"),
     ([(2, torch.zeros(3), False)], ValueError, "there is no input 2"),
-    ([(0, torch.zeros(3), False)] * 2, ValueError, "comes twice"),
+    ([(0, torch.zeros(3), False)] * 2, ValueError, "is given twice"),
     ([0], TypeError, "a receiver is not a tuple"), ([(0, None, False)], TypeError, "receiver 0")])
 def test_deliver_refuses_what_does_not_fit(receivers, error, text):
     run, saved, grads, x = run_of()

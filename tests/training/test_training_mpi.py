@@ -43,10 +43,10 @@ def collectives(rank):
     found["rounded"] = float(rounded)
     for error, message, call, *args in (
             (ValueError, "not contiguous", _C.mpi_all_reduce, torch.ones(4, 4).t()),
-            (ValueError, "2 elements of float in each of 3 processes are not 5 of float", _C.mpi_reduce_scatter,
+            (ValueError, "2 elements of float in each of 3 processes do not make 5 of float", _C.mpi_reduce_scatter,
              torch.empty(2), torch.empty(5)),
-            (ValueError, "of float in each of 3 processes are not 6 of double", _C.mpi_all_gather, torch.empty(6).double(),
-             torch.empty(2)),
+            (ValueError, "of float in each of 3 processes do not make 6 of double", _C.mpi_all_gather,
+             torch.empty(6).double(), torch.empty(2)),
             (ValueError, "root is 3, and there are 3 processes", _C.mpi_broadcast, torch.empty(2), 3),
             (ValueError, "no collectives of dtype number 14", _C.mpi_all_reduce, torch.ones(2, dtype=torch.complex64)),
             (TypeError, "tensor", _C.mpi_all_reduce, [1.0])):

@@ -56,9 +56,10 @@ static ont_status read_sizes(const ont_node *node, attention *a)
         if (v[i]->shape.rank != v[0]->shape.rank || (v[i]->shape.rank != 3 && v[i]->shape.rank != 4))
             return ont_fail(ONT_EINVAL, "Q, K and V must all have rank 3 or 4");
         if (v[i]->dtype != v[0]->dtype || !ont_dtype_is_float(v[i]->dtype))
-            return ont_fail(ONT_ETYPE, "Q is %s and input %u %s, floats of one type are expected",
+            return ont_fail(ONT_ETYPE, "Q is %s and input %u is %s, floats of one dtype are expected",
                             ont_dtype_name(v[0]->dtype), i, ont_dtype_name(v[i]->dtype));
-        if (v[i]->shape.dims[0] != v[0]->shape.dims[0]) return ont_fail(ONT_EINVAL, "batch sizes differ");
+        if (v[i]->shape.dims[0] != v[0]->shape.dims[0])
+            return ont_fail(ONT_EINVAL, "the batch sizes of Q, K and V differ");
     }
     a->packed = v[0]->shape.rank == 3;
     int s = a->packed ? 1 : 2;
@@ -73,8 +74,8 @@ static ont_status read_sizes(const ont_node *node, attention *a)
     ONT_TRY(head_size(v[1], "K", a->kv_heads, a->packed, &k_size));
     ONT_TRY(head_size(v[2], "V", a->kv_heads, a->packed, &a->head_dim_v));
     if (k_size != a->head_dim || v[2]->shape.dims[s] != a->seqlen_new || a->kv_heads < 1 || a->heads % a->kv_heads)
-        return ont_fail(ONT_EINVAL, "Q has %" PRId64 " heads of %" PRId64 ", K %" PRId64 " of %" PRId64, a->heads,
-                        a->head_dim, a->kv_heads, k_size);
+        return ont_fail(ONT_EINVAL, "Q has %" PRId64 " heads of size %" PRId64 ", K has %" PRId64 " of size %" PRId64,
+                        a->heads, a->head_dim, a->kv_heads, k_size);
     a->group = a->heads / a->kv_heads;
     return ONT_OK;
 }
@@ -101,8 +102,8 @@ static ont_status read_attention(const ont_node *node, attention *a)
     ONT_TRY(read_sizes(node, a));
     const ont_value *pk = ont_node_in(node, PAST_K), *pv = ont_node_in(node, PAST_V),
                     *lens = ont_node_in(node, KV_SEQLENS);
-    if (!pk != !pv) return ont_fail(ONT_EINVAL, "past_key and past_value come together");
-    if (pk && lens) return ont_fail(ONT_EINVAL, "nonpad_kv_seqlen is given with past_key");
+    if (!pk != !pv) return ont_fail(ONT_EINVAL, "past_key and past_value must be given together");
+    if (pk && lens) return ont_fail(ONT_EINVAL, "nonpad_kv_seqlen cannot be given with past_key");
     if (pk && pk->shape.rank == 4) a->seqlen_past = pk->shape.dims[2];
     a->seqlen_k = a->seqlen_past + a->seqlen_new;
     ONT_TRY(check_past(node, PAST_K, a, a->head_dim));
@@ -115,13 +116,15 @@ static ont_status read_attention(const ont_node *node, attention *a)
     a->causal = ont_attr_int(node, "is_causal", 0) != 0;
     a->window_left = ont_attr_int(node, "left_window_size", -1);
     a->window_right = ont_attr_int(node, "right_window_size", -1);
-    if (a->window_left < -1 || a->window_right < -1) return ont_fail(ONT_EINVAL, "a window size is below -1");
+    if (a->window_left < -1 || a->window_right < -1)
+        return ont_fail(ONT_EINVAL, "left_window_size and right_window_size must be at least -1");
     a->output_mode = (int)ont_attr_int(node, "qk_matmul_output_mode", RAW);
     if (a->output_mode < RAW || a->output_mode > PROBABILITIES)
-        return ont_fail(ONT_EINVAL, "qk_matmul_output_mode is %d", a->output_mode);
+        return ont_fail(ONT_EINVAL, "qk_matmul_output_mode is %d, expected %d to %d", a->output_mode, RAW,
+                        PROBABILITIES);
     int64_t wide = ont_attr_int(node, "softmax_precision", a->dtype);
     if (wide < 0 || wide >= ONT_DTYPE_COUNT || !ont_dtype_is_float((ont_dtype)wide))
-        return ont_fail(ONT_EINVAL, "softmax_precision is %" PRId64, wide);
+        return ont_fail(ONT_EINVAL, "softmax_precision is %" PRId64 ", the number of a float dtype is expected", wide);
     a->softmax_dtype = (ont_dtype)wide;
     return ONT_OK;
 }

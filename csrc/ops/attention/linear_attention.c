@@ -59,7 +59,8 @@ static void read_linear(ont_builder *b, const ont_node *node, linear *l)
     static const char *const rules[] = {"linear", "gated", "delta", "gated_delta"};
     int which = 0;
     while (which < 4 && strcmp(rule, rules[which])) which++;
-    if (which == 4) FAIL(ONT_EUNSUPPORTED, "attribute update_rule is '%s'", rule);
+    if (which == 4)
+        FAIL(ONT_EUNSUPPORTED, "attribute update_rule is '%s', expected linear, gated, delta or gated_delta", rule);
     l->gated = which & 1;
     l->delta = which & 2;
     if (heads < 1 || q_heads < 1 || q_heads % heads)
@@ -86,8 +87,8 @@ static void read_linear(ont_builder *b, const ont_node *node, linear *l)
         FAIL(ONT_EINVAL, "beta must have one entry per head, or one");
     ont_shape state = ont_shape_of(4, (int64_t[]){l->batch, heads, l->d_k, l->d_v});
     if (past && !ont_shape_equal(&past->shape, &state))
-        FAIL(ONT_EINVAL, "past_state has another shape than (batch, heads, d_k, d_v)");
-    if (!ont_dtype_is_float(q->dtype)) FAIL(ONT_ETYPE, "query is %s", ont_dtype_name(q->dtype));
+        FAIL(ONT_EINVAL, "past_state must have the shape (batch, heads, d_k, d_v)");
+    if (!ont_dtype_is_float(q->dtype)) FAIL(ONT_ETYPE, "query is %s, a float is expected", ont_dtype_name(q->dtype));
     l->wide = q->dtype == ONT_FLOAT64 ? ONT_FLOAT64 : ONT_FLOAT32;
 }
 
@@ -144,14 +145,16 @@ static void causal_conv_expand(ont_builder *b, ont_node *node, ont_value **outpu
         *past = ont_node_in(node, 3);
     const char *activation = ont_attr_string(node, "activation", "none");
     bool swish = !strcmp(activation, "silu") || !strcmp(activation, "swish");
-    if (!swish && strcmp(activation, "none")) FAIL(ONT_EUNSUPPORTED, "attribute activation is '%s'", activation);
+    if (!swish && strcmp(activation, "none"))
+        FAIL(ONT_EUNSUPPORTED, "attribute activation is '%s', expected none, silu or swish", activation);
     if (!x || !w || x->shape.rank != 3 || w->shape.rank != 3 || w->shape.dims[0] != x->shape.dims[1] ||
         w->shape.dims[1] != 1 ||
         w->shape.dims[2] < 1)
         FAIL(ONT_EINVAL, "input (batch, channels, length) and weight (channels, 1, k) are expected");
     int64_t channels = x->shape.dims[1], length = x->shape.dims[2], kept = w->shape.dims[2] - 1;
     ont_shape before = ont_shape_of(3, (int64_t[]){x->shape.dims[0], channels, kept});
-    if (past && !ont_shape_equal(&past->shape, &before)) FAIL(ONT_EINVAL, "past_state is not (batch, channels, k - 1)");
+    if (past && !ont_shape_equal(&past->shape, &before))
+        FAIL(ONT_EINVAL, "past_state must have the shape (batch, channels, k - 1)");
     if (!past) past = ont_build_full(b, x->dtype, &before, 0);
     if (b->status != ONT_OK) return;
     ont_node *concat = ont_build_node(b, "", "Concat", (ont_value *[]){past, x}, 2, 1);

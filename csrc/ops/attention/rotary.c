@@ -27,21 +27,25 @@ static ont_status read_rotary(const ont_node *node, rotary *r)
     r->seqlen = x->shape.dims[r->packed ? 1 : 2];
     r->heads = r->packed ? ont_attr_int(node, "num_heads", 0) : x->shape.dims[1];
     if (r->packed && (r->heads < 1 || x->shape.dims[2] % r->heads))
-        return ont_fail(ONT_EINVAL, "num_heads is %" PRId64 " for %" PRId64 " features", r->heads, x->shape.dims[2]);
+        return ont_fail(ONT_EINVAL, "num_heads is %" PRId64 ", which does not divide %" PRId64 " features", r->heads,
+                        x->shape.dims[2]);
     r->head_dim = r->packed ? x->shape.dims[2] / r->heads : x->shape.dims[3];
     r->rotary_dim = ont_attr_int(node, "rotary_embedding_dim", 0);
     if (!r->rotary_dim) r->rotary_dim = r->head_dim;
     if (r->rotary_dim < 0 || r->rotary_dim > r->head_dim || r->rotary_dim % 2)
-        return ont_fail(ONT_EINVAL, "rotary_embedding_dim is %" PRId64 " of %" PRId64, r->rotary_dim, r->head_dim);
+        return ont_fail(ONT_EINVAL,
+                        "rotary_embedding_dim is %" PRId64 ", an even number of at most %" PRId64 " is expected",
+                        r->rotary_dim, r->head_dim);
     r->interleaved = ont_attr_int(node, "interleaved", 0) != 0;
     const ont_value *ids = ont_node_in(node, 3);
     int rank = ids ? 2 : 3;
     if (!ont_shape_equal(&c->shape, &s->shape) || c->shape.rank != rank || c->shape.dims[rank - 1] != r->rotary_dim / 2)
         return ont_fail(ONT_EINVAL, "the caches must have rank %d and %" PRId64 " columns", rank, r->rotary_dim / 2);
-    if (ids && ids->dtype != ONT_INT64) return ont_fail(ONT_ETYPE, "position_ids is %s", ont_dtype_name(ids->dtype));
+    if (ids && ids->dtype != ONT_INT64)
+        return ont_fail(ONT_ETYPE, "position_ids is %s, int64 is expected", ont_dtype_name(ids->dtype));
     const ont_shape *lead = ids ? &ids->shape : &c->shape;
     if ((ids && ids->shape.rank != 2) || lead->dims[0] != r->batch || lead->dims[1] != r->seqlen)
-        return ont_fail(ONT_EINVAL, "positions must be (%" PRId64 ", %" PRId64 ")", r->batch, r->seqlen);
+        return ont_fail(ONT_EINVAL, "positions must have the shape (%" PRId64 ", %" PRId64 ")", r->batch, r->seqlen);
     return ONT_OK;
 }
 

@@ -24,7 +24,9 @@ static void binary_expand(ont_builder *b, ont_node *node, ont_value **outputs)
         int64_t axis = ont_attr_int(node, "axis", 0);
         ont_shape wide = {.rank = x->shape.rank};
         if (axis < 0) axis += x->shape.rank - y->shape.rank + 1;
-        if (axis < 0 || axis + y->shape.rank > x->shape.rank) FAIL(ONT_EINVAL, "axis %lld", (long long)axis);
+        if (axis < 0 || axis + y->shape.rank > x->shape.rank)
+            FAIL(ONT_EINVAL, "axis %lld is out of range: B has rank %d and A has rank %d", (long long)axis,
+                 y->shape.rank, x->shape.rank);
         for (int d = 0; d < wide.rank; d++)
             wide.dims[d] = d >= axis && d < axis + y->shape.rank ? y->shape.dims[d - axis] : 1;
         y = ont_build_reshape(b, y, &wide);
@@ -33,7 +35,7 @@ static void binary_expand(ont_builder *b, ont_node *node, ont_value **outputs)
     ont_node *now = ont_build_node(b, "", node->op_type, (ont_value *[]){x, y}, 2, 1);
     outputs[0] = ont_build_done(b, now);
     if (outputs[0] && !ont_shape_equal(&outputs[0]->shape, &x->shape))
-        FAIL(ONT_EINVAL, "the first operand would be broadcast");
+        FAIL(ONT_EINVAL, "the first operand would be broadcast, which this opset does not allow");
 }
 
 /* Sum, Mean, Min, Max: operands have one shape. */
@@ -43,7 +45,7 @@ static void chain_expand(ont_builder *b, ont_node *node, ont_value **outputs)
     for (uint32_t i = 0; i < node->n_inputs; i++) {
         inputs[i] = ont_node_in(node, i);
         if (!inputs[i] || !ont_shape_equal(&inputs[i]->shape, &inputs[0]->shape))
-            FAIL(ONT_EINVAL, "operands differ in shape");
+            FAIL(ONT_EINVAL, "operands differ in shape, which this opset does not allow");
     }
     outputs[0] = ont_build_done(b, ont_build_node(b, "", node->op_type, inputs, node->n_inputs, 1));
 }

@@ -53,7 +53,7 @@ static void cast_expand(ont_builder *b, ont_node *node, ont_value **outputs)
     int number = 0;
     for (int i = 1; i < (int)(sizeof names / sizeof *names); i++)
         if (!strcmp(to, names[i])) number = i;
-    if (!number) ont_build_fail(b, ONT_EINVAL, "attribute to is '%s'", to);
+    if (!number) ont_build_fail(b, ONT_EINVAL, "attribute to is '%s', which is not the name of a dtype", to);
     ont_node *now = begin(b, node, dropped);
     if (now) b->status = ont_attr_set_int(b->graph, now, "to", number);
     finish(b, now, outputs);
@@ -88,7 +88,8 @@ static void selu_expand(ont_builder *b, ont_node *node, ont_value **outputs)
 /* is_test 1 returns the input; else elements are dropped, which is training mode since opset 12. */
 static void dropout_expand(ont_builder *b, ont_node *node, ont_value **outputs)
 {
-    if (ont_node_out(node, 1)) ont_build_fail(b, ONT_EUNSUPPORTED, "the mask, of opset %" PRId64, node->version);
+    if (ont_node_out(node, 1))
+        ont_build_fail(b, ONT_EUNSUPPORTED, "output mask of opset %" PRId64 " is not supported", node->version);
     if (ont_attr_int(node, "is_test", 0)) {
         outputs[0] = ont_node_in(node, 0);
         return;

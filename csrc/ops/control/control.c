@@ -170,7 +170,8 @@ static ont_status empty_stack_infer(ont_graph *g, ont_node *node)
 {
     const ont_value *x = ont_node_in(node, 0);
     if (x->shape.rank == ONT_MAX_RANK)
-        return ont_fail(ONT_EUNSUPPORTED, "rank %d, at most %d", x->shape.rank + 1, ONT_MAX_RANK);
+        return ont_fail(ONT_EUNSUPPORTED, "the result has rank %d, at most %d is supported", x->shape.rank + 1,
+                        ONT_MAX_RANK);
     ont_shape shape = {.rank = x->shape.rank + 1};
     int axis;
     ONT_TRY(ont_shape_axis(ont_attr_int(node, "axis", 0), shape.rank, &axis));

@@ -28,7 +28,7 @@ static ont_status construct_infer(ont_graph *g, ont_node *node)
     for (uint32_t i = 0; i < node->n_inputs; i++) {
         ont_value *item;
         ONT_TRY(ont_need_input(node, i, &item));
-        if (item->container != ONT_TENSOR) return ont_fail(ONT_EUNSUPPORTED, "item %u is no tensor", i);
+        if (item->container != ONT_TENSOR) return ont_fail(ONT_EUNSUPPORTED, "item %u is not a tensor", i);
         if (i && item->dtype != dtype)
             return ont_fail(ONT_ETYPE, "item %u is %s, item 0 is %s", i, ont_dtype_name(item->dtype),
                             ont_dtype_name(dtype));
@@ -41,7 +41,8 @@ static ont_status empty_infer(ont_graph *g, ont_node *node)
 {
     (void)g;
     int64_t dtype = ont_attr_int(node, "dtype", ONT_FLOAT32);
-    if (dtype <= 0 || dtype >= ONT_DTYPE_COUNT) return ont_fail(ONT_EUNSUPPORTED, "dtype %" PRId64, dtype);
+    if (dtype <= 0 || dtype >= ONT_DTYPE_COUNT)
+        return ont_fail(ONT_EUNSUPPORTED, "attribute dtype is %" PRId64 ", which is not a supported dtype", dtype);
     return container_out(node, ONT_SEQUENCE, (ont_dtype)dtype);
 }
 
@@ -49,7 +50,8 @@ static ont_status optional_infer(ont_graph *g, ont_node *node)
 {
     (void)g;
     const ont_value *x = ont_node_in(node, 0);
-    if (x && x->container == ONT_OPTIONAL) return ont_fail(ONT_EINVAL, "its element is an optional");
+    if (x && x->container == ONT_OPTIONAL)
+        return ont_fail(ONT_EINVAL, "the element of an optional is itself an optional");
     return container_out(node, ONT_OPTIONAL, x ? x->dtype : ONT_FLOAT32);
 }
 
@@ -83,7 +85,7 @@ static int64_t position_of(ont_builder *b, const ont_node *node, uint32_t index,
     int count = 1;
     if (ont_node_in(node, index)) b->status = ont_const_ints(node, (int)index, NULL, &position, 1, &count);
     if (b->status != ONT_OK) return 0;
-    if (count != 1) ont_build_fail(b, ONT_EINVAL, "position has %d entries", count);
+    if (count != 1) ont_build_fail(b, ONT_EINVAL, "position has %d entries, one is expected", count);
     if (position < -n || position >= last)
         ont_build_fail(b, ONT_EINDEX, "position %" PRId64 " is out of range for a sequence of %" PRId64, position, n);
     return position < 0 ? position + n : position;
@@ -161,7 +163,8 @@ static void part_sizes(ont_builder *b, const ont_node *node, int64_t dim, int64_
     bool list = split && split->shape.rank == 1;
     int64_t each = 1, capacity = list ? split->shape.dims[0] : 1;
     if (capacity > MOST_ITEMS) {
-        ont_build_fail(b, ONT_EUNSUPPORTED, "%" PRId64 " parts", capacity);
+        ont_build_fail(b, ONT_EUNSUPPORTED, "split makes %" PRId64 " parts, at most %d are supported", capacity,
+                       MOST_ITEMS);
         return;
     }
     int64_t *given = ont_arena_array(&b->graph->arena, (size_t)capacity + 1, sizeof *given);
@@ -170,11 +173,13 @@ static void part_sizes(ont_builder *b, const ont_node *node, int64_t dim, int64_
     if (b->status != ONT_OK) return;
     if (split && !list) each = given[0];
     if (!list && each <= 0) {
-        ont_build_fail(b, ONT_EINVAL, "split is %" PRId64, each);
+        ont_build_fail(b, ONT_EINVAL, "split is %" PRId64 ", at least 1 is expected", each);
         return;
     }
     int64_t parts = list ? count : dim / each + (dim % each != 0);
-    if (parts > MOST_ITEMS) ont_build_fail(b, ONT_EUNSUPPORTED, "%" PRId64 " parts", parts);
+    if (parts > MOST_ITEMS)
+        ont_build_fail(b, ONT_EUNSUPPORTED, "split makes %" PRId64 " parts, at most %d are supported", parts,
+                       MOST_ITEMS);
     if (b->status != ONT_OK) return;
     *sizes = list ? given : ont_arena_array(&b->graph->arena, (size_t)parts + 1, sizeof **sizes);
     if (!*sizes) ont_build_fail(b, ONT_ENOMEM, "out of memory");
@@ -188,13 +193,14 @@ static void split_expand(ont_builder *b, ont_node *node, ont_value **outputs)
     int axis;
     int64_t *sizes = NULL;
     uint32_t n = 0;
-    if (!x || x->container != ONT_TENSOR) ont_build_fail(b, ONT_ETYPE, "its input is no tensor");
+    if (!x || x->container != ONT_TENSOR) ont_build_fail(b, ONT_ETYPE, "the input is not a tensor");
     if (b->status == ONT_OK) b->status = ont_shape_axis(ont_attr_int(node, "axis", 0), x->shape.rank, &axis);
     if (b->status == ONT_OK) part_sizes(b, node, x->shape.dims[axis], &sizes, &n);
     ont_value **items = items_array(b, n);
     if (b->status != ONT_OK) return;
     if (n == 1 && sizes[0] != x->shape.dims[axis])
-        ont_build_fail(b, ONT_EINVAL, "one part of %" PRId64 ", the axis has %" PRId64, sizes[0], x->shape.dims[axis]);
+        ont_build_fail(b, ONT_EINVAL, "split is one part of %" PRId64 ", but the axis has %" PRId64 " entries",
+                       sizes[0], x->shape.dims[axis]);
     if (n) ont_build_split(b, x, axis, sizes, n, items);
     bool keep = ont_node_in(node, 1) || ont_attr_int(node, "keepdims", 1);
     for (uint32_t i = 0; i < n && !keep; i++) items[i] = ont_build_squeeze(b, items[i], axis);

@@ -37,7 +37,7 @@ static ont_status geometry(const ont_node *node, const ont_shape *x, const ont_s
     ONT_TRY(ont_const_ints(node, -1, "kernel_shape", declared, ONT_WINDOW_RANK, &n_declared));
     for (int d = 0; d < n_declared; d++)
         if (d + 2 >= weight->rank || declared[d] != weight->dims[d + 2])
-            return ont_fail(ONT_EINVAL, "kernel_shape is not the weight's");
+            return ont_fail(ONT_EINVAL, "kernel_shape differs from the shape of the weight");
     ONT_TRY(ont_window_init(node, x, weight->dims + 2, &s->w));
     s->pointwise = s->w.kernel_count == 1 && s->w.in_count == s->w.out_count;
     for (int d = 0; d < s->w.rank; d++) s->pointwise &= s->w.begin[d] == 0 && s->w.stride[d] == 1;
@@ -54,7 +54,7 @@ static ont_status conv_infer(ont_graph *g, ont_node *node)
     ONT_TRY(geometry(node, &x->shape, &weight->shape, &s));
     const ont_value *bias = ont_node_in(node, 2);
     if (weight->dtype != x->dtype || (bias && (bias->dtype != x->dtype || ont_shape_count(&bias->shape) != s.m)))
-        return ont_fail(ONT_EINVAL, "weight or bias does not fit the input");
+        return ont_fail(ONT_EINVAL, "weight or bias does not fit the input: dtype or number of channels differs");
     ont_shape shape = {.rank = x->shape.rank, .dims = {s.n, s.m}};
     for (int d = 0; d < s.w.rank; d++) shape.dims[d + 2] = s.w.out[d];
     return ont_infer_out(node, 0, x->dtype, &shape);
@@ -365,7 +365,7 @@ static ont_status transpose_shape(const ont_node *node, const ont_value *y, cons
         if (outputs > INT32_MAX || kernel > INT32_MAX)
             return ont_fail(ONT_EUNSUPPORTED, "spatial dim %d is too large", d);
         if (extra[d] >= strides[d])
-            return ont_fail(ONT_EUNSUPPORTED, "output_padding[%d] is %" PRId64 ", not less than the stride", d,
+            return ont_fail(ONT_EUNSUPPORTED, "output_padding[%d] is %" PRId64 ", it must be less than the stride", d,
                             extra[d]);
         int64_t size = (outputs - 1) * strides[d] + extra[d] + (kernel - 1) * dilations[d] + 1 - pads[d] -
                        pads[rank + d];
@@ -386,25 +386,27 @@ static ont_status transpose_infer(ont_graph *g, ont_node *node)
     ONT_TRY(ont_need_input(node, 1, &weight));
     const char *auto_pad = ont_attr_string(node, "auto_pad", "NOTSET");
     if (strcmp(auto_pad, "NOTSET") && strcmp(auto_pad, "VALID"))
-        return ont_fail(ONT_EUNSUPPORTED, "auto_pad '%s'", auto_pad);
-    if (ont_attr_find(node, "output_shape", ONT_ATTR_INTS)) return ont_fail(ONT_EUNSUPPORTED, "attribute output_shape");
+        return ont_fail(ONT_EUNSUPPORTED, "auto_pad is '%s', only NOTSET and VALID are supported", auto_pad);
+    if (ont_attr_find(node, "output_shape", ONT_ATTR_INTS))
+        return ont_fail(ONT_EUNSUPPORTED, "attribute output_shape is not supported");
     if (!strcmp(auto_pad, "VALID") && ont_attr_find(node, "pads", ONT_ATTR_INTS))
-        return ont_fail(ONT_EUNSUPPORTED, "pads beside auto_pad 'VALID'");
+        return ont_fail(ONT_EUNSUPPORTED, "pads are not supported beside auto_pad 'VALID'");
     if (y->shape.rank < 3 || y->shape.rank > 2 + ONT_WINDOW_RANK)
         return ont_fail(ONT_EUNSUPPORTED, "%d spatial dims, 1 to %d are supported", y->shape.rank - 2, ONT_WINDOW_RANK);
     if (weight->shape.rank != y->shape.rank)
         return ont_fail(ONT_EINVAL, "weight has rank %d, input %d", weight->shape.rank, y->shape.rank);
     if (weight->shape.dims[0] != y->shape.dims[1])
-        return ont_fail(ONT_EINVAL, "%" PRId64 " channels, weight for %" PRId64, y->shape.dims[1],
+        return ont_fail(ONT_EINVAL, "the input has %" PRId64 " channels, the weight is for %" PRId64, y->shape.dims[1],
                         weight->shape.dims[0]);
     ONT_TRY(transpose_shape(node, y, weight, &shape));
     int64_t groups = ont_attr_int(node, "group", 1);
-    if (groups < 1 || groups > INT32_MAX) return ont_fail(ONT_EINVAL, "group is %" PRId64, groups);
+    if (groups < 1 || groups > INT32_MAX)
+        return ont_fail(ONT_EINVAL, "group is %" PRId64 ", expected 1 to %d", groups, INT32_MAX);
     shape.dims[1] = weight->shape.dims[1] * groups;
     ONT_TRY(geometry(node, &shape, &weight->shape, &s));
     const ont_value *bias = ont_node_in(node, 2);
     if (weight->dtype != y->dtype || (bias && (bias->dtype != y->dtype || ont_shape_count(&bias->shape) != s.c)))
-        return ont_fail(ONT_EINVAL, "weight or bias does not fit the input");
+        return ont_fail(ONT_EINVAL, "weight or bias does not fit the input: dtype or number of channels differs");
     return ont_infer_out(node, 0, y->dtype, &shape);
 }
 

@@ -49,7 +49,8 @@ static ont_status read_sizes(const ont_node *node, const ont_shape *x, const ont
     const char *auto_pad = ont_attr_string(node, "auto_pad", "NOTSET");
     bool upper = !strcmp(auto_pad, "SAME_UPPER"), same = upper || !strcmp(auto_pad, "SAME_LOWER");
     bool valid = !strcmp(auto_pad, "VALID");
-    if (!same && !valid && strcmp(auto_pad, "NOTSET")) return ont_fail(ONT_EINVAL, "auto_pad is '%s'", auto_pad);
+    if (!same && !valid && strcmp(auto_pad, "NOTSET"))
+        return ont_fail(ONT_EINVAL, "auto_pad is '%s', expected NOTSET, VALID, SAME_UPPER or SAME_LOWER", auto_pad);
     *s = (sizes){.rank = x->rank - 2};
     if (s->rank < 1 || s->rank > N)
         return ont_fail(ONT_EUNSUPPORTED, "%d spatial dims, 1 to %d are supported", s->rank, N);
@@ -100,7 +101,7 @@ static ont_status infer(ont_graph *g, ont_node *node)
     const ont_value *bias = ont_node_in(node, 2);
     ont_shape shape = {.rank = x->shape.rank, .dims = {x->shape.dims[0], w->shape.dims[1] * groups}};
     if (bias && (bias->dtype != x->dtype || bias->shape.rank != 1 || bias->shape.dims[0] != shape.dims[1]))
-        return ont_fail(ONT_EINVAL, "weight or bias does not fit the input");
+        return ont_fail(ONT_EINVAL, "weight or bias does not fit the input: dtype or number of channels differs");
     for (int d = 0; d < s.rank; d++) shape.dims[d + 2] = s.out[d];
     return ont_infer_out(node, 0, x->dtype, &shape);
 }

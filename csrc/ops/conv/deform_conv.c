@@ -58,7 +58,7 @@ static ont_status infer(ont_graph *g, ont_node *node)
     int n;
     ONT_TRY(ont_const_ints(node, -1, "kernel_shape", given, 2 * ONT_WINDOW_RANK, &n));
     if (n >= 0 && (n != s.w.rank || memcmp(given, s.w.kernel, (size_t)n * sizeof *given)))
-        return ont_fail(ONT_EINVAL, "kernel_shape is not that of the weight");
+        return ont_fail(ONT_EINVAL, "kernel_shape differs from the shape of the weight");
     if (groups < 1 || w->shape.dims[1] * groups != s.c || w->shape.dims[0] % groups)
         return ont_fail(ONT_EINVAL, "the weight does not fit %" PRId64 " channels in group = %" PRId64, s.c, groups);
     if (!has_shape(offset, &s, s.w.rank)) return ont_fail(ONT_EINVAL, "the offset does not fit the windows");
@@ -67,7 +67,7 @@ static ont_status infer(ont_graph *g, ont_node *node)
         return ont_fail(ONT_EINVAL, "the bias does not fit the weight");
     for (uint32_t i = W; i <= MASK; i++)
         if (ont_node_in(node, i) && ont_node_in(node, i)->dtype != x->dtype)
-            return ont_fail(ONT_ETYPE, "inputs of different dtypes");
+            return ont_fail(ONT_ETYPE, "all inputs must have one dtype");
     if (!ont_dtype_is_float(x->dtype))
         return ont_fail(ONT_ETYPE, "the input is %s, expected a float", ont_dtype_name(x->dtype));
     ont_shape shape = {.rank = x->shape.rank, .dims = {s.n, w->shape.dims[0]}};

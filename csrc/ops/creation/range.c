@@ -21,9 +21,9 @@ static ont_status range_infer(ont_graph *g, ont_node *node)
         if (ont_node_in(node, i)->dtype != ont_node_in(node, 0)->dtype)
             return ont_fail(ONT_ETYPE, "input %u is %s, start is %s", i, ont_dtype_name(ont_node_in(node, i)->dtype),
                             ont_dtype_name(ont_node_in(node, 0)->dtype));
-    if (step == 0) return ont_fail(ONT_EINVAL, "delta is 0");
+    if (step == 0) return ont_fail(ONT_EINVAL, "delta is 0, another number is expected");
     double n = ceil((limit - start) / step);
-    if (!(n < 0x1p40)) return ont_fail(ONT_EINVAL, "%g entries", n);
+    if (!(n < 0x1p40)) return ont_fail(ONT_EINVAL, "the range has %g entries, which is too many", n);
     ont_shape shape = {.rank = 1, .dims = {n > 0 ? (int64_t)n : 0}};
     return ont_infer_out(node, 0, ont_node_in(node, 0)->dtype, &shape);
 }

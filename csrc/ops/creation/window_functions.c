@@ -55,7 +55,7 @@ static ont_status window_infer(ont_graph *g, ont_node *node)
     ont_dtype dtype;
     ONT_TRY(ont_const_scalar(node, 0, &size));
     ONT_TRY(number_type(node, "output_datatype", ONT_FLOAT32, &dtype));
-    if (!(size >= 0 && size < 0x1p40)) return ont_fail(ONT_EINVAL, "size is %g", size);
+    if (!(size >= 0 && size < 0x1p40)) return ont_fail(ONT_EINVAL, "size is %g, expected 0 to 2^40", size);
     ont_shape shape = {.rank = 1, .dims = {(int64_t)size}};
     return ont_infer_out(node, 0, dtype, &shape);
 }

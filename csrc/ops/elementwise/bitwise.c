@@ -11,7 +11,7 @@ typedef enum bitwise { AND, OR, XOR, SHIFT_LEFT, SHIFT_RIGHT, SHIFT_SIGNED } bit
 
 static const char *accept_int(const ont_node *node)
 {
-    return ont_dtype_is_int(ont_node_in(node, 0)->dtype) ? NULL : "dtype is no integer";
+    return ont_dtype_is_int(ont_node_in(node, 0)->dtype) ? NULL : "dtype is not an integer";
 }
 
 static ont_status bitwise_infer(ont_graph *g, ont_node *node)

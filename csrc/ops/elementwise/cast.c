@@ -121,8 +121,8 @@ static ont_status cast_infer(ont_graph *g, ont_node *node)
     ONT_TRY(ont_need_input(node, 0, &x));
     int64_t to = like ? (int64_t)like->dtype : ont_attr_int(node, "to", 0);
     if (to <= 0 || to >= ONT_DTYPE_COUNT || !ont_dtype_size((ont_dtype)to))
-        return ont_fail(ONT_EUNSUPPORTED, "cast to %s (dtype number %lld)", ont_dtype_name((ont_dtype)to),
-                        (long long)to);
+        return ont_fail(ONT_EUNSUPPORTED, "cast to %s (dtype number %lld) is not supported",
+                        ont_dtype_name((ont_dtype)to), (long long)to);
     const char *mode = ont_attr_string(node, "round_mode", "up");
     if (strcmp(mode, "up") && strcmp(mode, "down") && strcmp(mode, "nearest"))
         return ont_fail(ONT_EINVAL, "attribute round_mode is '%s', expected up, down or nearest", mode);
@@ -236,10 +236,10 @@ static ont_status bit_cast_infer(ont_graph *g, ont_node *node)
     ONT_TRY(ont_need_input(node, 0, &x));
     int64_t to = ont_attr_int(node, "to", 0);
     if (to <= 0 || to >= ONT_DTYPE_COUNT || !ont_dtype_size((ont_dtype)to))
-        return ont_fail(ONT_EUNSUPPORTED, "bit cast to dtype number %lld", (long long)to);
+        return ont_fail(ONT_EUNSUPPORTED, "bit cast to dtype number %lld is not supported", (long long)to);
     if (ont_dtype_bits((ont_dtype)to) != ont_dtype_bits(x->dtype))
-        return ont_fail(ONT_EINVAL, "bit cast from %s to %s, of another size", ont_dtype_name(x->dtype),
-                        ont_dtype_name((ont_dtype)to));
+        return ont_fail(ONT_EINVAL, "bit cast from %s to %s: the sizes of their elements differ",
+                        ont_dtype_name(x->dtype), ont_dtype_name((ont_dtype)to));
     return ont_infer_out(node, 0, (ont_dtype)to, &x->shape);
 }
 

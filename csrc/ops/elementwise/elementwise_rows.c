@@ -207,7 +207,7 @@ const char *ont_pow_constant_accept(const ont_node *node)
     double e;
     if (accept_float(node)) return accept_float(node);
     if (!known_exponent(node, &e)) return "the exponent is not one constant";
-    return e == 2 || e == 3 || e == 0.5 || e == -1 || e == 1 ? NULL : "the exponent is none of -1, 0.5, 1, 2, 3";
+    return e == 2 || e == 3 || e == 0.5 || e == -1 || e == 1 ? NULL : "the exponent is not one of -1, 0.5, 1, 2, 3";
 }
 
 static void pow_constant_range(void *context, int64_t first, int64_t last)
@@ -379,7 +379,7 @@ const char *ont_prelu_int_accept(const ont_node *node)
 {
     ont_dtype dtype = ont_node_in(node, 0)->dtype;
     return dtype == ONT_INT32 || dtype == ONT_INT64 || dtype == ONT_UINT64 ? NULL
-        : "dtype is none of int32, int64, uint64";
+        : "dtype is not one of int32, int64, uint64";
 }
 
 ont_status ont_prelu_int_prepare(const ont_node *node, ont_arena *arena, ont_prepared *out)
@@ -431,7 +431,7 @@ const char *ont_mod_accept(const ont_node *node)
     ont_dtype dtype = ont_node_in(node, 0)->dtype;
     bool has = dtype == ONT_FLOAT32 || dtype == ONT_FLOAT64 || dtype == ONT_INT32 || dtype == ONT_INT64 ||
         dtype == ONT_UINT64;
-    return has ? NULL : "dtype is none of float, double, int32, int64, uint64";
+    return has ? NULL : "dtype is not one of float, double, int32, int64, uint64";
 }
 
 /* The remainder with the sign of the divisor, also for a zero remainder, as in NumPy and torch. */

@@ -131,10 +131,10 @@ static void one_hot_expand(ont_builder *b, ont_node *node, ont_value **outputs)
     int axis, rank = indices ? indices->shape.rank + 1 : 1;
     if (!indices || !values) FAIL(ONT_EINVAL, "an input is missing");
     if ((b->status = ont_const_scalar(node, 1, &depth)) != ONT_OK) return;
-    if (!(depth >= 1 && depth < 0x1p40)) FAIL(ONT_EINVAL, "depth is %g", depth);
+    if (!(depth >= 1 && depth < 0x1p40)) FAIL(ONT_EINVAL, "depth is %g, expected 1 to 2^40", depth);
     if (rank > ONT_MAX_RANK) FAIL(ONT_EUNSUPPORTED, "rank %d, at most %d", rank, ONT_MAX_RANK);
     if (values->shape.rank != 1 || values->shape.dims[0] != 2)
-        FAIL(ONT_EINVAL, "values must be two numbers: off and on");
+        FAIL(ONT_EINVAL, "values must be two numbers: off_value and on_value");
     if ((b->status = ont_shape_axis(ont_attr_int(node, "axis", -1), rank, &axis)) != ONT_OK) return;
     ont_shape wide = {.rank = rank};
     for (int d = 0, from = 0; d < rank; d++) wide.dims[d] = d == axis ? 1 : indices->shape.dims[from++];
@@ -158,7 +158,7 @@ static void tile_expand(ont_builder *b, ont_node *node, ont_value **outputs)
     if (n != x->shape.rank) FAIL(ONT_EINVAL, "%d repeats, the input has rank %d", n, x->shape.rank);
     ont_shape split = {0}, wide = {0}, result = x->shape;
     for (int d = 0; d < n; d++) {
-        if (repeats[d] < 0) FAIL(ONT_EINVAL, "repeat %d is %lld", d, (long long)repeats[d]);
+        if (repeats[d] < 0) FAIL(ONT_EINVAL, "repeats[%d] is %lld, at least 0 is expected", d, (long long)repeats[d]);
         result.dims[d] = x->shape.dims[d] * repeats[d];
         bool between = repeats[d] != 1 && x->shape.dims[d] != 1;
         if (split.rank + between >= ONT_MAX_RANK) FAIL(ONT_EUNSUPPORTED, "too many repeated dims");
@@ -191,7 +191,7 @@ static ont_status tensor_scatter_infer(ont_graph *g, ont_node *node)
     const char *mode = ont_attr_string(node, "mode", "linear");
     if (strcmp(mode, "linear") && strcmp(mode, "circular"))
         return ont_fail(ONT_EUNSUPPORTED, "attribute mode is '%s', expected linear or circular", mode);
-    if (!axis) return ont_fail(ONT_EINVAL, "axis 0 is the batch");
+    if (!axis) return ont_fail(ONT_EINVAL, "axis is 0, which is the batch: another axis is expected");
     ont_shape expected = cache->shape;
     char a[ONT_SHAPE_TEXT], c[ONT_SHAPE_TEXT];
     if (update->shape.rank == expected.rank && update->shape.dims[axis] <= expected.dims[axis])

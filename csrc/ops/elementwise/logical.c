@@ -167,7 +167,7 @@ static ont_status isnan_infer(ont_graph *g, ont_node *node)
 static const char *isnan_accept(const ont_node *node)
 {
     ont_dtype dtype = ont_node_in(node, 0)->dtype;
-    return ont_dtype_is_float(dtype) || ont_dtype_is_narrow_float(dtype) ? NULL : "dtype is no float";
+    return ont_dtype_is_float(dtype) || ont_dtype_is_narrow_float(dtype) ? NULL : "dtype is not a float";
 }
 
 static void isnan_part(void *context, int64_t first, int64_t last)

@@ -42,7 +42,7 @@ const char *ont_scatter_accept(const ont_node *node)
     ont_dtype dtype = ont_node_in(node, 0)->dtype;
     if (ont_scatter_reduction(node, &reduction) != ONT_OK) return "reduction";
     bool number = dtype == ONT_FLOAT32 || dtype == ONT_FLOAT64 || ont_dtype_is_int(dtype);
-    return reduction == ONT_SCATTER_NONE || number ? NULL : "dtype has no arithmetic here";
+    return reduction == ONT_SCATTER_NONE || number ? NULL : "the reduction is not supported for this dtype";
 }
 
 void ont_scatter_combine(ont_dtype dtype, ont_scatter reduction, void *to, const void *from, int64_t n)

@@ -12,12 +12,12 @@ static ont_status search_infer(ont_graph *g, ont_node *node)
     ONT_TRY(ont_need_input(node, 0, &sorted));
     ONT_TRY(ont_need_input(node, 1, &x));
     if (sorted->dtype != x->dtype)
-        return ont_fail(ONT_ETYPE, "rows of %s and values of %s", ont_dtype_name(sorted->dtype),
-                        ont_dtype_name(x->dtype));
+        return ont_fail(ONT_ETYPE, "the sorted rows are %s and the values %s, one dtype is expected",
+                        ont_dtype_name(sorted->dtype), ont_dtype_name(x->dtype));
     bool alike = sorted->shape.rank == x->shape.rank;
     for (int d = 0; alike && d < x->shape.rank - 1; d++) alike = sorted->shape.dims[d] == x->shape.dims[d];
     if (sorted->shape.rank != 1 && !(alike && x->shape.rank))
-        return ont_fail(ONT_EINVAL, "neither one row nor as many as there are rows of values");
+        return ont_fail(ONT_EINVAL, "the sorted sequence must be one row, or one row for each row of values");
     return ont_infer_out(node, 0, ONT_INT64, &x->shape);
 }
 
@@ -25,7 +25,7 @@ static const char *search_accept(const ont_node *node)
 {
     ont_dtype d = ont_node_in(node, 0)->dtype;
     return d == ONT_FLOAT32 || d == ONT_FLOAT64 || d == ONT_INT32 || d == ONT_INT64
-        ? NULL : "dtype is none of float, double, int32, int64";
+        ? NULL : "dtype is not one of float, double, int32, int64";
 }
 
 /* NaN sorts behind all numbers. */

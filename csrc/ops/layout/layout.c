@@ -155,7 +155,8 @@ static ont_status slice_box(const ont_node *node, const ont_shape *x, box *out)
         int axis;
         ONT_TRY(ont_shape_axis(n_axes < 0 ? i : axes[i], x->rank, &axis));
         int64_t dim = x->dims[axis], step = n_steps < 0 ? 1 : steps[i];
-        if (!step || step == INT64_MIN) return ont_fail(ONT_EINVAL, "step of axis %d is %" PRId64, axis, step);
+        if (!step || step == INT64_MIN)
+            return ont_fail(ONT_EINVAL, "step of axis %d is %" PRId64 ", which is not allowed", axis, step);
         int64_t start = starts[i] < 0 ? starts[i] + dim : starts[i];
         int64_t end = ends[i] < 0 && ends[i] >= -dim ? ends[i] + dim : ends[i] < -dim ? -1 : ends[i];
         start = step > 0 ? bounded(start, 0, dim) : bounded(start, 0, dim - 1);
@@ -276,7 +277,7 @@ static ont_status split_sizes(const ont_node *node, int64_t dim, int64_t *sizes)
         for (int i = 0; i < n; i++) sizes[i] = bounded(dim - i * chunk, 0, chunk);
     }
     for (int i = 0; i < n; i++) {
-        if (sizes[i] < 0) return ont_fail(ONT_EINVAL, "split size %" PRId64, sizes[i]);
+        if (sizes[i] < 0) return ont_fail(ONT_EINVAL, "split[%d] is %" PRId64 ", at least 0 is expected", i, sizes[i]);
         if (sizes[i] > dim - sum)
             return ont_fail(ONT_EINVAL, "split sizes add up to more than the %" PRId64 " of the axis", dim);
         sum += sizes[i];

@@ -68,7 +68,7 @@ static ont_status pad_infer(ont_graph *g, ont_node *node)
                             "pads %" PRId64 " and %" PRId64 " take more than the %" PRId64 " entries of axis %d",
                             low[d], high[d], x->shape.dims[d], d);
         if (mode != CONSTANT && !x->shape.dims[d] && shape.dims[d])
-            return ont_fail(ONT_EINVAL, "axis %d is empty: nothing to pad it with", d);
+            return ont_fail(ONT_EINVAL, "axis %d is empty, so this mode has no entries to pad it with", d);
     }
     return ont_infer_out(node, 0, x->dtype, &shape);
 }

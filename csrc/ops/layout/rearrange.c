@@ -21,8 +21,10 @@ static ont_status read_blocks(const ont_node *node, bool to_depth, blocks *b)
     const char *mode = ont_attr_string(node, "mode", "DCR");
     int64_t size = ont_attr_int(node, "blocksize", 0);
     if (x->shape.rank != 4) return ont_fail(ONT_EINVAL, "the input has rank %d, expected 4", x->shape.rank);
-    if (size < 1 || size > 1 << 15) return ont_fail(ONT_EINVAL, "blocksize is %" PRId64, size);
-    if (strcmp(mode, "DCR") && strcmp(mode, "CRD")) return ont_fail(ONT_EINVAL, "mode is '%s'", mode);
+    if (size < 1 || size > 1 << 15)
+        return ont_fail(ONT_EINVAL, "blocksize is %" PRId64 ", expected 1 to %d", size, 1 << 15);
+    if (strcmp(mode, "DCR") && strcmp(mode, "CRD"))
+        return ont_fail(ONT_EINVAL, "mode is '%s', expected DCR or CRD", mode);
     const int64_t *d = x->shape.dims;
     *b = (blocks){.size = size, .n = d[0], .columns = !strcmp(mode, "CRD")};
     if (to_depth ? d[2] % size || d[3] % size : d[1] % (size * size))

@@ -33,7 +33,7 @@ ont_status ont_labels_read(const ont_node *node, const ont_value *labels, int64_
     else if (!strcmp(reduction, "mean"))
         l->reduction = ONT_REDUCE_MEAN;
     else
-        return ont_fail(ONT_EINVAL, "reduction is '%s'", reduction);
+        return ont_fail(ONT_EINVAL, "reduction is '%s', expected none, sum or mean", reduction);
     return ONT_OK;
 }
 
@@ -78,7 +78,8 @@ static ont_status loss_infer(ont_graph *g, ont_node *node)
                         ont_dtype_name(x->dtype));
     ONT_TRY(read_state(node, &s));
     if (dtype != x->dtype && (dtype != ONT_FLOAT32 || !ont_dtype_is_half(x->dtype)))
-        return ont_fail(ONT_EUNSUPPORTED, "stash_type %d for scores in %s", (int)dtype, ont_dtype_name(x->dtype));
+        return ont_fail(ONT_EUNSUPPORTED, "stash_type %d is not supported for scores in %s", (int)dtype,
+                        ont_dtype_name(x->dtype));
     ONT_TRY(ont_infer_out(node, 1, x->dtype, &x->shape));
     ont_shape stats = expected;
     stats.dims[stats.rank++] = 2;

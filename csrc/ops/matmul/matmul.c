@@ -26,7 +26,8 @@ ont_status ont_matmul_desc_read(const ont_node *node, ont_matmul_desc *p)
     ONT_TRY(ont_need_input(node, 0, &a));
     ONT_TRY(ont_need_input(node, 1, &b));
     if (a->dtype != b->dtype)
-        return ont_fail(ONT_ETYPE, "operands are %s and %s", ont_dtype_name(a->dtype), ont_dtype_name(b->dtype));
+        return ont_fail(ONT_ETYPE, "operands are %s and %s, one dtype is expected", ont_dtype_name(a->dtype),
+                        ont_dtype_name(b->dtype));
     if (!a->shape.rank || !b->shape.rank) return ont_fail(ONT_EINVAL, "an operand is a scalar");
     *p = (ont_matmul_desc){.a = a->shape, .b = b->shape, .trans_a = transposed(node, "transA"),
                            .trans_b = transposed(node, "transB"), .alpha = ont_attr_float(node, "alpha", 1.0)};
@@ -53,7 +54,9 @@ static ont_status matmul_infer(ont_graph *g, ont_node *node)
     ont_matmul_desc p;
     ONT_TRY(ont_matmul_desc_read(node, &p));
     ont_shape shape = p.batch;
-    if (shape.rank + 2 > ONT_MAX_RANK) return ont_fail(ONT_EUNSUPPORTED, "rank %d", shape.rank + 2);
+    if (shape.rank + 2 > ONT_MAX_RANK)
+        return ont_fail(ONT_EUNSUPPORTED, "the result has rank %d, at most %d is supported", shape.rank + 2,
+                        ONT_MAX_RANK);
     if (!p.vector_a) shape.dims[shape.rank++] = p.m;
     if (!p.vector_b) shape.dims[shape.rank++] = p.n;
     ont_dtype dtype = ont_node_in(node, 0)->dtype;
@@ -62,7 +65,8 @@ static ont_status matmul_infer(ont_graph *g, ont_node *node)
         return ont_fail(ONT_EUNSUPPORTED, "the bias must be (n) and of the product's dtype, with alpha 1");
     ont_dtype to = (ont_dtype)ont_attr_int(node, "to", dtype);
     if (to != dtype && (to != ONT_FLOAT32 || (dtype != ONT_BFLOAT16 && dtype != ONT_FLOAT16)))
-        return ont_fail(ONT_EUNSUPPORTED, "product of %s to %s", ont_dtype_name(dtype), ont_dtype_name(to));
+        return ont_fail(ONT_EUNSUPPORTED, "a product of %s operands with a result in %s is not supported",
+                        ont_dtype_name(dtype), ont_dtype_name(to));
     ont_shape rows = ont_shape_of(1, &p.m);
     if (node->n_outputs > 1 && (!p.trans_a || p.a.rank != 2 || dtype != ONT_FLOAT32))
         return ont_fail(ONT_EUNSUPPORTED, "sums of A need a transposed float32 matrix A");
@@ -354,7 +358,8 @@ static ont_status gemm_infer(ont_graph *g, ont_node *node)
     ont_shape shape = ont_shape_of(2, (int64_t[]){p.m, p.n}), whole = shape;
     const ont_value *c = ont_node_in(node, 2);
     if (c) {
-        if (c->dtype != ont_node_in(node, 0)->dtype) return ont_fail(ONT_ETYPE, "C is %s", ont_dtype_name(c->dtype));
+        if (c->dtype != ont_node_in(node, 0)->dtype)
+            return ont_fail(ONT_ETYPE, "C is %s, the dtype of A is expected", ont_dtype_name(c->dtype));
         ONT_TRY(ont_shape_broadcast(&c->shape, &shape, &whole));
         if (!ont_shape_equal(&whole, &shape)) return ont_fail(ONT_EINVAL, "C does not broadcast to the product");
     }

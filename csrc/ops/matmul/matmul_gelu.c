@@ -20,12 +20,12 @@ static ont_status gelu_infer(ont_graph *g, ont_node *node)
     ont_shape shape = p.batch;
     ont_dtype dtype = ont_node_in(node, 0)->dtype;
     if (p.vector_a || p.vector_b || p.alpha != 1 || shape.rank + 2 > ONT_MAX_RANK)
-        return ont_fail(ONT_EUNSUPPORTED, "operands must be matrices, alpha 1");
+        return ont_fail(ONT_EUNSUPPORTED, "operands must be matrices, and alpha must be 1");
     shape.dims[shape.rank++] = p.m;
     shape.dims[shape.rank++] = p.n;
     if (third->dtype != dtype ||
         (grad ? !ont_shape_equal(&third->shape, &shape) : !ont_matmul_desc_is_bias(&p, &third->shape)))
-        return ont_fail(ONT_EUNSUPPORTED, "shape or dtype of the third operand");
+        return ont_fail(ONT_EUNSUPPORTED, "shape or dtype of the third operand differs from the product's");
     if (node->n_outputs > 1) ONT_TRY(ont_infer_out(node, 1, dtype, &shape));
     return ont_infer_out(node, 0, dtype, &shape);
 }

@@ -37,15 +37,15 @@ static ont_status settle_mode(ont_graph *g, ont_node *node)
         bool test = ont_attr_int(node, "is_test", 0), training = node->version < 14 && node->n_outputs > 1 && !test;
         if (node->version < 7 && !test && !training)
             return ont_fail(ONT_EUNSUPPORTED,
-                            "is_test is 0, which asks for training, but there are no running statistics as outputs");
+                            "is_test is 0, which means training, but running statistics are not among the outputs");
         ONT_TRY(ont_attr_set_int(g, node, "training_mode", training));
     }
     if (!is_training(node) &&
         (is_read(g, ont_node_out(node, BN_NEW_MEAN)) || is_read(g, ont_node_out(node, BN_NEW_VAR))))
-        return ont_fail(ONT_EINVAL, "running statistics as outputs without training_mode");
+        return ont_fail(ONT_EINVAL, "running statistics are outputs, which needs training_mode = 1");
     bool own = ont_attr_int(node, "saves_statistics", 0);
     if (!own && (is_read(g, ont_node_out(node, BN_SAVED_MEAN)) || is_read(g, ont_node_out(node, BN_SAVED_INV))))
-        return ont_fail(ONT_EUNSUPPORTED, "the outputs saved_mean and saved_var");
+        return ont_fail(ONT_EUNSUPPORTED, "the outputs saved_mean and saved_var are not supported");
     return ONT_OK;
 }
 
@@ -94,7 +94,7 @@ static void bn_expand(ont_builder *b, ont_node *node, ont_value **outputs)
         if (ont_node_in(node, i)->dtype == ONT_FLOAT64) wide = ONT_FLOAT64;
     for (uint32_t i = BN_X; i <= BN_RUNNING_VAR; i++) same &= ont_node_in(node, i)->dtype == wide;
     if (same) { /* the expansion would be this node again */
-        b->status = ont_fail(ONT_EUNSUPPORTED, "every kernel that takes it is disabled");
+        b->status = ont_fail(ONT_EUNSUPPORTED, "every kernel that supports it is disabled");
         return;
     }
     for (uint32_t i = BN_X; i <= BN_RUNNING_VAR; i++) {

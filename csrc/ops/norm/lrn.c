@@ -22,7 +22,8 @@ static ont_status lrn_infer(ont_graph *g, ont_node *node)
     ONT_TRY(need_float(node, &x));
     int64_t size = ont_attr_int(node, "size", 0);
     if (x->shape.rank < 2) return ont_fail(ONT_EINVAL, "the input has rank %d, expected at least 2", x->shape.rank);
-    if (size < 1 || size > INT32_MAX) return ont_fail(ONT_EINVAL, "size is %" PRId64, size);
+    if (size < 1 || size > INT32_MAX)
+        return ont_fail(ONT_EINVAL, "size is %" PRId64 ", expected 1 to %d", size, INT32_MAX);
     return ont_infer_out(node, 0, x->dtype, &x->shape);
 }
 

@@ -122,9 +122,9 @@ static ont_status checked(const unpool_state *s, int64_t index, int64_t *at)
 {
     int64_t limit = ont_shape_count(&s->from);
     if (index < 0 || index >= limit)
-        return ont_fail(ONT_EINDEX, "MaxUnpool: index %" PRId64 " of %" PRId64 " cells", index, limit);
+        return ont_fail(ONT_EINDEX, "index %" PRId64 " is out of range for %" PRId64 " cells", index, limit);
     *at = placed(s, index);
-    if (*at < 0) return ont_fail(ONT_EINDEX, "MaxUnpool: index %" PRId64 " is outside output_shape", index);
+    if (*at < 0) return ont_fail(ONT_EINDEX, "index %" PRId64 " is outside output_shape", index);
     return ONT_OK;
 }
 

@@ -66,7 +66,8 @@ static ont_status read_adaptive(const ont_node *node, const ont_shape *x, ont_po
     for (int d = 0; d < rank; d++) {
         int e = 3 - rank + d;
         if (sizes[d] < 0 || x->dims[2 + d] < 1)
-            return ont_fail(ONT_EINVAL, "size %" PRId64 " out of %" PRId64, sizes[d], x->dims[2 + d]);
+            return ont_fail(ONT_EINVAL, "output size %" PRId64 " is not possible for a dim of %" PRId64, sizes[d],
+                            x->dims[2 + d]);
         p->in[e] = p->limit[e] = x->dims[2 + d];
         p->out[e] = sizes[d];
         if (p->out[e] && p->in[e] % p->out[e]) p->adaptive = true;
@@ -121,7 +122,7 @@ ont_status ont_pool_read(const ont_node *node, const ont_shape *x, ont_pool *p)
     p->kind = kind_of(op);
     p->include_pad = ont_attr_int(node, "count_include_pad", 0);
     int64_t order = ont_attr_int(node, "storage_order", 0);
-    if (order != 0 && order != 1) return ont_fail(ONT_EINVAL, "storage_order is %" PRId64, order);
+    if (order != 0 && order != 1) return ont_fail(ONT_EINVAL, "storage_order is %" PRId64 ", expected 0 or 1", order);
     p->column_major = order;
     p->in_count = p->in[0] * p->in[1] * p->in[2];
     p->out_count = p->out[0] * p->out[1] * p->out[2];

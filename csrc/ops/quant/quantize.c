@@ -76,7 +76,8 @@ static bool int_range(ont_dtype dtype, double *low, double *high)
 static ont_status known_type(const ont_node *node, const char *attr, ont_dtype otherwise, ont_dtype *dtype)
 {
     int64_t given = ont_attr_int(node, attr, 0);
-    if (given < 0 || given >= ONT_DTYPE_COUNT) return ont_fail(ONT_EINVAL, "attribute %s is %" PRId64, attr, given);
+    if (given < 0 || given >= ONT_DTYPE_COUNT)
+        return ont_fail(ONT_EINVAL, "attribute %s is %" PRId64 ", which is not a dtype", attr, given);
     *dtype = given ? (ont_dtype)given : otherwise;
     return ONT_OK;
 }
@@ -107,9 +108,10 @@ static ont_status quantize_infer(ont_graph *g, ont_node *node)
     ONT_TRY(known_type(node, "output_dtype", zero ? zero->dtype : ONT_UINT8, &dtype));
     ONT_TRY(known_type(node, "precision", ONT_FLOAT32, &precision));
     if (!int_range(dtype, &low, &high) && !ont_dtype_is_narrow_float(dtype))
-        return ont_fail(ONT_ETYPE, "to %s, expected an integer of at most 16 bits or a float of at most 8",
+        return ont_fail(ONT_ETYPE, "the result is %s, expected an integer of at most 16 bits or a float of at most 8",
                         ont_dtype_name(dtype));
-    if (!ont_dtype_is_float(precision)) return ont_fail(ONT_ETYPE, "precision is %s", ont_dtype_name(precision));
+    if (!ont_dtype_is_float(precision))
+        return ont_fail(ONT_ETYPE, "precision is %s, a float is expected", ont_dtype_name(precision));
     ONT_TRY(check_zero_point(node, dtype));
     ONT_TRY(scales_of(node, &x->shape, &scale->shape, &s));
     return ont_infer_out(node, 0, dtype, &x->shape);
@@ -298,8 +300,9 @@ static ont_status dequantize_infer(ont_graph *g, ont_node *node)
     ONT_TRY(ont_need_input(node, 1, &scale));
     ONT_TRY(known_type(node, "output_dtype", scale->dtype == ONT_FLOAT8E8M0 ? ONT_FLOAT32 : scale->dtype, &dtype));
     if (!int_range(x->dtype, &low, &high) && !ont_dtype_is_narrow_float(x->dtype))
-        return ont_fail(ONT_ETYPE, "x is %s, not a quantised type", ont_dtype_name(x->dtype));
-    if (!ont_dtype_is_float(dtype)) return ont_fail(ONT_ETYPE, "to %s, a float is expected", ont_dtype_name(dtype));
+        return ont_fail(ONT_ETYPE, "x is %s, a quantised type is expected", ont_dtype_name(x->dtype));
+    if (!ont_dtype_is_float(dtype))
+        return ont_fail(ONT_ETYPE, "the result is %s, a float is expected", ont_dtype_name(dtype));
     ONT_TRY(check_zero_point(node, x->dtype));
     ONT_TRY(scales_of(node, &x->shape, &scale->shape, &s));
     return ont_infer_out(node, 0, dtype, &x->shape);

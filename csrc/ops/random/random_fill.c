@@ -19,7 +19,8 @@ static ont_status out_dtype(const ont_node *node, ont_dtype otherwise, ont_dtype
     bool counts = ONT_IS(node, Bernoulli), draws = ONT_IS(node, Multinomial);
     if (counts && (ont_dtype_is_int(*dtype) || *dtype == ONT_BOOL)) return ONT_OK;
     if (draws && (*dtype == ONT_INT32 || *dtype == ONT_INT64)) return ONT_OK;
-    return ont_fail(ONT_ETYPE, "attribute dtype is %" PRId64 " (%s)", given, ont_dtype_name(*dtype));
+    return ont_fail(ONT_ETYPE, "attribute dtype is %" PRId64 " (%s), which is not supported", given,
+                    ont_dtype_name(*dtype));
 }
 
 static ont_status shape_infer(ont_graph *g, ont_node *node)
@@ -30,7 +31,7 @@ static ont_status shape_infer(ont_graph *g, ont_node *node)
     ont_dtype dtype;
     ONT_TRY(out_dtype(node, ONT_FLOAT32, &dtype));
     if (!ont_attr_find(node, "shape", ONT_ATTR_INTS) || n > ONT_MAX_RANK)
-        return ont_fail(ONT_EINVAL, "attribute shape is missing, or longer than %d", ONT_MAX_RANK);
+        return ont_fail(ONT_EINVAL, "attribute shape is missing, or has more than %d entries", ONT_MAX_RANK);
     ont_shape shape = ont_shape_of((int)n, dims);
     return ont_infer_out(node, 0, dtype, &shape);
 }

@@ -112,7 +112,7 @@ static ont_status find_activation(const char *name, activation *act)
             *act = (activation){&kinds[i], kinds[i].alpha, kinds[i].beta};
             return ONT_OK;
         }
-    return ont_fail(ONT_EUNSUPPORTED, "activation '%s'", name);
+    return ont_fail(ONT_EUNSUPPORTED, "activation '%s' is not supported", name);
 }
 
 /* activation_alpha and activation_beta are lists: each activation that has the parameter takes the next entry. */
@@ -123,7 +123,8 @@ static ont_status read_activations(const ont_node *node, recurrent *r)
     size_t n_alpha, n_beta, a = 0, c = 0, n = (size_t)r->acts * (size_t)r->directions;
     const double *alpha = ont_attr_floats(node, "activation_alpha", &n_alpha);
     const double *beta = ont_attr_floats(node, "activation_beta", &n_beta);
-    if (names && names->count != n) return ont_fail(ONT_EINVAL, "%zu activations, expected %zu", names->count, n);
+    if (names && names->count != n)
+        return ont_fail(ONT_EINVAL, "attribute activations has %zu entries, expected %zu", names->count, n);
     for (size_t i = 0; i < n; i++) {
         activation *act = &r->act[i];
         ONT_TRY(find_activation(names ? names->strings[i] : defaults[r->cell][i % (size_t)r->acts], act));
@@ -154,7 +155,7 @@ static ont_status expect(const ont_node *node, uint32_t index, const char *name,
     char got[ONT_SHAPE_TEXT], want[ONT_SHAPE_TEXT];
     if (!v) return ONT_OK;
     if (v->dtype != r->dtype)
-        return ont_fail(ONT_ETYPE, "%s is %s, X %s", name, ont_dtype_name(v->dtype), ont_dtype_name(r->dtype));
+        return ont_fail(ONT_ETYPE, "%s is %s, but X is %s", name, ont_dtype_name(v->dtype), ont_dtype_name(r->dtype));
     if (!ont_shape_equal(&v->shape, shape))
         return ont_fail(ONT_EINVAL, "%s is %s, expected %s", name, ont_shape_text(&v->shape, got),
                         ont_shape_text(shape, want));
@@ -165,7 +166,8 @@ static ont_status read_direction(const ont_node *node, recurrent *r)
 {
     const char *direction = ont_attr_string(node, "direction", "forward");
     bool both = !strcasecmp(direction, "bidirectional"), back = !strcasecmp(direction, "reverse");
-    if (!both && !back && strcasecmp(direction, "forward")) return ont_fail(ONT_EINVAL, "direction is '%s'", direction);
+    if (!both && !back && strcasecmp(direction, "forward"))
+        return ont_fail(ONT_EINVAL, "direction is '%s', expected forward, reverse or bidirectional", direction);
     r->directions = both ? 2 : 1;
     r->reversed[0] = back;
     r->reversed[1] = both;
@@ -187,9 +189,9 @@ static ont_status check_shapes(const ont_node *node, const recurrent *r)
     ONT_TRY(expect(node, 7, "P", r, &peep));
     const ont_value *lens = ont_node_in(node, 4);
     if (lens && (lens->shape.rank != 1 || lens->shape.dims[0] != r->batch))
-        return ont_fail(ONT_EINVAL, "sequence_lens must have one entry per sequence, %" PRId64, r->batch);
+        return ont_fail(ONT_EINVAL, "sequence_lens must have one entry per sequence, here %" PRId64, r->batch);
     if (lens && !ont_dtype_is_int(lens->dtype))
-        return ont_fail(ONT_ETYPE, "sequence_lens is %s", ont_dtype_name(lens->dtype));
+        return ont_fail(ONT_ETYPE, "sequence_lens is %s, integers are expected", ont_dtype_name(lens->dtype));
     return ONT_OK;
 }
 
@@ -201,7 +203,8 @@ static ont_status read_recurrent(const ont_node *node, cell kind, recurrent *r)
     ONT_TRY(ont_need_input(node, 1, &w));
     ONT_TRY(ont_need_input(node, 2, &rec));
     if (x->shape.rank != 3 || rec->shape.rank != 3) return ont_fail(ONT_EINVAL, "X and R must have rank 3");
-    if (!ont_dtype_is_float(x->dtype)) return ont_fail(ONT_ETYPE, "X is %s", ont_dtype_name(x->dtype));
+    if (!ont_dtype_is_float(x->dtype))
+        return ont_fail(ONT_ETYPE, "X is %s, a float is expected", ont_dtype_name(x->dtype));
     r->cell = kind;
     r->gates = gates[kind];
     r->acts = acts[kind];

@@ -55,7 +55,7 @@ static better_fn better_of(ont_dtype dtype, int kind)
 static const char *accept(const ont_node *node)
 {
     return better_of(ont_node_in(node, 0)->dtype, LARGER) ? NULL
-        : "dtype is none of float, double, int32, int64, uint64";
+        : "dtype is not one of float, double, int32, int64, uint64";
 }
 
 /* ---- ArgMax, ArgMin ---- */
@@ -354,7 +354,7 @@ static const char *accept_keys(const ont_node *node)
     const ont_value *x = ont_node_in(node, 0);
     int axis;
     int64_t k;
-    if (x->dtype != ONT_FLOAT32 && x->dtype != ONT_INT32) return "dtype is none of float, int32";
+    if (x->dtype != ONT_FLOAT32 && x->dtype != ONT_INT32) return "dtype is not one of float, int32";
     if (topk_config(node, &axis, &k) != ONT_OK) return "k";
     return x->shape.dims[axis] <= INT32_MAX ? NULL : "a long line";
 }

@@ -43,7 +43,7 @@ static const char *scan_accept(const ont_node *node)
     case ONT_INT64:
     case ONT_UINT32:
     case ONT_UINT64: return NULL;
-    default: return "dtype is none of float, double, int32, int64, uint32, uint64";
+    default: return "dtype is not one of float, double, int32, int64, uint32, uint64";
     }
 }
 

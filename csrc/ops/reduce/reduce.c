@@ -67,8 +67,8 @@ static ont_status sum_to_axes(const ont_shape *x, const ont_shape *to, bool *red
     }
     char from[ONT_SHAPE_TEXT], wanted[ONT_SHAPE_TEXT];
     return fits ? ONT_OK
-                : ont_fail(ONT_EINVAL, "attribute 'shape' is %s, to which %s does not sum", ont_shape_text(to, wanted),
-                           ont_shape_text(x, from));
+                : ont_fail(ONT_EINVAL, "attribute 'shape' is %s, but the input %s cannot be summed to it",
+                           ont_shape_text(to, wanted), ont_shape_text(x, from));
 }
 
 static ont_status sum_to_infer(ont_graph *g, ont_node *node)

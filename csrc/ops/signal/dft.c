@@ -103,7 +103,7 @@ static ont_status read_dft(const ont_node *node, transform *t, int *axis)
     t->parts = (int)x->shape.dims[x->shape.rank - 1];
     bool real = t->inverse && t->onesided;
     ONT_TRY(whole(node, 1, real ? 2 * (dim - 1) : dim, &t->length));
-    if (t->length < 1) return ont_fail(ONT_EINVAL, "dft_length is %" PRId64, t->length);
+    if (t->length < 1) return ont_fail(ONT_EINVAL, "dft_length is %" PRId64 ", at least 1 is expected", t->length);
     if (real && t->parts != 2) return ont_fail(ONT_EINVAL, "the inverse of a one-sided transform takes complex input");
     int64_t most = real ? t->length / 2 + 1 : t->length;
     t->given = dim < most ? dim : most;
@@ -166,11 +166,12 @@ static ont_status read_stft(const ont_node *node, transform *t, int64_t *step, i
     ONT_TRY(whole(node, 1, 0, step));
     ONT_TRY(whole(node, 3, window ? window->shape.dims[0] : size, &t->length));
     if (*step < 1 || t->length < 1 || t->length > size)
-        return ont_fail(ONT_EINVAL, "frames of %" PRId64 " every %" PRId64 " in %" PRId64 " samples", t->length, *step,
-                        size);
+        return ont_fail(ONT_EINVAL,
+                        "frames of %" PRId64 " samples, one every %" PRId64 ", are not possible in %" PRId64 " samples",
+                        t->length, *step, size);
     if (window && window->shape.dims[0] != t->length)
-        return ont_fail(ONT_EINVAL, "the window has %" PRId64 " entries, a frame %" PRId64, window->shape.dims[0],
-                        t->length);
+        return ont_fail(ONT_EINVAL, "the window has %" PRId64 " entries, but a frame has %" PRId64,
+                        window->shape.dims[0], t->length);
     *frames = (size - t->length) / *step + 1;
     t->inverse = false;
     t->onesided = ont_attr_int(node, "onesided", 1) != 0;
@@ -181,8 +182,9 @@ static ont_status read_stft(const ont_node *node, transform *t, int64_t *step, i
     t->results = 2;
     ONT_TRY(check_matrix(t));
     if (*frames <= MAX_SAMPLES / t->length) return ONT_OK;
-    return ont_fail(ONT_EUNSUPPORTED, "%" PRId64 " frames of %" PRId64 " samples: together more than %d", *frames,
-                    t->length, MAX_SAMPLES);
+    return ont_fail(ONT_EUNSUPPORTED,
+                    "%" PRId64 " frames of %" PRId64 " samples have together more than %d, which is not supported",
+                    *frames, t->length, MAX_SAMPLES);
 }
 
 static ont_status stft_infer(ont_graph *g, ont_node *node)
@@ -240,12 +242,13 @@ static ont_status read_mel(const ont_node *node, mel *m)
     ONT_TRY(ont_const_scalar(node, 4, &m->high));
     int64_t dtype = ont_attr_int(node, "output_datatype", ONT_FLOAT32);
     if (dtype <= 0 || dtype >= ONT_DTYPE_COUNT || !ont_dtype_size((ont_dtype)dtype))
-        return ont_fail(ONT_EINVAL, "output_datatype is %" PRId64, dtype);
+        return ont_fail(ONT_EINVAL, "output_datatype is %" PRId64 ", which is not a supported dtype", dtype);
     m->dtype = (ont_dtype)dtype;
     if (m->bins < 1 || m->bins > 1 << 16 || m->length < 1 || m->length > 1 << 22 || m->rate < 1 || !(m->low >= 0) ||
         !(m->high > m->low) || m->bins * (m->length / 2 + 1) > MAX_ENTRIES)
-        return ont_fail(ONT_EINVAL, "%" PRId64 " bins of %" PRId64 " samples at %" PRId64 " Hz from %g to %g", m->bins,
-                        m->length, m->rate, m->low, m->high);
+        return ont_fail(ONT_EINVAL,
+                        "no mel matrix has %" PRId64 " bins of %" PRId64 " samples at %" PRId64 " Hz from %g to %g",
+                        m->bins, m->length, m->rate, m->low, m->high);
     return ONT_OK;
 }
 

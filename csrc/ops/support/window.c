@@ -86,14 +86,14 @@ ont_status ont_window_init(const ont_node *node, const ont_shape *x, const int64
     const char *auto_pad = ont_attr_string(node, "auto_pad", "NOTSET");
     if (strcmp(auto_pad, "NOTSET") && strcmp(auto_pad, "VALID") && strcmp(auto_pad, "SAME_UPPER") &&
         strcmp(auto_pad, "SAME_LOWER"))
-        return ont_fail(ONT_EINVAL, "auto_pad is '%s'", auto_pad);
+        return ont_fail(ONT_EINVAL, "auto_pad is '%s', expected NOTSET, VALID, SAME_UPPER or SAME_LOWER", auto_pad);
     bool explicit_pads = !strcmp(auto_pad, "NOTSET");
     for (int d = 0; d < w->rank; d++) {
         w->in[d] = x->dims[d + 2];
         w->begin[d] = explicit_pads ? pads[d] : 0;
         w->end[d] = explicit_pads ? pads[w->rank + d] : 0;
         if (w->kernel[d] < 1 || w->kernel[d] > INT32_MAX)
-            return ont_fail(ONT_EINVAL, "kernel dim %d is %" PRId64, d, w->kernel[d]);
+            return ont_fail(ONT_EINVAL, "kernel dim %d is %" PRId64 ", expected 1 to %d", d, w->kernel[d], INT32_MAX);
         ONT_TRY(set_output(node, w, d, auto_pad));
     }
     return ont_window_count(w);

@@ -22,7 +22,7 @@ static ont_status read_pool(const ont_node *node, pool *p)
 {
     const char *mode = ont_attr_string(node, "mode", "");
     if (ont_attr_find(node, "pool_strings", ONT_ATTR_STRINGS))
-        return ont_fail(ONT_EUNSUPPORTED, "attribute pool_strings: strings");
+        return ont_fail(ONT_EUNSUPPORTED, "attribute pool_strings is not supported: onnxtrain has no strings");
     p->mode = !strcmp(mode, "TF") ? 'T' : !strcmp(mode, "IDF") ? 'I' : !strcmp(mode, "TFIDF") ? 'B' : 0;
     if (!p->mode) return ont_fail(ONT_EINVAL, "attribute mode is '%s', expected TF, IDF or TFIDF", mode);
     p->items = ont_attr_ints(node, "pool_int64s", &p->n_items);
@@ -36,11 +36,12 @@ static ont_status read_pool(const ont_node *node, pool *p)
         return ont_fail(ONT_EINVAL, "n-grams of %" PRId64 " to %" PRId64 " entries, at most %" PRId64 " skips",
                         p->shortest, p->longest, p->skips);
     if (p->weights && p->n_weights != p->n_places)
-        return ont_fail(ONT_EINVAL, "%zu weights for %zu n-grams", p->n_weights, p->n_places);
+        return ont_fail(ONT_EINVAL, "weights has %zu entries for %zu n-grams", p->n_weights, p->n_places);
     p->columns = 0;
     for (size_t i = 0; i < p->n_places; i++) {
         if (p->places[i] < 0 || p->places[i] > INT32_MAX)
-            return ont_fail(ONT_EINVAL, "ngram_indexes has %" PRId64, p->places[i]);
+            return ont_fail(ONT_EINVAL, "ngram_indexes has the entry %" PRId64 ", expected 0 to %d", p->places[i],
+                            INT32_MAX);
         if (p->places[i] >= p->columns) p->columns = p->places[i] + 1;
     }
     size_t grams = 0;
@@ -50,7 +51,8 @@ static ont_status read_pool(const ont_node *node, pool *p)
             return ont_fail(ONT_EINVAL, "ngram_counts do not fit a pool of %zu entries", p->n_items);
         grams += (size_t)(end - first) / (i + 1);
     }
-    return grams == p->n_places ? ONT_OK : ont_fail(ONT_EINVAL, "%zu n-grams, %zu ngram_indexes", grams, p->n_places);
+    if (grams == p->n_places) return ONT_OK;
+    return ont_fail(ONT_EINVAL, "the pool has %zu n-grams, but ngram_indexes has %zu entries", grams, p->n_places);
 }
 
 static ont_status tfidf_infer(ont_graph *g, ont_node *node)
@@ -60,7 +62,8 @@ static ont_status tfidf_infer(ont_graph *g, ont_node *node)
     pool p;
     ONT_TRY(ont_need_input(node, 0, &x));
     ONT_TRY(read_pool(node, &p));
-    if (x->dtype != ONT_INT32 && x->dtype != ONT_INT64) return ont_fail(ONT_ETYPE, "x is %s", ont_dtype_name(x->dtype));
+    if (x->dtype != ONT_INT32 && x->dtype != ONT_INT64)
+        return ont_fail(ONT_ETYPE, "x is %s, expected int32 or int64", ont_dtype_name(x->dtype));
     if (x->shape.rank < 1 || x->shape.rank > 2)
         return ont_fail(ONT_EINVAL, "x has rank %d, expected 1 or 2", x->shape.rank);
     ont_shape shape = x->shape;

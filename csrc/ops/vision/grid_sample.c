@@ -38,7 +38,7 @@ static ont_status read_attributes(const ont_node *node, ont_sampler *s)
     else if (!strcmp(mode, "cubic") || !strcmp(mode, "bicubic"))
         s->mode = ONT_SAMPLE_CUBIC;
     else
-        return ont_fail(ONT_EINVAL, "mode is '%s'", mode);
+        return ont_fail(ONT_EINVAL, "mode is '%s', expected nearest, linear or cubic", mode);
     if (!strcmp(padding, "zeros"))
         s->padding = ONT_SAMPLE_ZEROS;
     else if (!strcmp(padding, "border"))
@@ -46,7 +46,7 @@ static ont_status read_attributes(const ont_node *node, ont_sampler *s)
     else if (!strcmp(padding, "reflection"))
         s->padding = ONT_SAMPLE_REFLECTION;
     else
-        return ont_fail(ONT_EINVAL, "padding_mode is '%s'", padding);
+        return ont_fail(ONT_EINVAL, "padding_mode is '%s', expected zeros, border or reflection", padding);
     s->corners = ont_attr_int(node, "align_corners", 0) != 0;
     return ONT_OK;
 }
@@ -278,7 +278,7 @@ static ont_status affine_sizes(const ont_node *node, const ont_shape *theta, ont
     for (int d = 0; d < rank; d++) {
         grid->dims[d + 1] = sizes[d + 2];
         if (sizes[d + 2] < 0 || sizes[d + 2] > INT32_MAX)
-            return ont_fail(ONT_EINVAL, "size[%d] is %" PRId64, d + 2, sizes[d + 2]);
+            return ont_fail(ONT_EINVAL, "size[%d] is %" PRId64 ", expected 0 to %d", d + 2, sizes[d + 2], INT32_MAX);
     }
     grid->dims[rank + 1] = rank;
     size_t bytes;

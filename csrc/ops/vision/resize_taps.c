@@ -35,7 +35,7 @@ static ont_status one_of(const char *attribute, const char *value, const char *c
 {
     for (size_t i = 0; i < n; i++)
         if (!strcmp(value, known[i])) return ONT_OK;
-    return ont_fail(ONT_EINVAL, "%s is '%s'", attribute, value);
+    return ont_fail(ONT_EINVAL, "attribute %s is '%s', which ONNX does not define", attribute, value);
 }
 #define ONE_OF(attribute, value, ...) \
     one_of(attribute, value, (const char *const[]){__VA_ARGS__}, \
@@ -51,7 +51,7 @@ static ont_status read_mode(const ont_node *node, bool upsample, ont_resize *r)
     else if (!strcmp(mode, "cubic") && !upsample)
         r->mode = RESIZE_CUBIC;
     else
-        return ont_fail(ONT_EINVAL, "mode is '%s'", mode);
+        return ont_fail(ONT_EINVAL, "mode is '%s', expected nearest, linear%s", mode, upsample ? "" : " or cubic");
     return ONT_OK;
 }
 
@@ -73,19 +73,21 @@ static ont_status read_attributes(const ont_node *node, ont_resize *r)
 /* The output size, in float32 arithmetic like the scale itself: 10 * 0.7 gives 7 cells. */
 static ont_status set_scale(ont_resize *r, int axis, double scale, double extent)
 {
-    if (!(scale > 0) || scale > 1e9) return ont_fail(ONT_EINVAL, "the scale of axis %d is %g", axis, scale);
+    if (!(scale > 0) || scale > 1e9)
+        return ont_fail(ONT_EINVAL, "the scale of axis %d is %g, expected more than 0 and at most 1e9", axis, scale);
     r->scale[axis] = scale;
     r->exact[axis] = false;
     double size = floor((double)(float)((double)r->in.dims[axis] * extent * scale));
     if (!(size >= 0) || size > (double)INT32_MAX)
-        return ont_fail(ONT_EINVAL, "axis %d would have %g cells", axis, size);
+        return ont_fail(ONT_EINVAL, "axis %d of the result would have %g cells", axis, size);
     r->out.dims[axis] = (int64_t)size;
     return ONT_OK;
 }
 
 static ont_status set_size(ont_resize *r, int axis, int64_t size)
 {
-    if (size < 0 || size > INT32_MAX) return ont_fail(ONT_EINVAL, "the size of axis %d is %" PRId64, axis, size);
+    if (size < 0 || size > INT32_MAX)
+        return ont_fail(ONT_EINVAL, "the size of axis %d is %" PRId64 ", expected 0 to %d", axis, size, INT32_MAX);
     r->out.dims[axis] = size;
     r->exact[axis] = true;
     r->scale[axis] = r->in.dims[axis] ? (double)size / (double)r->in.dims[axis] : 1;
@@ -192,7 +194,7 @@ ont_status ont_resize_read(const ont_node *node, const ont_shape *x, ont_resize 
     *r = (ont_resize){.cubic_a = -0.75, .in = *x, .out = *x};
     for (int d = 0; d < x->rank; d++) r->scale[d] = 1, r->end[d] = 1, r->exact[d] = true;
     if (upsample && version >= 10)
-        return ont_fail(ONT_EINVAL, "Upsample is not in opset %" PRId64 ": it ended at 9", version);
+        return ont_fail(ONT_EINVAL, "Upsample is not in opset %" PRId64 ": opset 9 is its last", version);
     ONT_TRY(read_mode(node, upsample, r));
     if (upsample || version < 11) {
         ONT_TRY(read_old(node, upsample, version, r));
@@ -202,7 +204,8 @@ ont_status ont_resize_read(const ont_node *node, const ont_shape *x, ont_resize 
     }
     for (int d = 0; d < x->rank; d++)
         if (!r->in.dims[d] && r->out.dims[d])
-            return ont_fail(ONT_EINVAL, "axis %d has no cell, and would have %" PRId64, d, r->out.dims[d]);
+            return ont_fail(ONT_EINVAL, "axis %d of the input is empty, but the result would have %" PRId64, d,
+                            r->out.dims[d]);
     return ONT_OK;
 }
 
@@ -310,7 +313,8 @@ ont_status ont_resize_taps(const ont_resize *r, int axis, ont_arena *arena, ont_
 {
     int64_t in = r->in.dims[axis], out = r->out.dims[axis], n_taps = 2 * reach(r, axis);
     if (n_taps < 1 || n_taps > MAX_TAPS)
-        return ont_fail(ONT_EUNSUPPORTED, "axis %d: a filter over %" PRId64 " cells", axis, n_taps);
+        return ont_fail(ONT_EUNSUPPORTED, "the filter of axis %d covers %" PRId64 " cells, which is not supported",
+                        axis, n_taps);
     if (n_taps > in) n_taps = in; /* cells beyond an edge are merged into the cell at the edge */
     if (n_taps < 1) n_taps = 1;
     ONT_TRY(taps_alloc(arena, in, out, out * n_taps, taps));

@@ -30,11 +30,12 @@ static ont_status read_align(const ont_node *node, roi_state *s)
     s->out_h = ont_attr_int(node, "output_height", 1);
     s->out_w = ont_attr_int(node, "output_width", 1);
     s->sampling = ont_attr_int(node, "sampling_ratio", 0);
-    if (!s->maximum && strcmp(mode, "avg")) return ont_fail(ONT_EINVAL, "mode is '%s'", mode);
+    if (!s->maximum && strcmp(mode, "avg")) return ont_fail(ONT_EINVAL, "mode is '%s', expected avg or max", mode);
     if (!s->half_pixel && strcmp(coordinates, "output_half_pixel"))
-        return ont_fail(ONT_EINVAL, "coordinate_transformation_mode is '%s'", coordinates);
+        return ont_fail(ONT_EINVAL, "coordinate_transformation_mode is '%s', expected half_pixel or output_half_pixel",
+                        coordinates);
     if (s->sampling < 0 || s->sampling > MAX_GRID)
-        return ont_fail(ONT_EINVAL, "sampling_ratio is %" PRId64, s->sampling);
+        return ont_fail(ONT_EINVAL, "sampling_ratio is %" PRId64 ", expected 0 to %d", s->sampling, MAX_GRID);
     return ONT_OK;
 }
 
@@ -54,7 +55,8 @@ static ont_status read_node(const ont_node *node, roi_state *s)
         if (batch->dtype != ONT_INT64)
             return ont_fail(ONT_ETYPE, "batch_indices are %s, expected int64", ont_dtype_name(batch->dtype));
         if (batch->shape.rank != 1 || rois->shape.rank != 2 || batch->shape.dims[0] != rois->shape.dims[0])
-            return ont_fail(ONT_EINVAL, "rois and batch_indices do not go together");
+            return ont_fail(ONT_EINVAL,
+                            "rois must be a matrix and batch_indices a vector of as many entries as rois has rows");
     } else {
         int64_t pooled[ONT_MAX_RANK];
         int n;
@@ -68,7 +70,8 @@ static ont_status read_node(const ont_node *node, roi_state *s)
     if (rois->dtype != x->dtype)
         return ont_fail(ONT_ETYPE, "rois are %s, the input %s", ont_dtype_name(rois->dtype), ont_dtype_name(x->dtype));
     if (s->out_h < 1 || s->out_w < 1 || s->out_h > INT32_MAX || s->out_w > INT32_MAX)
-        return ont_fail(ONT_EINVAL, "an output of (%" PRId64 ", %" PRId64 ") bins", s->out_h, s->out_w);
+        return ont_fail(ONT_EINVAL, "the output would have (%" PRId64 ", %" PRId64 ") bins, expected 1 to %d each",
+                        s->out_h, s->out_w, INT32_MAX);
     s->rois = rois->shape.dims[0];
     if (s->rois && (!s->height || !s->width)) return ont_fail(ONT_EINVAL, "the planes of the input are empty");
     return ONT_OK;
@@ -122,11 +125,12 @@ static ont_status read_region(const ont_call *call, int64_t r, region *out)
     int64_t columns = s->align ? 4 : 5;
     double image = s->align ? (double)((const int64_t *)call->in[2])[r] : number(call, 1, r * columns);
     if (!(image >= 0 && image < (double)s->n))
-        return ont_fail(ONT_EINDEX, "%s: region %" PRId64 " is of image %g, there are %" PRId64,
-                        s->align ? "RoiAlign" : "MaxRoiPool", r, image, s->n);
+        return ont_fail(ONT_EINDEX, "region %" PRId64 " is in image %g, but there are %" PRId64 " images", r, image,
+                        s->n);
     for (int i = 0; i < 4; i++) {
         box[i] = number(call, 1, r * columns + columns - 4 + i) * s->scale;
-        if (!(fabs(box[i]) < 1e9)) return ont_fail(ONT_EINVAL, "region %" PRId64 " has an edge at %g", r, box[i]);
+        if (!(fabs(box[i]) < 1e9))
+            return ont_fail(ONT_EINVAL, "region %" PRId64 " has an edge at %g, expected less than 1e9", r, box[i]);
         box[i] = s->align ? box[i] - (s->half_pixel ? 0.5 : 0) : round(box[i]);
     }
     double width = box[2] - box[0], height = box[3] - box[1];
@@ -144,7 +148,7 @@ static ont_status read_region(const ont_call *call, int64_t r, region *out)
     out->grid_h = s->sampling ? s->sampling : (int64_t)fmax(ceil(out->bin_h), 0);
     out->grid_w = s->sampling ? s->sampling : (int64_t)fmax(ceil(out->bin_w), 0);
     if (out->grid_h > MAX_GRID || out->grid_w > MAX_GRID)
-        return ont_fail(ONT_EINVAL, "region %" PRId64 " is %g x %g cells", r, height, width);
+        return ont_fail(ONT_EINVAL, "region %" PRId64 " has %g x %g cells, which is too many", r, height, width);
     return ONT_OK;
 }
 
