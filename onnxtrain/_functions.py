@@ -86,7 +86,8 @@ def _body(schema: Any, node: onnx.NodeProto, version: int,
     function = onnx.FunctionProto()
     function.ParseFromString(text)
     if not function.node:
-        raise _C.UnsupportedError(f"{node.op_type} '{node.name}': its function body cannot be had for these types")
+        raise _C.UnsupportedError(f"{node.op_type} '{node.name}': ONNX has no function body of this operator for "
+                                  "these types")
     return function
 
 

@@ -48,9 +48,9 @@ class MemoryReport:
         lines = [f"planned activations {self.slab_bytes / MIB:.1f} MiB"
                  + (f" (the largest of {self.graphs} graphs)" if self.graphs > 1 else "")]
         lines += [f"  {name:<12} {size / MIB:10.1f} MiB" for name, size in self.phases.items()]
-        lines.append("what is live when the most memory is in use:")
+        lines.append("what is live at the peak, by module:")
         lines += [f"  {size / MIB:10.1f} MiB  {name}" for name, size in self.holders[:10]]
-        lines.append("with other settings (and the share of the step's work that backward runs again):")
+        lines.append("with other settings (and the share of the step's work that backward recomputes):")
         lines += [f"  ORTMODULE_MEMORY_OPT_LEVEL={level:<5} {size / MIB:10.1f} MiB  {share:+6.1%}"
                   for level, (size, share) in self.levels.items()]
         lines += [f"  ORTMODULE_MEMORY_OPT_BUDGET={budget:<4.0%} {size / MIB:10.1f} MiB  {share:+6.1%}"
@@ -98,7 +98,7 @@ class MemoryReport:
         axes = figure.subplots()
         axes.fill_between(range(len(self.live)), [size / MIB for size in self.live], step="post")
         axes.axvline(self.split, linestyle="--", color="gray")
-        axes.set_xlabel("step of the program; backward behind the line")
+        axes.set_xlabel("step of the program; backward starts at the line")
         axes.set_ylabel("live MiB")
         figure.savefig(path)
 

@@ -192,7 +192,7 @@ class Profile:
 
     def __enter__(self) -> Profile:
         if self._recorder is not None:
-            raise RuntimeError("this profile records already")
+            raise RuntimeError("this profile is recording already")
         self._recorder = Recorder(lambda: _sessions(self._models))
         self._calls = [_timed_calls(model, self._recorder) for model in self._models]
         self._building = _building(self._models)

@@ -149,11 +149,12 @@ def _run(
     custom = dataclasses.replace(custom or CustomFunctions(), nodes=exporter == "dynamo", inlined=[])
     used = min(max(opset, opsets[0]), opsets[1])
     if used != opset:
-        notes.append(f"opset {opset} was asked for; this exporter has {opsets[0]} to {opsets[1]}, and {used} is used.")
+        notes.append(f"opset {opset} was requested; this exporter supports {opsets[0]} to {opsets[1]}, so it "
+                     f"uses {used}.")
     names = module._captured.argument_names
     for leaf, name in zip(args, names, strict=True):
         if type(leaf) not in PLAIN_TENSORS and not isinstance(leaf, _NUMBERS):
-            reason = ("a subclass of Tensor has results of its own kind" if isinstance(leaf, Tensor)
+            reason = ("a subclass of Tensor may return results of its own class" if isinstance(leaf, Tensor)
                       else "it is neither a tensor nor a number")
             raise ArgumentError(f"ORTModule does not support input type {type(leaf)} for input {name}: {reason}.")
     flat = _Flat(module, args, barriers=exporter == "torchscript")
@@ -171,7 +172,7 @@ def _run(
     exported.seconds["total"] = time.perf_counter() - start
     exported.functions, exported.same = tuple(flat.traced.functions), tuple(flat.traced.same.items())
     if custom.inlined:
-        notes.append("Traced through, as asked for, and differentiated as plain operators: "
+        notes.append("Traced through, as requested, and differentiated as plain operators: "
                      f"{', '.join(custom.inlined)}.")
         exported.needs_verification = True
     return exported

@@ -163,7 +163,7 @@ _NAMES = [
     Variable("ONNXTRAIN_EXPORTER", "auto", _one_of("auto", "dynamo", "torchscript"), "auto, dynamo, torchscript",
              "auto tries torch's default exporter, then the TorchScript one, compared with eager first"),
     Variable("ONNXTRAIN_CAPTURE", "dynamo", _one_of("dynamo", "export"), "dynamo, export", None,
-             "Dynamo captures every module; the capture by torch.export of an earlier release is gone"),
+             "Dynamo captures every module; the capture by torch.export of an earlier release was removed"),
     Variable("ORTMODULE_ENABLE_CUSTOM_AUTOGRAD", True, _boolean, _FLAG,
              "1 runs a torch.autograd.Function in torch, as a PythonOp node; 0 traces through it, which is accepted if "
              "one step then equals eager's",
@@ -171,16 +171,16 @@ _NAMES = [
     Variable("ORTMODULE_SKIPPED_AUTOGRAD_FUNCTIONS", (), _names, "full names of classes, joined by commas",
              "these are traced through like plain functions: autograd differentiates their forward"),
     Variable("ORTMODULE_CACHE_DIR", default_cache, os.path.expanduser, "a folder; empty: none",
-             "keeps exports on disk for the next process, and where it is set, GEMM measurements and compiled CUDA "
-             "kernels, too; the default is in $XDG_CACHE_HOME if that is set", default_text="~/.cache/onnxtrain"),
+             "keeps exports on disk for the next process; if this variable is set, also GEMM measurements and compiled "
+             "CUDA kernels; the default is in $XDG_CACHE_HOME if that is set", default_text="~/.cache/onnxtrain"),
     Variable("ORTMODULE_DEEPCOPY_BEFORE_MODEL_EXPORT", True, _boolean, _FLAG, None,
              "an export restores the module exactly, so no copy is needed"),
     Variable("ORTMODULE_SKIPCHECK_POLICY", _default_skip_check, _skip_check, "SKIP_CHECK_* names joined by |", None,
              "all checks run at every step, and take microseconds",
              default_text="SKIP_CHECK_DEVICE|SKIP_CHECK_BUILD_GRADIENT|SKIP_CHECK_EXECUTION_AGENT"),
     Variable("ORTMODULE_ALLOW_AUTOGRAD_CHECKPOINT", False, _boolean, _FLAG, None,
-             "torch.utils.checkpoint inside a module is always accepted: backward keeps what leaves it, and runs the "
-             "rest again, at every ORTMODULE_MEMORY_OPT_LEVEL"),
+             "torch.utils.checkpoint inside a module is always accepted: backward keeps its inputs and outputs, and "
+             "recomputes the rest, at every ORTMODULE_MEMORY_OPT_LEVEL"),
     Variable("ORTMODULE_CONV_ALGO_SEARCH", "HEURISTIC", _one_of("HEURISTIC", "EXHAUSTIVE", "DEFAULT"),
              "HEURISTIC, EXHAUSTIVE, DEFAULT", None,
              "the engine measures the candidates: on the CPU Winograd and oneDNN, on CUDA the algorithms of cuDNN"),
@@ -196,17 +196,17 @@ _NAMES = [
              "1 skips, on the CPU, the tokens of each batch that the attention mask hides from all others, and that no "
              "label and no result needs"),
     Variable("ORTMODULE_MEMORY_OPT_LEVEL", 0, _integer(0, 2), "0, 1, 2",
-             "how much backward may recompute to save memory. 0, on the CPU: elementwise operators, norms, moved data, "
-             "rounded weights and attention, for at most 2% of a step's work; 1: matrix products too, on every "
-             "device, for at most 20%; 2: at most 45%, some nodes several times. The memory plan selects the nodes, "
-             "and inputs that they read must not change before backward. At every level the CPU does not store the "
-             "scores of a large vocabulary whose loss is in the module"),
+             "how much backward may recompute to save memory. 0, on the CPU: elementwise operators, norms, operators "
+             "that only move data, rounded weights and attention, for at most 2% of a step's work; 1: matrix products "
+             "too, on every device, for at most 20%; 2: at most 45%, some nodes several times. The memory plan selects "
+             "the nodes, and inputs that they read must not change before backward. At every level the CPU does not "
+             "store the scores of a large vocabulary whose loss is in the module"),
     Variable("ORTMODULE_MEMORY_OPT_BUDGET", None, _budget, "bytes as 300MB or 4GB, or 1% to 100%",
              "limit of the planned activations of a step, in bytes (units of 1024) or as a share of the level's plan: "
              "backward recomputes the nodes with the lowest cost per byte until the memory plan fits. Results have "
              "the same bits. If no plan fits, a warning names the smallest one"),
     Variable("ORTMODULE_MEMORY_OPT_CONFIG", "", str, "a path of a JSON list of plans, or plans joined by commas",
-             "subgraphs that backward runs again, whatever that costs: `Op+Op+:type:count` with ONNX's names of "
+             "subgraphs that backward recomputes, at any cost: `Op+Op+:type:count` with ONNX's names of "
              "operators, or onnxruntime's fused ones; type 0 none, 1 recompute, 2 keep the narrower operand of a Cast; "
              "count -1 all, or the first so many. At log level INFO a table lists those of the graph. Read at "
              "ORTMODULE_MEMORY_OPT_LEVEL=0 only. A malformed plan raises ValueError"),

@@ -77,7 +77,7 @@ def _windows(op: Any, own: Any) -> Table:
                     )
                 if ceil_mode:
                     raise Untraceable("The module uses avg_pool with divisor_override and ceil_mode, which ONNX cannot "
-                                      "say.")
+                                      "express.")
                 # With padding counted every window has the kernel's size, so that its sum is its mean times that.
                 mean = op.AveragePool(x, kernel_shape=kernel, strides=strides, pads=pads, count_include_pad=1)
                 return op.Mul(mean, _constant(op, math.prod(kernel) / divisor_override, x))
@@ -138,7 +138,7 @@ def _scatters(op: Any, own: Any) -> Table:
         if not include_self:
             if not src.dtype.is_floating_point() and reduce in ("amin", "amax"):
                 raise Untraceable("The module uses scatter_reduce of integers with include_self=False, which ONNX "
-                                  "cannot say.")
+                                  "cannot express.")
             start = op.Expand(_constant(op, neutral[reduce], src), op.Shape(index))
             self = own.TorchScatterElements(self, index, start, axis=dim)
         total = own.TorchScatterElements(self, index, _part(op, src, index), axis=dim, reduction=reductions[reduce])
@@ -203,7 +203,7 @@ def _lookups(op: Any, own: Any) -> Table:
         # F.embedding's own padding is replaced before it comes here.
         if sparse or scale_grad_by_freq or padding_idx >= 0:
             raise Untraceable("The module uses torch.embedding with padding_idx, scale_grad_by_freq or sparse, which "
-                              "ONNX cannot say.")
+                              "ONNX cannot express.")
         return own.TorchGather(weight, indices, axis=0)
 
     return {aten.embedding.default: embedding, aten.index_select.default: index_select, aten.gather.default: gather}

@@ -68,7 +68,7 @@ def digest(module: Graph, key: Any, settings: Sequence[Any]) -> str:
 
     text = module._captured.text
     if text is None:
-        raise NotKept("the graph calls functions, or holds tensors, that no text stands for")
+        raise NotKept("the graph calls functions or holds tensors that have no description as text")
     schema = [item if isinstance(item, tuple) else repr(item) for item in key.schema]
     parts = [FORMAT, torch.__version__, _C.__version__, sys.version, _versions(), text,
              _structure(module), repr(schema), key.training, repr(key.torch_modes), *map(repr, settings),
@@ -111,7 +111,7 @@ def store(folder: str, name: str, exported: Any) -> bool:
         files.evict(Path(folder), "[0-9a-f]" * 40 + "-*.zip", size=MAX_BYTES)
         return True
     except NotKept as reason:
-        _log.info("ORTModule: this export is not kept in %s: %s", folder, reason)
+        _log.info("ORTModule does not keep this export in %s, because %s", folder, reason)
     except (OSError, TypeError, ValueError, NotImplementedError) as error:
         _log.log(files.level(folder), "ORTModule cannot keep an export in %s: %s", folder, error)
     return False
@@ -178,10 +178,10 @@ def _guards(source: Sequence[Any]) -> shape_guards.Guards:
     ranks, checks, symbols = source
     known = {f"d{i}_{axis}" for i, rank in enumerate(ranks) for axis in range(int(rank))}
     if any(not name.isidentifier() or value not in known for name, value in symbols):
-        raise ValueError("a symbol that is no size")
+        raise ValueError("a symbol of its guards does not stand for a size")
     known |= {name for name, _ in symbols} | set(shape_guards._NAMESPACE)
     for expression, _ in checks:
         for node in ast.walk(ast.parse(expression, mode="eval")):
             if not isinstance(node, _ADMITTED) or isinstance(node, ast.Name) and node.id not in known:
-                raise ValueError(f"a guard is {expression!r}")
+                raise ValueError(f"the guard {expression!r} is not arithmetic on sizes")
     return shape_guards._compile([int(rank) for rank in ranks], [tuple(c) for c in checks], [tuple(s) for s in symbols])

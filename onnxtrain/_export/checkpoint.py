@@ -41,12 +41,12 @@ class Checkpoints:
         """Within, what is traced is in a region of `run`, which a checkpoint is around."""
         name = _name(run)
         if self._marked:
-            note = (f"torch.utils.checkpoint around {name} is a recompute region: backward keeps what enters and what "
-                    "leaves it, and runs the rest again.")
+            note = (f"torch.utils.checkpoint around {name} is a recompute region: backward keeps its inputs and "
+                    "outputs, and recomputes the rest.")
         else:
             note = (f"{LOST}TorchScript's exporter does not mark torch.utils.checkpoint around {name}. Results are the "
-                    "same, and what backward runs again is chosen for the whole step, as at "
-                    "ORTMODULE_MEMORY_OPT_LEVEL=1 or above, or by ORTMODULE_MEMORY_OPT_BUDGET.")
+                    "same. ORTMODULE_MEMORY_OPT_LEVEL=1 or above, or ORTMODULE_MEMORY_OPT_BUDGET, chooses for the "
+                    "whole step what backward recomputes.")
         if note not in self._notes:
             self._notes.append(note)
         outer = torch.fx.traceback.get_current_meta().get("custom", {}).get(REGION, "")
@@ -93,5 +93,5 @@ def cut(model: bytes) -> list[str]:
                for entry in node.metadata_props if entry.key == REGION}
     names = sorted({path.split("/")[-2].partition(" ")[2] for path in regions})
     return [f"torch.utils.checkpoint around {name} is a recompute region in parts: PyTorch runs a function inside it "
-            "once, in forward. So what that function takes, gives and saves is kept until backward; the rest of the "
-            "region runs again." for name in names]
+            "once, in forward. Its inputs, its results and what it saves are kept until backward, which recomputes the "
+            "rest of the region." for name in names]

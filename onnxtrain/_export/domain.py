@@ -55,7 +55,7 @@ def _ctc_loss_fake(log_probs: Tensor, targets: Tensor, input_lengths: Tensor, ta
 
 def _in_range(x: Tensor, limit: int) -> Tensor:
     if x.numel() and (x.min() < 0 or 0 <= limit <= x.max()):
-        raise IndexError(f"an index is below 0, or not below {limit}")
+        raise IndexError(f"an index is below 0, or not below the limit {limit}")
     return x.clone()
 
 
@@ -152,7 +152,7 @@ def _register_schemas() -> None:
         onnx.defs.register_schema(
             schema(
                 f"Torch{name}", DOMAIN, DOMAIN_VERSION,
-                doc=f"ONNX's {name}, of indices that do not count from the end.",
+                doc=f"ONNX's {name}, whose negative indices do not count from the end.",
                 inputs=[schema.FormalParameter("x", "T"), schema.FormalParameter("indices", "I"),
                         *(schema.FormalParameter(other, "T") for other in more)],
                 outputs=[schema.FormalParameter("y", "T")],
@@ -163,7 +163,7 @@ def _register_schemas() -> None:
     onnx.defs.register_schema(
         schema(
             "InRange", DOMAIN, DOMAIN_VERSION,
-            doc="Its indices, which have to be from 0 to below the limit, where that is not negative.",
+            doc="Its indices, which must be at least 0, and below the limit unless the limit is negative.",
             inputs=[schema.FormalParameter("x", "I"), schema.FormalParameter("limit", "L")],
             outputs=[schema.FormalParameter("y", "I")],
             type_constraints=[("I", integers, "integers"), ("L", ["tensor(int64)"], "a number")],

@@ -28,7 +28,7 @@ def _refusal(found: os.stat_result) -> str | None:
     if found.st_uid != os.geteuid():
         return f"it belongs to user {found.st_uid}, and this process runs as {os.geteuid()}"
     if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        return f"others may write to it (mode {stat.S_IMODE(found.st_mode):o}); `chmod go-w` makes it fit"
+        return f"others may write to it (mode {stat.S_IMODE(found.st_mode):o}); run `chmod go-w` on it"
     return None
 
 

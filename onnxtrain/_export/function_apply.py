@@ -74,7 +74,7 @@ def applied(checkpoints: Checkpoints, custom: CustomFunctions) -> Iterator[None]
         return
     code, before = _APPLY.__code__, _dispatch
     if code.co_freevars != _Trampoline.apply.__code__.co_freevars and before is _ORIGINAL_APPLY:
-        raise Untraceable("torch.autograd.Function.apply is not what this release of onnxtrain knows.")
+        raise Untraceable("torch.autograd.Function.apply differs from the one that this release of onnxtrain supports.")
     _dispatch = dispatch
     _APPLY.__code__ = _Trampoline.apply.__code__
     try:

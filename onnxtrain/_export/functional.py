@@ -55,8 +55,8 @@ def state_dtypes(program: torch.export.ExportedProgram) -> None:
                                                 for given in (*node.args, *node.kwargs.values())):
                 continue
             if read or not any(argument.name == "dtype" for argument in node.target._schema.arguments):
-                raise ExportError(f"{node.target} makes {default}, torch's default dtype, of other types; torch.onnx "
-                                  "makes float32 of them.")
+                raise ExportError(f"{node.target} returns {default}, torch's default dtype, for operands of other "
+                                  "dtypes; torch.onnx would return float32.")
             node.kwargs = {**node.kwargs, "dtype": default}
 
 

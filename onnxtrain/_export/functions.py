@@ -233,10 +233,10 @@ def as_data(call: Call) -> dict[str, Any]:
     """
     name = str(call.function)
     if not (isinstance(call, OperatorCall) and name in _draws()):
-        raise NotKept("the module calls a torch.autograd.Function, or an operator that torch runs")
+        raise NotKept("the module calls a torch.autograd.Function, or an operator that PyTorch runs")
     leaves = [str(leaf) if isinstance(leaf, torch.dtype) else leaf for leaf in call.leaves]
     if any(type(leaf) not in (type(None), bool, int, float, str) for leaf in leaves):
-        raise NotKept(f"an argument of {name} is no number")
+        raise NotKept(f"an argument of {name} is not a number")
     dtypes = [i for i, leaf in enumerate(call.leaves) if isinstance(leaf, torch.dtype)]
     return {"operator": name, "leaves": leaves, "dtypes": dtypes, "tensors": call.tensors, "single": call.single,
             "tree": pytree.tree_unflatten(list(range(len(leaves))), call.spec)}

@@ -30,8 +30,8 @@ REGISTERED: dict[tuple[str, str], Callable[[], Sequence[Any]]] = {}
 def register(domain: str, name: str, attributes: Sequence[str], definition: Callable[[], Sequence[Any]]) -> None:
     """Keeps a definition for the nodes of programs that are made from now on."""
     if attributes or domain == "org.pytorch.aten":
-        _log.warning("register_gradient(%s) has no effect in onnxtrain: an exported graph has no ATen nodes; what the "
-                     "engine does not have runs in PyTorch, with PyTorch's gradient.",
+        _log.warning("register_gradient(%s) has no effect in onnxtrain: an exported graph has no ATen nodes. PyTorch "
+                     "runs the operators that the engine does not have, and computes their gradients.",
                      ", ".join(map(repr, (domain, name, *attributes))))
         return
     REGISTERED[(_plain_domain(domain), name)] = definition
@@ -169,8 +169,8 @@ def applied(data: bytes, calls: Sequence[Any]) -> tuple[bytes, tuple[Any, ...]]:
     for body in bodies:
         for node in body.node:
             if _key(node) in REGISTERED:
-                raise _C.UnsupportedError(f"{node.op_type} '{node.name}': its gradient was registered, and it is in a "
-                                          "body of another operator")
+                raise _C.UnsupportedError(f"{node.op_type} '{node.name}': a registered gradient is not supported for a "
+                                          "node in the body of another operator")
     if not any(_key(node) in REGISTERED for node in model.graph.node):
         return data, tuple(calls)
     inferred = onnx.shape_inference.infer_shapes(model).graph
@@ -183,8 +183,8 @@ def applied(data: bytes, calls: Sequence[Any]) -> tuple[bytes, tuple[Any, ...]]:
             nodes.append(node)
             continue
         if any(name and name not in types for name in node.output):
-            raise _C.UnsupportedError(f"{node.op_type} '{node.name}': its gradient was registered, and its type is not "
-                                      "known")
+            raise _C.UnsupportedError(f"{node.op_type} '{node.name}': a registered gradient needs the types of the "
+                                      "node's outputs, which ONNX cannot infer")
         own = {name: constants[name] for name in node.input if name in constants}
         call = RegisteredCall(node, model, types, own, REGISTERED[_key(node)])
         added.append(call)

@@ -91,7 +91,7 @@ def _from_front(theirs: Any) -> Any:
 
     def run(input: Tensor, dim: int, index: Tensor, source: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         if input.dim() != source.dim() and input.dim() and source.dim():
-            raise Untraceable(f"PyTorch refuses a source of rank {source.dim()} for rank {input.dim()}.")
+            raise Untraceable(f"PyTorch does not accept a source of rank {source.dim()} for rank {input.dim()}.")
         return theirs(input, dim, torch.ops.onnxtrain.in_range(index, -1), source, *args, **kwargs)
 
     return run
@@ -105,7 +105,7 @@ def one_hot(input: Tensor, num_classes: int = -1) -> Tensor:
 def _masked_scatter(theirs: Any) -> Any:
     def run(input: Tensor, mask: Tensor, source: Tensor) -> Tensor:
         if mask.dtype != torch.bool:
-            raise Untraceable(f"PyTorch refuses a mask of {mask.dtype} in masked_scatter.")
+            raise Untraceable(f"PyTorch does not accept a mask of {mask.dtype} in masked_scatter.")
         return theirs(input, mask, source)
 
     return run

@@ -65,8 +65,9 @@ def check(program: torch.export.ExportedProgram) -> None:
                 raise ExportError(text) from Untraceable(text)
             if hidden and kind != "BUFFER" and node.meta["val"].is_floating_point():
                 raise ExportError(
-                    f"The module changes a tensor in place ({node.target}) behind autograd's back, through detach() or "
-                    ".data or inside torch.no_grad(), while its gradient still flows; a graph cannot express that."
+                    f"The module changes a tensor in place ({node.target}) without autograd seeing it, through "
+                    "detach() or .data or inside torch.no_grad(), while its gradient still flows; a graph cannot "
+                    "express that."
                 )
 
 

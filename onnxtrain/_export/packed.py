@@ -76,7 +76,7 @@ for _kind in KINDS:
 def _is_traced(tensor: Tensor) -> bool:
     """Whether there are no values. TorchScript's exporter would keep those of its example."""
     if torch.jit.is_tracing():
-        raise Untraceable("The module uses packed sequences, which TorchScript's exporter would keep as they are.")
+        raise Untraceable("The module uses packed sequences, whose values TorchScript's exporter would freeze.")
     return isinstance(tensor, FakeTensor) or torch.compiler.is_exporting()
 
 

@@ -54,7 +54,7 @@ def _read(folder: str) -> str:
     except FileNotFoundError:
         return ""
     except OSError as error:
-        _log.log(files.level(folder), "ORTModule: GEMM measurements are not read from %s: %s", folder, error)
+        _log.log(files.level(folder), "ORTModule cannot read GEMM measurements from %s: %s", folder, error)
         return ""
 
 
@@ -65,7 +65,7 @@ def recall(folder: str) -> None:
         return
     _written[folder] = _read(folder)
     learnt = _C.remember_products(_written[folder])
-    _log.info("ORTModule: %d kinds of products are known from %s", learnt, folder)
+    _log.info("ORTModule read the measurements of %d kinds of matrix products from %s", learnt, folder)
     atexit.register(_at_exit, folder)
 
 

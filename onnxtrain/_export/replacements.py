@@ -286,8 +286,8 @@ def grouped_mm(
     rows = [max(int(x.stride(-1)), int(x.stride(-2))) * x.element_size() for x in (mat_a, mat_b)]
     if (mat_a.dtype not in (torch.float32, torch.bfloat16, torch.float16) or offs.dtype != torch.int32
             or out_dtype not in (None, mat_a.dtype) or any(row % 16 for row in rows)):
-        raise Untraceable("The module calls grouped_mm with dtypes, or rows that are no multiple of 16 bytes, which "
-                          "PyTorch refuses.")
+        raise Untraceable("The module calls grouped_mm with dtypes, or with rows whose size is not a multiple of "
+                          "16 bytes, that PyTorch does not accept.")
     return torch.ops.onnxtrain.grouped_mm(mat_a, mat_b, offs)
 
 

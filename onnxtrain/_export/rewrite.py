@@ -98,23 +98,23 @@ class Rewrite(TorchFunctionMode):
         """
         if tensor.requires_grad != bool(requires_grad):
             if not requires_grad or any([tensor is given for given in self._given]):
-                raise Untraceable(f"The module calls Tensor.requires_grad_({requires_grad}) inside forward on what it "
-                                  "has not made there; a graph would lose it.")
+                raise Untraceable(f"The module calls Tensor.requires_grad_({requires_grad}) inside forward on a "
+                                  "tensor that forward did not create; a graph would lose it.")
             self._leaves.append(tensor)
         return tensor
 
     def refuse_visible(self, results: Iterable[Any]) -> None:
         """Raises Untraceable where a result is a tensor that the graph has set requires_grad of: it is no leaf then."""
         if any([result is leaf for result in results for leaf in self._leaves]):
-            raise Untraceable("The module returns, or keeps, a tensor that it has set requires_grad of; a graph would "
-                              "lose it.")
+            raise Untraceable("The module returns, or keeps, a tensor whose requires_grad it has set; a graph would "
+                              "lose that.")
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         if func in _FLAGS:
             return self._want_gradient(*args, **(kwargs or {}))
         if any([type(value) is torch.Generator for value in (*args, *(kwargs or {}).values())]):
             raise Untraceable(f"The module draws from its own torch.Generator, in {func.__name__}; a graph draws "
-                              "from torch's.")
+                              "from torch's default generator.")
         if self._checked is not None:
             holds = checks.of_sizes(func, args, kwargs or {})
             if holds is not None:

@@ -120,8 +120,8 @@ def _groups(op: Any, own: Any) -> Table:
 
     def grouped_mm(self, mat2, offs=None, bias=None, out_dtype=None):
         if offs is None or bias is not None or len(self.shape) != 2 or len(mat2.shape) != 3:
-            raise Untraceable("The module calls grouped_mm with other operands than rows in groups and a matrix for "
-                              "each.")
+            raise Untraceable("The module calls grouped_mm with operands other than groups of rows and one matrix for "
+                              "each group.")
         maker = mat2.producer()
         if maker is not None and maker.op_type == "Transpose" and list(maker.attributes["perm"].as_ints()) == [0, 2, 1]:
             y = own.GroupedMatMul(self, maker.inputs[0], offs, transB=1)  # matrices are read as they are stored
@@ -203,7 +203,8 @@ def _functions(op: Any, own: Any) -> Table:
         from onnxscript.function_libs.torch_lib.ops import nn
 
         if mode == "circular" and any(isinstance(n, int) and n < 0 for n in pad):
-            raise Untraceable("The module pads with mode 'circular' by a negative size, which ONNX means otherwise.")
+            raise Untraceable("The module pads with mode 'circular' by a negative size, which ONNX defines "
+                              "differently.")
         return nn.aten_pad(self, pad, mode, value)
 
     def dropout(self, p, train):

@@ -281,7 +281,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         """Drops the gradients, or fills them with zeros where ``set_to_none`` (default: ``set_grad_none``) is False."""
         to_none = self._set_grad_none if set_to_none is None else set_to_none
         if self._in_backward is not None:
-            self._in_backward.refuse(f"{type(self).__name__}.zero_grad() cannot take gradients back")
+            self._in_backward.refuse(f"{type(self).__name__}.zero_grad() cannot undo applied gradients")
         if not to_none or torch.autograd._profiler_enabled():
             super().zero_grad(to_none)
             return
@@ -399,7 +399,7 @@ def make_defaults(numbers: dict[str, Any], *, state_dtype: Any, maximize: bool, 
         else:
             check(LABELS.get(name, name), value)
     if master_weights and stochastic_rounding:
-        raise ValueError("stochastic_rounding is for 16-bit parameters without master_weights: choose one")
+        raise ValueError("stochastic_rounding is for 16-bit parameters without master_weights: set one of the two")
     defaults = {name: tuple(value) if name == "betas" else value for name, value in numbers.items()}
     return {**defaults, "state_dtype": check_state_dtype(state_dtype), "maximize": bool(maximize),
             "master_weights": bool(master_weights), "stochastic_rounding": bool(stochastic_rounding)}

@@ -51,25 +51,24 @@ class Open:
             return
         where = f"{type(optimizer).__name__}.step(): backward has updated {len(self.updated)} parameters already"
         if getattr(optimizer, "found_inf", None) is not None or getattr(optimizer, "grad_scale", None) is not None:
-            raise RuntimeError(f"{where}, by gradients that a GradScaler has scaled and not unscaled: "
-                               "step_in_backward() does not work with a GradScaler")
+            raise RuntimeError(f"{where} with the scaled gradients of a GradScaler: step_in_backward() does "
+                               "not work with a GradScaler")
         refuse_options(optimizer, where)
         if optimizer._hypers() != self.hyper:
-            raise RuntimeError(f"{where}, with other hyperparameters than the groups have now: change them after "
-                               "step() or before backward")
+            raise RuntimeError(f"{where}, and hyperparameters have changed since: change them after step() or "
+                               "before backward")
         late = [bond.name(param, position) for param, position, bond in self.updated.values()
                 if param.grad is not None]
         if late:
-            raise RuntimeError(f"{where}, of which {listed(late)} have a further gradient from outside the module, "
-                               "which came too late: step_in_backward() is for parameters that one call of the module "
-                               "uses")
+            raise RuntimeError(f"{where}, and {listed(late)} received another gradient after that, from outside "
+                               "the module: step_in_backward() is for parameters that one call of the module uses")
         self.updated.clear()
 
     def refuse(self, what: str) -> None:
         """Raises RuntimeError for what would drop gradients or begin something new while updates wait for step()."""
         if self.updated:
             raise RuntimeError(f"{what}: backward has updated {len(self.updated)} parameters already "
-                               f"({self.names()}); call step() first, which closes the step")
+                               f"({self.names()}); call step() first, which ends the step")
 
 
 def refuse_clipping(params: Sequence[Tensor]) -> None:
@@ -86,10 +85,10 @@ def listed(names: Sequence[str]) -> str:
 def refuse_options(optimizer: FusedOptimizer, where: str) -> None:
     """Raises RuntimeError for options that need all gradients at once, or change them."""
     if optimizer.max_grad_norm is not None:
-        raise RuntimeError(f"{where}: max_grad_norm clips by the norm of all gradients, which are never there at once")
+        raise RuntimeError(f"{where}: max_grad_norm needs all gradients at once, but each is applied and freed in turn")
     if not isinstance(optimizer.next_unscale, Tensor) and optimizer.next_unscale == 1.0:
         return
-    raise RuntimeError(f"{where}: next_unscale is set, and gradients are applied as they are")
+    raise RuntimeError(f"{where}: next_unscale is set, but step_in_backward() does not unscale gradients")
 
 
 class StepInBackward:
@@ -159,7 +158,7 @@ class StepInBackward:
         """
         optimizer = self._optimizer()
         if optimizer is None or optimizer._in_backward is None:
-            raise RuntimeError("step_in_backward() was taken back, or its optimizer is gone, between forward and "
+            raise RuntimeError("step_in_backward() was removed, or its optimizer was deleted, between forward and "
                                "backward")
         shared, run = optimizer._in_backward, ctx.run
         reached: Sequence[int | None] = range(len(ctx.next_functions))
@@ -192,30 +191,31 @@ class StepInBackward:
         shared = optimizer._in_backward
         where = "backward after step_in_backward()"
         if torch.is_grad_enabled():
-            raise RuntimeError(f"{where}: create_graph=True would differentiate through parameters that are updated "
-                               "meanwhile")
+            raise RuntimeError(f"{where}: create_graph=True would differentiate through parameters that backward "
+                               "updates")
         if not_alone():
-            raise RuntimeError(f"{where}: torch.distributed or horovod is in use, which would have to average "
-                               "gradients that are never there at once")
+            raise RuntimeError(f"{where}: torch.distributed or horovod is in use and would have to average all "
+                               "gradients, but each is applied and freed in turn")
         refuse_options(optimizer, where)
         hooks = {**torch_optimizer._global_optimizer_pre_hooks, **optimizer._optimizer_step_pre_hooks}
         if hooks and not all([hook is _timing.optimizer_begins for hook in hooks.values()]):
-            raise RuntimeError(f"{where}: the optimizer has hooks that run before step(), and updates come before them")
+            raise RuntimeError(f"{where}: the optimizer has hooks that run before step(), but parameters are updated "
+                               "earlier")
         if any(id(param) in shared.updated for _, _, param in targets):
-            raise RuntimeError(f"{where}: {len(shared.updated)} parameters were updated by a backward before it, and "
-                               "step() was not called since: gradients cannot be accumulated over several backwards or "
-                               "over several calls of the module")
+            raise RuntimeError(f"{where}: {len(shared.updated)} parameters were updated by an earlier backward, and "
+                               "step() was not called since: call step() after each backward. Gradients cannot be "
+                               "accumulated over several backwards or several calls of the module")
         if shared.updated and hyper != shared.hyper:
             raise RuntimeError(f"{where}: hyperparameters have changed since another module's backward of this step")
         for i, position, param in targets:
             if param._backward_hooks or getattr(param, "_post_accumulate_grad_hooks", None):
                 raise RuntimeError(f"{where}: {self.name(param, position)} has a hook that needs its gradient")
             if getattr(param, "grad_dtype", None) not in (None, param.dtype):
-                raise RuntimeError(f"{where}: {self.name(param, position)} wants gradients of another dtype than "
-                                   "its own")
+                raise RuntimeError(f"{where}: {self.name(param, position)} has a grad_dtype that is not its own "
+                                   "dtype")
             if not executes(ctx.next_functions[i][0]):
-                raise RuntimeError(f"{where}: torch.autograd.grad() and backward(inputs=...) ask for some gradients, "
-                                   f"and {self.name(param, position)} would be updated although they leave it alone")
+                raise RuntimeError(f"{where}: torch.autograd.grad() or backward(inputs=...) does not ask for the "
+                                   f"gradient of {self.name(param, position)}, which would still be updated")
 
     def _names(self) -> dict[int, str]:
         model = self._model()
@@ -227,8 +227,8 @@ class StepInBackward:
 
     def _note(self, targets: list[tuple[int, int, Tensor]], done: bytearray) -> str:
         updated = [self.name(param, position) for (_, position, param), flag in zip(targets, done) if flag]
-        return (f"{len(updated)} of {len(targets)} parameters had been updated when this was raised, and their states: "
-                f"{', '.join(updated)}. The others are as they were. step() closes the step so.")
+        return (f"{len(updated)} of {len(targets)} parameters and their states had been updated when this was raised: "
+                f"{', '.join(updated)}. The others did not change. step() ends the step in this state.")
 
 
 def executes(node: Any) -> bool:
@@ -300,10 +300,11 @@ def step_in_backward(optimizer: FusedOptimizer, model: Any) -> StepInBackward:
     if not isinstance(model, ORTModule):
         raise TypeError(f"step_in_backward() takes an ORTModule, not {type(model).__name__}")
     if optimizer.max_grad_norm is not None:
-        raise ValueError("max_grad_norm clips by the norm of all gradients, which step_in_backward() never has at once")
+        raise ValueError("max_grad_norm needs all gradients at once, but step_in_backward() applies and frees each "
+                         "in turn")
     if not_alone():
-        raise RuntimeError("step_in_backward() does not work with torch.distributed or horovod, which average "
-                           "gradients that it never has at once")
+        raise RuntimeError("step_in_backward() does not work with torch.distributed or horovod: they average "
+                           "all gradients, but it applies and frees each in turn")
     held = {id(param) for group in optimizer.param_groups for param in group["params"]}
     shared = [(name, param) for name, param in model.named_parameters() if id(param) in held]
     if not shared:
@@ -312,7 +313,7 @@ def step_in_backward(optimizer: FusedOptimizer, model: Any) -> StepInBackward:
     if there:
         raise ValueError(f"step_in_backward() is for parameters on the CPU: {listed(there)}")
     if model.__dict__.get("_in_backward") is not None:
-        raise ValueError("the model has an optimizer already whose step is in backward; remove() its bond first")
+        raise ValueError("the model already has an optimizer that steps in backward; call remove() on its handle first")
     handle = StepInBackward(optimizer, model)
     if optimizer._in_backward is None:
         optimizer._in_backward = Open(optimizer)

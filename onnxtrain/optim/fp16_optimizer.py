@@ -62,7 +62,7 @@ def FP16_Optimizer(optimizer: Any, **kwargs: Any) -> Any:
     elif _named(target, "megatron.fp16.fp16.FP16_Optimizer"):
         problem = _patch_megatron(target, **kwargs)
     else:
-        problem = "its type is not known"
+        problem = "onnxtrain does not know this type"
     if problem:
         name = f"{type(target).__module__}.{type(target).__qualname__}"
         warnings.warn(f"FP16_Optimizer leaves {name} unchanged: {problem}", UserWarning, stacklevel=2)
@@ -141,10 +141,10 @@ def _patch_zero(optimizer: Any) -> str | None:
     for name, known in ZERO_KNOWN.items():
         found = digest(getattr(cls, name, None)) if hasattr(cls, name) else "missing"
         if found not in known:
-            return f"{name}() of this version of DeepSpeed is not known ({found})"
+            return f"onnxtrain does not know {name}() of this version of DeepSpeed ({found})"
     for name, expected in ZERO_NEEDED.items():
         if tuple(inspect.signature(getattr(optimizer, name)).parameters)[: len(expected)] != expected:
-            return f"{name}() of this version of DeepSpeed takes other arguments than {', '.join(expected)}"
+            return f"{name}() of this version of DeepSpeed does not take the arguments {', '.join(expected)}"
     lists = _Lists()
     sums = _Sums(lists)
     check_params, check_partition = optimizer.has_overflow_serial, optimizer.has_overflow_partitioned_grads_serial
@@ -254,7 +254,7 @@ def _patch_megatron(optimizer: Any, get_tensor_model_parallel_rank: Callable[[],
                         "Megatron")
     if not all(hasattr(optimizer, name) for name in ("_check_overflow", "clip_master_grads", "fp32_from_fp32_groups",
                                                      "fp32_from_fp16_groups", "fp16_groups")):
-        return "this version of Megatron has other attributes"
+        return "the optimizer of this version of Megatron lacks attributes that FP16_Optimizer uses"
     lists = _Lists()
     check_overflow, clip = optimizer._check_overflow, optimizer.clip_master_grads
 

@@ -36,8 +36,8 @@ def progress(name: str, debug: Any) -> Iterator[None]:
         for seconds in itertools.chain(PROGRESS, itertools.count(60.0, 60.0)):
             if is_over.wait(start + seconds - time.monotonic()):
                 return
-            debug.log(logging.WARNING, "ORTModule: %s is being captured and exported, %.0f s so far. Later steps do "
-                      "less of it, and later processes read the export from ORTMODULE_CACHE_DIR.", name, seconds)
+            debug.log(logging.WARNING, "ORTModule: %s is being captured and exported, %.0f s so far. Later steps need "
+                      "less of this, and later processes read the export from ORTMODULE_CACHE_DIR.", name, seconds)
 
     thread = threading.Thread(target=report, name="onnxtrain-progress", daemon=True)
     thread.start()
@@ -65,7 +65,7 @@ def features(program: Any, debug: Any, fallback: Any) -> list[tuple[str, bool, s
         ("ATen executor", operators, "PyTorch runs operators that the engine does not have" if operators
          else "the engine has every operator of this graph"),
         ("Fallback to PyTorch", fallback.enabled, "PyTorch runs a call that the engine cannot run"
-         if fallback.enabled else "ORTMODULE_FALLBACK_POLICY makes what the engine cannot run an error"),
+         if fallback.enabled else "ORTMODULE_FALLBACK_POLICY turns what the engine cannot run into an error"),
         ("Custom autograd function", classes, "PyTorch runs the torch.autograd.Functions of this graph" if classes
          else "this graph has no torch.autograd.Function"),
         ("Cast propagation", False, "values stay in the types that autocast gives them"),

@@ -354,8 +354,8 @@ def _is_others(kind: Any) -> bool:
     return str(getattr(kind, "__module__", "")).split(".")[0] in _OTHERS
 
 
-_LEFT = "Dynamo failed on a function, which Python runs"
-_DECISION = "Python decides by a number that a tensor held"
+_LEFT = "Dynamo could not trace a function, so Python runs it"
+_DECISION = "Python branches on a number that a tensor held"
 _OF_DECISIONS = "data-dependent expression"  # in the reason that Dynamo gives
 
 
@@ -475,7 +475,7 @@ class Parts:
                 here()._note_seeds(_running.call.new_cuts())  # before a graph behind a cut runs
             if dynamo.checks_contents(graph):
                 here().keeps_contents = False
-                raise LookupError("Python makes this call, and in later ones the check of what a tensor holds")
+                raise LookupError("Python runs this call, and checks the contents of a tensor in later ones")
             return dynamo.compiled(graph, example_inputs, here)
 
         here = self._here

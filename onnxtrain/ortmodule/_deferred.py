@@ -128,9 +128,9 @@ class DeferredScores(UnreadResult):
     def _refuse_if_joined(self) -> DeferredScores:
         if self._pending.joined:
             raise RuntimeError(
-                "the gradient of an ORTModule's scores, or autograd's node of them, is asked for behind their loss. "
-                f"The loss was computed without them, since nothing else had read them in {STEPS} steps. Ask before "
-                "the loss is computed, or set ONNXTRAIN_DISABLE=outside_loss.")
+                "code asks for the gradient or the grad_fn of an ORTModule's scores after their loss was computed. The "
+                f"engine computed the loss without storing them, because no other code had read them in {STEPS} steps. "
+                "Ask before the loss is computed, or set ONNXTRAIN_DISABLE=outside_loss.")
         return self
 
     def _follow(self, function: Any, args: Any, kwargs: Any) -> DeferredScores | None:
@@ -423,11 +423,11 @@ class Scores(Reads):
             loss = pending.run_with(joined, labels)
         except Exception as error:
             loss = plain()  # raises what is wrong with the arguments
-            self._give_up(f"the graph with it does not run: {error}")
+            self._give_up(f"the graph that includes the loss does not run: {error}")
             return loss
         node: Any = loss.grad_fn
         if self._parts().torch_graphs > by_torch or not self._parts().is_node(node):
-            self._give_up("PyTorch runs the graph with it")
+            self._give_up("PyTorch runs the graph that includes the loss")
             return plain()
         pending.compute_before(node)
         pending.joined = True
@@ -442,7 +442,7 @@ class Scores(Reads):
         finally:
             self._is_trying = False
         if len(self._joined) == MAX_JOINED:
-            self._give_up("its settings change at each step")
+            self._give_up("the settings of the loss change at each step")
             return loss
         by_torch = self._parts().torch_graphs
         try:
@@ -450,12 +450,12 @@ class Scores(Reads):
             with _random.fixed(pending.seed):
                 other = joined(*given, labels)[pending.place]
         except Exception as error:
-            self._give_up(f"the graph with it does not run: {error}")
+            self._give_up(f"the graph that includes the loss does not run: {error}")
             return loss
         if self._parts().torch_graphs > by_torch or not self._parts().is_node(other.grad_fn):
-            self._give_up("PyTorch runs the graph with it")
+            self._give_up("PyTorch runs the graph that includes the loss")
         elif loss.dtype is not other.dtype or not is_close(loss, other):
-            self._give_up(f"it is {other.item()} with the module, and {loss.item()} apart from it")
+            self._give_up(f"the loss is {other.item()} in the graph, and {loss.item()} when PyTorch computes it")
         else:
             if not self._joined:
                 self._parts().note_joined(self._model(), 1)

@@ -25,13 +25,13 @@ def device_of(tensors: Iterable[torch.Tensor]) -> str:
     if not devices or devices == ["cpu"]:
         return "cpu"
     if len(devices) > 1:
-        raise UnsupportedError(f"tensors are on several devices: {', '.join(devices)}")
+        raise UnsupportedError(f"tensors are on several devices ({', '.join(devices)}): move them to one")
     if not devices[0].startswith("cuda"):
-        raise UnsupportedError(f"a tensor is on {devices[0]}: the engine runs on cpu and cuda")
+        raise UnsupportedError(f"a tensor is on {devices[0]}, but the engine runs on cpu and cuda only")
     try:
         plugin = _C.open_plugin()
     except OSError as error:
-        raise UnsupportedError(f"a tensor is on {devices[0]}, and this build runs on the CPU: {error}") from None
+        raise UnsupportedError(f"a tensor is on {devices[0]}, but this build runs on the CPU only: {error}") from None
     if plugin["left_out"] and devices[0] not in plugin["devices"]:
         raise UnsupportedError(f"a tensor is on {devices[0]}: {plugin['left_out']}")
     configure()

@@ -32,7 +32,8 @@ def refuse_changes(program: Any, run: Any, who: str) -> None:
     for index in changed:
         if index in reached:
             raise RuntimeError(f"one of the variables needed for gradient computation has been modified by an inplace "
-                               f"operation: {program.name(index)} of the module, which {who} needs as it was")
+                               f"operation: {program.name(index)} of the module, whose value in forward is needed "
+                               f"by {who}")
 
 
 def gradients(ctx: Any, grads: tuple[Tensor | None, ...], plain: Callable[..., Any]) -> Sequence[Tensor | None]:
@@ -75,9 +76,9 @@ class _Refusal(torch.autograd.Function):
 def _lacking(program: Any) -> str | None:
     """Why PyTorch cannot repeat a forward of the engine."""
     if program.double is None:
-        return "functions of PyTorch cut its graph into pieces, of which PyTorch knows no module"
+        return "functions that PyTorch runs cut its graph into parts, and no PyTorch module corresponds to a part"
     if b"MatMulBnb4" in program.exported.model:
-        return "it has products of bitsandbytes, whose backward is a graph of Dynamo's, which is not differentiable"
+        return "it has matrix products of bitsandbytes, whose captured backward is not differentiable"
     if program.conditional is not None:
         return "it has a torch.cond, whose gradients PyTorch does not differentiate"
     if program.random and (program.device != "cpu" or _masks.model_with(program.exported.model) is None):
@@ -113,7 +114,7 @@ class Double:
         if not self._fallback.allows(FallbackPolicy.FALLBACK_UNSUPPORTED_TORCH_MODEL):
             raise ORTModuleTorchModelException(f"{_NOTE}; the policy {self._fallback.policy.name} does not allow that")
         _ = ctx.saved_tensors  # raises where the graph is gone, or one of them was changed
-        refuse_changes(program, run, "create_graph=True, which runs the module again in PyTorch,")
+        refuse_changes(program, run, "create_graph=True, which runs the module again in PyTorch")
         self._say()
         if program.random and self._source is None:
             self._source = _masks.Source(program.exported.model)

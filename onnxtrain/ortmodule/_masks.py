@@ -92,13 +92,13 @@ class Masks:
     def check(self, outputs: Sequence[Tensor | None]) -> None:
         """Raises RuntimeError where PyTorch has not dropped what the engine dropped: results are others then."""
         if self._masks:
-            self._refuse(f"{len(self._masks)} masks are left over")
+            self._refuse(f"PyTorch did not use {len(self._masks)} of the masks")
         for index, (ours, theirs) in enumerate(zip(self._results, outputs)):
             if theirs is None or not theirs.numel():
                 continue
             error = (ours.double() - theirs.detach().double()).abs().max()
             if not error <= _TOLERANCE * ours.abs().max().double():
-                self._refuse(f"result {index} is another, by {error.item():.1e}")
+                self._refuse(f"result {index} differs by {error.item():.1e}")
 
     @staticmethod
     def _refuse(what: str) -> None:
@@ -110,10 +110,10 @@ class Masks:
         if not training or p == 0:
             return input
         if not self._masks:
-            self._refuse("there are too few")
+            self._refuse("PyTorch needs more masks")
         mask = self._masks.pop(0)
         if mask.shape != input.shape:
-            self._refuse(f"one is {tuple(mask.shape)} for an input of {tuple(input.shape)}")
+            self._refuse(f"a mask has the shape {tuple(mask.shape)}, but the input {tuple(input.shape)}")
         scaled = mask * (0.0 if p == 1 else 1 / (1 - p))
         return input.mul_(scaled) if inplace else input * scaled.to(input.dtype)
 

@@ -73,7 +73,7 @@ def _plan(entry: str) -> tuple[str, int, int]:
     try:
         kind, count = int(parts[1]), int(parts[2])
     except ValueError:
-        raise refuse("has a type or count that is no number") from None
+        raise refuse("has a type or count that is not a number") from None
     if kind not in (NONE, RECOMPUTE, COMPROMISE):
         raise refuse(f"has the type {kind}")
     if count < -1:

@@ -124,8 +124,8 @@ class ORTModule(torch.nn.Module):
         if torch._C._are_functorch_transforms_active():
             if _TRANSFORMED not in self._fallen:
                 self._fall_back(_TRANSFORMED, FallbackPolicy.FALLBACK_UNSUPPORTED_TORCH_MODEL,
-                                "torch.func has interpreters of its own for gradients and batches, which do not see "
-                                "the engine", None)
+                                "torch.func differentiates and batches with its own interpreters, which cannot see "
+                                "inside the engine", None)
             return self._in_torch(args, kwargs)
         if (torch._C._len_torch_dispatch_stack() or torch._C._get_tracing_state() is not None
             or forward_ad._current_level >= 0):
@@ -426,8 +426,8 @@ class ORTModule(torch.nn.Module):
         except ValueError as error:
             raise ExportError(f"The {exporter} exporter's graph is not valid: {error}.") from error
         if by_torch:
-            exported.notes.append("Run by PyTorch between segments, since the engine does not have it: "
-                                  f"{', '.join(by_torch)}.")
+            exported.notes.append("PyTorch runs these operators between segments, because the engine does not have "
+                                  f"them: {', '.join(by_torch)}.")
             exported.needs_verification = True  # not every operator of torch has a gradient below the autograd level
         _report.count(self._counters, build_seconds=program.build_seconds)
         if exported.needs_verification:
@@ -438,7 +438,7 @@ class ORTModule(torch.nn.Module):
             worst = max(rows, key=lambda row: row[1])
             if not worst[1] <= tolerance(self._module):
                 raise ExportError(
-                    f"The {exporter} exporter's graph is refused: of one batch, {worst[0]} differs from eager "
+                    f"The {exporter} exporter's graph is wrong: for one batch, {worst[0]} differs from eager "
                     f"PyTorch's by {worst[1]:.1e} of its largest entry."
                 )
             exported.notes.append("Outputs and every gradient of one batch were equal to eager PyTorch's.")
@@ -469,8 +469,8 @@ class ORTModule(torch.nn.Module):
         wanted = self._runtime.onnx_opset_version
         if program.exported.opset != wanted:
             self._debug.log(logging.WARNING,
-                            "ORTModule: %s: opset %d was asked for, and %d is used, because the %s exporter does "
-                            "not have it", type(self._module).__name__, wanted, program.exported.opset,
+                            "ORTModule: %s: opset %d was requested, and %d is used, because the %s exporter does "
+                            "not support it", type(self._module).__name__, wanted, program.exported.opset,
                             program.exported.exporter)
         for note in dict.fromkeys((*program.warnings, *program.exported.notes)):
             level = logging.WARNING if note in program.warnings else logging.INFO

@@ -105,7 +105,7 @@ def _gradients(ctx: Any, grads: tuple[Tensor | None, ...]) -> Sequence[Tensor | 
 
 def _forward_again(ctx: Any) -> None:
     """For a further backward of a graph that was retained: only the first one has the activations."""
-    _double.refuse_changes(ctx.program, ctx.run, "a further backward, which runs forward again,")
+    _double.refuse_changes(ctx.program, ctx.run, "a further backward, which runs forward again")
     ctx.run.again()
 
 
@@ -342,7 +342,7 @@ class Program:
         try:
             tensors, mask = _C.gather(self.sources, leaves, grad_enabled)
         except (AttributeError, KeyError):
-            raise StaleError("a weight is gone") from None
+            raise StaleError("the module no longer has one of its weights") from None
         if any([mask[i] for i in self._aside]):
             tensors = tuple([t.detach() if i in self._aside and mask[i] else t for i, t in enumerate(tensors)])
             mask = bytes([flag and i not in self._aside for i, flag in enumerate(mask)])
@@ -420,9 +420,9 @@ class Program:
                 continue
             name, dtype, shape = expected
             if type(tensor) is not Tensor and not isinstance(tensor, Tensor):
-                raise StaleError(f"{name} is no tensor now")
+                raise StaleError(f"{name} is no longer a tensor")
             if tensor.dtype != dtype or tensor.shape != shape or str(tensor.device) != self.device:
-                raise StaleError(f"{name} is {tensor.dtype} {tuple(tensor.shape)} on {tensor.device}, and was {dtype} "
+                raise StaleError(f"{name} is {tensor.dtype} {tuple(tensor.shape)} on {tensor.device}, but was {dtype} "
                                  f"{tuple(shape)}")
 
     def _write_back(self, outputs: Sequence[Tensor]) -> None:

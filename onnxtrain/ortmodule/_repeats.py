@@ -55,7 +55,7 @@ class _Again(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        raise RuntimeError("a capture differentiates nothing")
+        raise RuntimeError("backward() does not run while the module is captured")
 
 
 def _without_guards(mode: FakeTensorMode) -> Any:

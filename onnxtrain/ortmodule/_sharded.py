@@ -18,9 +18,9 @@ def reason(module: torch.nn.Module) -> str | None:
     kinds = (fsdp.FSDPModule, fsdp.FullyShardedDataParallel) if fsdp is not None else ()
     for name, child in module.named_modules():
         if isinstance(child, kinds):
-            return (f"{'its module ' + name if name else 'it'} is sharded already ({type(child).__name__}): wrap with "
-                    "ORTModule first, and shard the ORTModule")
+            return (f"{'its module ' + name if name else 'it'} is already sharded ({type(child).__name__}): wrap the "
+                    "module with ORTModule first, then shard the ORTModule")
     for name, parameter in module.named_parameters():
         if is_traceable_wrapper_subclass(parameter):
-            return f"its parameter {name} is a {type(parameter).__name__}, of which the engine knows no memory"
+            return f"its parameter {name} is a {type(parameter).__name__}, whose memory the engine cannot read"
     return None

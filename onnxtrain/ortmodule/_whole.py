@@ -62,7 +62,7 @@ def export_whole(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[st
     if len({id(tensor) for tensor in wanted}) < len(wanted) or any(
             [places[id(tensor)] not in targets for tensor in wanted]):
         raise ExportError("A result of the module is another result, or a view of one, of an argument or a weight, "
-                          "which no file can say.")
+                          "which a file cannot express.")
 
     def placed(source: GraphInput) -> GraphInput:
         if source.kind != "user":

@@ -19,7 +19,7 @@ def _h5py() -> Any:
     try:
         import h5py
     except ImportError as error:
-        raise ImportError("checkpoints of ORTTrainer are files of HDF5, and h5py is not installed; "
+        raise ImportError("ORTTrainer writes checkpoints as HDF5 files, for which h5py must be installed; "
                           "onnxtrain.training.checkpoint.experimental_save_checkpoint() needs only torch") from error
     return h5py
 
@@ -39,7 +39,7 @@ def save(save_obj: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
         raise ValueError("only a dict can be saved")
     h5py = _h5py()
     if os.path.exists(path):
-        raise FileExistsError(f"{os.fspath(path)} is there already")
+        raise FileExistsError(f"{os.fspath(path)} already exists")
 
     def write(target: IO[bytes]) -> None:
         with h5py.File(target, "w") as file:

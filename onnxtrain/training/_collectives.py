@@ -149,8 +149,8 @@ class MpiCollectives:
         try:
             found = _C.mpi_open()
         except OSError as error:
-            raise RuntimeError(f"this process was started by mpirun, and MPI cannot be used: {error}. Build onnxtrain "
-                               "where mpicc is (ONNXTRAIN_MPI=1), or start the script by torchrun") from error
+            raise RuntimeError(f"mpirun started this process, but MPI cannot be used: {error}. Build onnxtrain with "
+                               "mpicc installed (ONNXTRAIN_MPI=1), or start the script by torchrun") from error
         self.rank, self.size = found["rank"], found["size"]
         self._worker: ThreadPoolExecutor | None = None  # all-reduces one after the other, beside backward
         atexit.unregister(_C.mpi_leave)

@@ -61,17 +61,17 @@ class Processes:
             ValueError: torch.distributed has more or fewer processes than world_size, or world_rank is not among them.
         """
         if self.zero_stage > 1:
-            raise UnsupportedError(f"ORTTrainer: ZeRO stage {self.zero_stage} is asked for: stage 1, which divides the "
-                                   "optimizer's state, is the highest; for stages 2 and 3 wrap an ORTModule in "
+            raise UnsupportedError(f"ORTTrainer: ZeRO stage {self.zero_stage} is not supported: the highest is stage "
+                                   "1, which divides the optimizer's state; for stages 2 and 3 wrap an ORTModule in "
                                    "torch.distributed.fsdp.fully_shard")
         if not _initialized() and _collectives.by_mpirun():
             return self._with(self._by_mpi())
         self._check_adasum(self.world_size)
         if self.world_size == 1:
             if self.world_rank:
-                raise ValueError(f"world_rank is {self.world_rank}, and world_size 1: set distributed.world_size")
+                raise ValueError(f"world_rank is {self.world_rank}, but world_size is 1: set distributed.world_size")
             if _initialized() and dist.get_world_size() > 1:
-                _log.warning("ORTTrainer: world_size is 1 in one of %d processes: it trains by itself",
+                _log.warning("ORTTrainer: world_size is 1, but there are %d processes: this process trains by itself",
                              dist.get_world_size())
             return None
         return self._with(self._by_torch(device))
@@ -82,13 +82,13 @@ class Processes:
 
     def _check_adasum(self, size: int) -> None:
         if self.adasum and size > 1 and (self.zero_stage or size & (size - 1)):
-            raise UnsupportedError("ORTTrainer: Adasum combines the updates of 2, 4, 8 ... processes without ZeRO, not "
-                                   f"of {size} with stage {self.zero_stage}")
+            raise UnsupportedError(f"ORTTrainer: Adasum needs 2, 4, 8 ... processes and no ZeRO, but there are {size} "
+                                   f"processes with ZeRO stage {self.zero_stage}")
 
     def _by_mpi(self) -> Collectives:
         found = MpiCollectives()
         if self.world_size != found.size or self.world_rank not in (0, found.rank):
-            _log.warning("ORTTrainer: world_size is %d and world_rank %d, and mpirun's %d and %d count",
+            _log.warning("ORTTrainer: world_size is %d and world_rank %d, but mpirun sets %d and %d, which apply",
                          self.world_size, self.world_rank, found.size, found.rank)
         return found
 
@@ -97,16 +97,17 @@ class Processes:
             missing = _collectives.lacking()
             if missing:
                 raise RuntimeError(
-                    f"world_size is {self.world_size}, and torch.distributed is not initialised: call "
+                    f"world_size is {self.world_size}, but torch.distributed is not initialised: call "
                     "torch.distributed.init_process_group(), or start the script by torchrun or mpirun (the "
                     f"environment lacks {', '.join(missing)})")
             dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
             atexit.register(lambda: dist.is_initialized() and dist.destroy_process_group())
         rank, size = dist.get_rank(), dist.get_world_size()
         if size != self.world_size:
-            raise ValueError(f"world_size is {self.world_size}, and torch.distributed has {size} processes")
+            raise ValueError(f"world_size is {self.world_size}, but torch.distributed has {size} processes")
         if self.world_rank not in (0, rank):
-            _log.warning("ORTTrainer: world_rank is %d, and torch.distributed's %d counts", self.world_rank, rank)
+            _log.warning("ORTTrainer: world_rank is %d, but torch.distributed sets %d, which applies", self.world_rank,
+                         rank)
         return TorchCollectives()
 
     def settings(self) -> list[int]:
@@ -161,9 +162,9 @@ class Peers:
         self.gather(rows, own)
         found = rows.view(self.size, -1).tolist()
         if any(row != list(settings) for row in found):
-            raise ValueError("the processes' trainers differ; ZeRO's stage, Adasum, dtype of the reduction, steps of "
-                             "one update, numbers of trained weights and of all weights and buffers, and their "
-                             f"elements are {found}")
+            raise ValueError("the trainers of the processes differ. ZeRO's stage, Adasum, dtype of the reduction, "
+                             "steps of one update, number of trained weights, number of all weights and buffers, and "
+                             f"their elements are, for each process: {found}")
 
     # ---- of lists ----
 

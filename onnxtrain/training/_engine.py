@@ -201,10 +201,10 @@ class Engine:
             if whole is not None:
                 whole.end()
         if whole is not None and whole.loss is not None and outputs[loss] is not whole.loss:
-            raise RuntimeError("the weights have been updated by another loss than the module returns: this is a fault "
-                               "of onnxtrain; ONNXTRAIN_DISABLE=whole_step leaves it out")
+            raise RuntimeError("the weights were updated with a loss that is not the one that the module returns. This "
+                               "is a defect of onnxtrain: please report it, and set ONNXTRAIN_DISABLE=whole_step")
         if loss >= len(outputs) or outputs[loss].numel() != 1 or not outputs[loss].is_floating_point():
-            raise RuntimeError(f"output {loss} is the loss, which has to be a float of one element; the model's "
+            raise RuntimeError(f"output {loss} is the loss, which must be a float tensor of one element; the model's "
                                f"outputs are {[f'{output.dtype} {tuple(output.shape)}' for output in outputs]}")
         return outputs
 

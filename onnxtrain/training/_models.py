@@ -84,7 +84,7 @@ class TorchModel:
             known, any_name = parameters_of(module)
             wrong = [name for name in (names if loss_fn is None else names[:-1]) if name not in known]
             if wrong and not any_name:
-                raise ValueError(f"the description names inputs {wrong}, and forward of {type(module).__name__} takes "
+                raise ValueError(f"the description names inputs {wrong}, but forward of {type(module).__name__} takes "
                                  f"{known}")
         self.module = module
         self._composed = ModelWithLoss(module, loss_fn, names, by_position, loss)

@@ -58,12 +58,12 @@ class OnnxModel:
         users = [value.name for value in graph.input if value.name not in initialized]
         described = [item[0] for item in inputs]
         if set(users) - set(described):
-            raise ValueError(f"the model has inputs {users}, and the description names {described}")
+            raise ValueError(f"the model has inputs {users}, but the description names {described}")
         known = [output.name for output in graph.output]
         self._outputs: list[Any] = [item[0] if item[0] in known else known[place] if place < len(known) else None
                                     for place, item in enumerate(outputs)]
         if None in self._outputs:
-            raise ValueError(f"the model has outputs {known}, and the description names {[o[0] for o in outputs]}")
+            raise ValueError(f"the model has outputs {known}, but the description names {[o[0] for o in outputs]}")
         self._users = [(name, described.index(name)) for name in users]
         statistics = {name for node in nodes_of(graph.node) if node.op_type == "BatchNormalization"
                       for name in node.input[3:5]}

@@ -180,7 +180,8 @@ def _to_standard_operators(model: onnx.ModelProto) -> None:
         else:
             unknown.add(node.op_type)
     if unknown:
-        raise UnsupportedError(f"save_as_onnx: the graph has operators that ONNX has not: {', '.join(sorted(unknown))}")
+        raise UnsupportedError(f"save_as_onnx: the graph has operators that ONNX does not have: "
+                               f"{', '.join(sorted(unknown))}")
     model.functions.extend(_function(name, opset) for name in sorted(functions))
     imports = [o for o in model.opset_import if o.domain != DOMAIN or functions]
     if functions and not any(o.domain == DOMAIN for o in imports):

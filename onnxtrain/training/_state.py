@@ -137,9 +137,9 @@ def check_gradients(engine: Engine, rank: int, size: int) -> None:
     """
     own = processes_of(engine)
     if (rank, size) != (own["rank"], own["size"]):
-        raise RuntimeError(f"the checkpoint was saved within the steps of one update, by process {rank} of {size}, and "
-                           f"this is process {own['rank']} of {own['size']}, whose gradients differ from the "
-                           "others': save after an update, or have every process save and load its own")
+        raise RuntimeError(f"the checkpoint was saved within the steps of one update, by process {rank} of {size}, but "
+                           f"this is process {own['rank']} of {own['size']}, which has other gradients: save after an "
+                           "update, or let every process save and load its own checkpoint")
 
 
 def joined(parts: list[tuple[Mapping[str, Any], Mapping[str, Any]]], run: str) -> dict[str, Any]:
@@ -168,10 +168,10 @@ def joined(parts: list[tuple[Mapping[str, Any], Mapping[str, Any]]], run: str) -
                 whole.view(-1)[start:stop] = value
                 filled[key] = filled.get(key, 0) + stop - start
             elif not torch.equal(state.setdefault(key, value), value):
-                raise ValueError(f"Value mismatch for model state {key}: the files are not of one checkpoint")
+                raise ValueError(f"Value mismatch for model state {key}: the files do not belong to one checkpoint")
     lacking = [key for key, count in filled.items() if count != state[key].numel()]
     if lacking:
-        raise ValueError(f"the files have only parts of {lacking}")
+        raise ValueError(f"the files hold only parts of {lacking}: give the files of all processes")
     first = parts[0][0]
     return {**first, "model": state, run: {**first[run], "gradients": gradients if any(gradients) else []}}
 

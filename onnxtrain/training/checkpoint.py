@@ -147,8 +147,8 @@ def load_file(folder: str, prefix: str) -> dict[str, Any]:
         return torch.load(path, map_location="cpu", weights_only=True)
     wanted = [path_of(folder, prefix, f".ZeRO.{rank}.{len(found) - 1}") for rank in range(len(found))]
     if found != sorted(wanted):
-        raise AssertionError(f"the files {[os.path.basename(name) for name in found]} are not one checkpoint, for "
-                             "which ZeRO writes one of each process: give each its own checkpoint_prefix")
+        raise AssertionError(f"the files {[os.path.basename(name) for name in found]} are not one checkpoint of "
+                             "ZeRO, which has one file per process: give each checkpoint its own checkpoint_prefix")
     read = [torch.load(name, map_location="cpu", weights_only=True) for name in wanted]
     return _state.joined([(content, content[RUN]["processes"]) for content in read], RUN)
 
@@ -177,9 +177,9 @@ def aggregate_checkpoints(paths: Sequence[str], pytorch_format: bool = True) -> 
     for path in paths:  # one after the other: each has all weights
         state = _checkpoint_storage.load(path)
         _check("partition_info" in state,
-               "the checkpoints have no partition_info: only those of ZeRO are parts of one")
+               "the checkpoints have no partition_info: only checkpoints of ZeRO can be aggregated")
         _check("accumulated_gradients" not in state,
-               "the checkpoints were saved within the steps of one update: save after it")
+               "the checkpoints were saved within the steps of one update: save them after an update")
         rest = rest or {key: value for key, value in state.items() if key not in (*found, "partition_info")}
         _aggregate_model_states(state, cut, found, mixed)
         _aggregate_optimizer_states(state, cut, found)
@@ -188,7 +188,8 @@ def aggregate_checkpoints(paths: Sequence[str], pytorch_format: bool = True) -> 
         pieces = [(found["optimizer"].get(name, {}), moment) for moment in MOMENTS] + [(weights, name)] * mixed
         for values, key in pieces:
             if key in values:
-                _check(values[key].size == math.prod(shape), f"the checkpoints have only parts of {name}")
+                _check(values[key].size == math.prod(shape), f"the checkpoints hold only parts of {name}: "
+                       "give the files of all processes")
                 values[key] = values[key].reshape(shape)
     if pytorch_format:
         return _to_pytorch_format(found)
@@ -206,15 +207,16 @@ def _by_rank(paths: Sequence[str]) -> list[str]:
     same = ("mixed_precision", "world_size", "zero_stage", "optimizer_name")
     options = [_checkpoint_storage.load(path, key="trainer_options") for path in paths]
     _check(all({*same, "world_rank"} <= set(other) for other in options),
-           f"trainer_options has to have {', '.join(same)} and world_rank")
+           f"trainer_options must have {', '.join(same)} and world_rank")
     for key in same:
         _check(all(other[key] == options[0][key] for other in options), f"{key} differs between the checkpoints")
     if any(int(other.get("horizontal_parallel_size", 1)) > 1 for other in options):  # older files lack it
         raise UnsupportedError("checkpoints of parallel layers (horizontal_parallel_size above 1) are not supported")
-    _check(int(options[0]["zero_stage"]) > 0, "the checkpoints are not of ZeRO: each is one by itself")
+    _check(int(options[0]["zero_stage"]) > 0, "the checkpoints are not of ZeRO: each one is complete, so there is "
+           "nothing to aggregate")
     ranks, count = [int(other["world_rank"]) for other in options], int(options[0]["world_size"])
-    _check(sorted(ranks) == list(range(count)), f"the checkpoints are of processes {sorted(ranks)}, and there were "
-           f"{count}")
+    _check(sorted(ranks) == list(range(count)), f"the checkpoints are of processes {sorted(ranks)}, but {count} "
+           "processes wrote one each")
     return [path for _, path in sorted(zip(ranks, paths))]
 
 

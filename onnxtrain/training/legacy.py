@@ -305,7 +305,7 @@ class ORTTrainer:
             args = tuple(args[0])
         values = _bound([*names, *extra], args, kwargs)
         if len(values) < len(names) + len(extra):
-            raise ValueError(f"train_step takes {[*names, *extra]}, and {list(values)} are given")
+            raise ValueError(f"train_step takes {[*names, *extra]}, but got {list(values)}")
         inputs = [values[name] for name in names]
         sizes_of(self._described(self.model_desc_.inputs_), inputs)
         engine = self._ready()
@@ -340,7 +340,7 @@ class ORTTrainer:
         names = self._names()
         values = _bound(names, args, kwargs)
         if list(values) != names[:len(values)]:
-            raise ValueError(f"eval_step takes the first of {names}, and {list(values)} are given")
+            raise ValueError(f"eval_step takes the first of {names}, but got {list(values)}")
         inputs = list(values.values())
         outputs = self._chosen(inputs, self._ready().evaluate(inputs), fetches)
         return outputs[0] if len(outputs) == 1 else outputs
@@ -412,7 +412,7 @@ def _bound(names: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any])
     given = dict(zip(names, args))
     wrong = [name for name in kwargs if name in given or name not in names]
     if len(args) > len(names) or wrong:
-        raise ValueError(f"the inputs are {list(names)}; {len(args)} are given in their order, and {list(kwargs)} "
+        raise ValueError(f"the inputs are {list(names)}, but the call gives {len(args)} by position and {list(kwargs)} "
                          "by name")
     return {name: given[name] if name in given else kwargs[name] for name in names if name in given or name in kwargs}
 

@@ -226,7 +226,7 @@ class ORTTrainer:
         outputs = self._outputs(inputs, self._ready(inputs).evaluate(inputs), fetches)
         lacking = [name for name in fetches if name not in outputs]
         if lacking:
-            raise RuntimeError(f"without all inputs there are no outputs {lacking}")
+            raise RuntimeError(f"the outputs {lacking} need all inputs of the model: give them")
         chosen = list(outputs.values())
         return chosen[0] if len(chosen) == 1 else chosen
 
@@ -254,7 +254,7 @@ class ORTTrainer:
         _check(len(args) <= len(names) and set(kwargs) <= set(left)
                and (len(inputs) == len(names) or bool(self._train_step_info.fetches)
                     and [name for name in names if name in given] == names[:len(inputs)]),
-               f"the description has inputs {names}, and {len(args)} are given in their order and {list(kwargs)} by "
+               f"the description has inputs {names}, but the call gives {len(args)} by position and {list(kwargs)} by "
                "name")
         return inputs
 
@@ -285,14 +285,14 @@ class ORTTrainer:
             program = self._engine.model.latest() if path else None
             if program is not None and program.session is not None:
                 if cuts := self._engine.model.cuts():
-                    _log.warning("ORTTrainer: %s holds one of several graphs, since the module is cut: %s", path,
+                    _log.warning("ORTTrainer: %s holds one of several graphs, because Dynamo cut the module: %s", path,
                                  cuts[0])
                 try:
                     Path(path).write_bytes(program.save(_STAGES[name]))
                 except OSError as error:
                     _log.warning("ORTTrainer: debug.graph_save_paths.%s: %s", name, error)
             elif path:
-                _log.warning("ORTTrainer: %s is not written: there is no graph in one piece", path)
+                _log.warning("ORTTrainer did not write %s: the module does not run as one graph", path)
 
     # ---- as a file ----
 
@@ -404,7 +404,7 @@ class ORTTrainer:
         given, own = state_dict.get("trainer_options", {}), _state.processes_of(self._engine)
         rank, size = int(given.get("world_rank", 0)), int(given.get("world_size", 1))
         if self._engine is not None and int(given.get("zero_stage", 0)) and (rank, size) != (own["rank"], own["size"]):
-            raise RuntimeError(f"the state is the part of process {rank} of {size}, and this is process {own['rank']} "
+            raise RuntimeError(f"the state is the part of process {rank} of {size}, but this is process {own['rank']} "
                                f"of {own['size']}: join the parts by checkpoint.aggregate_checkpoints()")
         if self._engine is not None and "accumulated_gradients" in state_dict:
             _state.check_gradients(self._engine, rank, size)
@@ -479,8 +479,8 @@ class ORTTrainer:
         if int(options.get("zero_stage", 0)) > 0 or int(options.get("horizontal_parallel_size", 1)) > 1:
             state = checkpoint.aggregate_checkpoints(paths, pytorch_format=False)
         else:
-            _check(len(paths) == 1, f"load_checkpoint: {len(paths)} files are given, and the first is a checkpoint by "
-                   "itself, without ZeRO")
+            _check(len(paths) == 1, f"load_checkpoint: {len(paths)} files are given, but the first is a complete "
+                   "checkpoint, without ZeRO: give it alone")
             state = _checkpoint_storage.load(paths[0])
         user_dict = _checkpoint_storage.from_serialized_hex(state["user_dict"]) if "user_dict" in state else {}
         self.load_state_dict(state, strict=strict)
@@ -510,7 +510,7 @@ def sizes_of(described: Sequence[Any], inputs: Sequence[Any]) -> dict[str, int]:
     for item, value in zip(described, inputs):
         for axis, name in enumerate(item[1]):
             if isinstance(name, str):
-                _check(axis < value.dim(), f"input {item[0]} has the shape {list(value.shape)}, and {item[1]} is "
+                _check(axis < value.dim(), f"input {item[0]} has the shape {list(value.shape)}, but {item[1]} is "
                        "described")
                 size = value.shape[axis]
                 _check(sizes.setdefault(name, size) == size, f"Mismatch in dynamic shape {name}")
@@ -537,7 +537,7 @@ def described_outputs(inputs: Sequence[Any], outputs: Sequence[Any], given: Sequ
     if len(given) < len(inputs) and (with_loss_fn or len(results) == len(described) - 1):
         del described[loss]
     if len(results) < len(described):
-        raise RuntimeError(f"the model has {len(results)} outputs, and {len(described)} are described")
+        raise RuntimeError(f"the model has {len(results)} outputs, but {len(described)} are described")
     sizes = sizes_of(inputs, given)
     return {item[0]: _shaped(item, result.detach(), sizes) for item, result in zip(described, results)
             if not fetches or item[0] in fetches}
@@ -551,4 +551,4 @@ def _shaped(item: Any, result: Tensor, sizes: Mapping[str, int]) -> Tensor:
     try:
         return result.reshape(shape)
     except RuntimeError:
-        raise RuntimeError(f"output {item[0]} has the shape {list(result.shape)}, and {shape} is described") from None
+        raise RuntimeError(f"output {item[0]} has the shape {list(result.shape)}, but {shape} is described") from None

@@ -18,7 +18,7 @@ from onnxtrain.ortmodule import ORTModule
 BREAKS: dict[str, list[str]] = {
     "wav2vec2": ["Data-dependent branching",  # whether a label is too large
                  "setattr() on Tensor.requires_grad",  # of the input, for checkpoints of its layers
-                 "torch.* op returned non-Tensor", "Dynamo failed on a function, which Python runs"],
+                 "torch.* op returned non-Tensor", "Dynamo could not trace a function, so Python runs it"],
 }
 
 

@@ -19,7 +19,7 @@ from onnxtrain.optim.fp16_optimizer import FP16_Optimizer, digest
 def test_unknown_types_are_left_alone_with_a_warning():
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1)
     before = dict(optimizer.__dict__)
-    with pytest.warns(UserWarning, match="leaves torch.optim.sgd.SGD unchanged: its type is not known"):
+    with pytest.warns(UserWarning, match="leaves torch.optim.sgd.SGD unchanged: onnxtrain does not know this type"):
         assert FP16_Optimizer(optimizer) is optimizer
     assert optimizer.__dict__ == before
     with pytest.raises(TypeError, match="unexpected keyword argument 'nothing'"):
@@ -37,7 +37,7 @@ def zero_like(source: str) -> object:
 def test_unknown_versions_of_deepspeed_are_left_alone_with_a_warning():
     optimizer = zero_like("class DeepSpeedZeroOptimizer:\n    def has_overflow_serial(self, params): return 'new'\n")
     with pytest.warns(UserWarning,
-                      match=r"unchanged: has_overflow_serial\(\) of this version of DeepSpeed is not known"):
+                      match=r"unchanged: onnxtrain does not know has_overflow_serial\(\) of this version of DeepSpeed"):
         FP16_Optimizer(optimizer)
     assert optimizer.has_overflow_serial([]) == "new" and not vars(optimizer)
 
@@ -47,7 +47,7 @@ def test_subclasses_are_left_alone():
         pass
 
     Mine.__module__, Mine.__qualname__ = "deepspeed.runtime.zenflow", "ZenFlowZeroOptimizer"
-    with pytest.warns(UserWarning, match="its type is not known"):
+    with pytest.warns(UserWarning, match="onnxtrain does not know this type"):
         FP16_Optimizer(Mine([torch.nn.Parameter(torch.ones(2))]))
 
 

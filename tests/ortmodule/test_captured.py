@@ -172,7 +172,7 @@ def test_a_branch_on_a_value_is_two_graphs_in_the_engine():
 def test_a_branch_on_a_number_is_named(number):
     model = both(module(lambda m, x: m.fc(x) if number(x) else m.fc(-x)), lambda m: [m(X), m(3 + X), m(X)])
     in_engine(model, 3)
-    assert onnxtrain.stats(model)["graph_breaks"] == ["Python decides by a number that a tensor held"]
+    assert onnxtrain.stats(model)["graph_breaks"] == ["Python branches on a number that a tensor held"]
 
 
 class Masked(nn.Module):

@@ -240,7 +240,7 @@ def test_the_gradient_of_scores_behind_their_loss(name):
     settled(ours)
     scores = ours(batch(1)[0])
     loss = masked(scores, batch(1)[1])
-    with pytest.raises(RuntimeError, match="The loss was computed without them"):
+    with pytest.raises(RuntimeError, match="computed the loss without storing them"):
         ASKED[name](scores, loss)
 
 

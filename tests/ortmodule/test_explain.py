@@ -47,7 +47,8 @@ KINDS = {
     "deque": (_windowed, _calls((Y,)), "deque(maxlen=2) 'window'", ORTModuleTorchModelException),
     "device": (lambda: nn.Linear(4, 4, device="meta"), _calls((torch.empty(3, 4, device="meta"),)), "meta",
                ORTModuleDeviceException),
-    "torch.func": (Linear, _transformed, "torch.func has interpreters of its own", ORTModuleTorchModelException),
+    "torch.func": (Linear, _transformed, "torch.func differentiates and batches with its own interpreters",
+                   ORTModuleTorchModelException),
 }
 
 

@@ -91,7 +91,7 @@ def test_a_wrong_gradient_is_refused(no_default, caplog, monkeypatch):
         torch.testing.assert_close(q, p)
     counts = onnxtrain.stats(model)
     assert counts["engine_steps"] == 0 and counts["fallback_steps"] == 2
-    assert caplog.text.count("torchscript exporter's graph is refused: of one batch, grad") == 1
+    assert caplog.text.count("torchscript exporter's graph is wrong: for one batch, grad") == 1
     monkeypatch.setenv("ORTMODULE_FALLBACK_POLICY", "FALLBACK_DISABLE")
     with pytest.raises(ORTModuleTorchModelException, match="refused"):
         ORTModule(module)(x)

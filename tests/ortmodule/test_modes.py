@@ -296,7 +296,7 @@ def test_transforms_of_torch_func_run_in_pytorch():
 
     model = both(Linear, use)
     (reason,) = onnxtrain.stats(model)["reasons"]
-    assert reason.startswith("torch.func has interpreters of its own")
+    assert reason.startswith("torch.func differentiates and batches with its own interpreters")
 
 
 def test_what_a_transform_left_behind_is_an_argument_like_any():

@@ -123,7 +123,7 @@ def adasum(rank, world):
 
 def bfloat16(rank, world):
     os.environ["ONNXTRAIN_REDUCE_DTYPE"] = "bfloat16" if rank else "float32"
-    with pytest.raises(ValueError, match="the processes' trainers differ"):
+    with pytest.raises(ValueError, match="the trainers of the processes differ"):
         trainer_of(0, "sgd", world).train_step(*part(data_of(1, world), rank)[0])
     os.environ["ONNXTRAIN_REDUCE_DTYPE"] = "bfloat16"
     found = []
@@ -317,7 +317,7 @@ def test_one_process_goes_on_from_two(results, folder):
             del file["trainer_options/horizontal_parallel_size"]
     older = checkpoint.aggregate_checkpoints([f"{path}.older" for path in paths], pytorch_format=False)
     assert older["trainer_options"] == state["trainer_options"]
-    with pytest.raises(AssertionError, match=r"processes \[1\], and there were 2"):
+    with pytest.raises(AssertionError, match=r"processes \[1\], but 2 processes wrote one each"):
         checkpoint.aggregate_checkpoints(paths[:1])
     alone = trainer_of(7, "adam", 1, 0, 2)
     checkpoint.experimental_load_checkpoint(alone, str(folder), "odd")
@@ -361,7 +361,7 @@ def test_a_process_that_is_killed_is_named(tmp_path):
 
 @pytest.mark.parametrize("given, error, message", [
     ({"world_size": 2}, RuntimeError, "torch.distributed is not initialised.*the environment lacks RANK, WORLD_SIZE"),
-    ({"world_rank": 1}, ValueError, "world_rank is 1, and world_size 1"),
+    ({"world_rank": 1}, ValueError, "world_rank is 1, but world_size is 1"),
 ])
 def test_without_other_processes(given, error, message, monkeypatch):
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
@@ -372,14 +372,14 @@ def test_without_other_processes(given, error, message, monkeypatch):
                    options=options(distributed=given)).train_step(x, y)
     with pytest.raises(error, match=message):
         legacy(wide(0), **given).train_step(x, y, torch.tensor([0.1]))
-    with pytest.raises(onnxtrain.UnsupportedError, match="stage 2 is asked for.*fully_shard"):
+    with pytest.raises(onnxtrain.UnsupportedError, match="stage 2 is not supported.*fully_shard"):
         legacy(wide(0), **{**given, "deepspeed_zero_stage": 2}).train_step(x, y, torch.tensor([0.1]))
 
 
 def test_another_number_of_processes(tmp_path):
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
-        with pytest.raises(ValueError, match="world_size is 2, and torch.distributed has 1 processes"):
+        with pytest.raises(ValueError, match="world_size is 2, but torch.distributed has 1 processes"):
             trainer_of(0, "sgd", 2).train_step(*batches(1)[0])
         trainer_of(0, "sgd", 1).train_step(*batches(1)[0])
     finally:

@@ -179,7 +179,7 @@ def test_fetches():
     trainer._train_step_info.fetches = ["scores"]
     torch.testing.assert_close(trainer.eval_step(x), module(x))  # without the label
     trainer._train_step_info.fetches = ["loss"]
-    with pytest.raises(RuntimeError, match="without all inputs there are no outputs"):
+    with pytest.raises(RuntimeError, match=r"outputs \['loss'\] need all inputs of the model"):
         trainer.eval_step(x)
     trainer._train_step_info.fetches = ["losses"]
     with pytest.raises(RuntimeError, match="The specified fetches list contains invalid output names"):
@@ -338,7 +338,7 @@ def test_a_graph_of_a_module_that_is_cut_is_said_to_be_a_part(tmp_path, caplog):
     trainer = trainer_of(Cut(), optim.SGDConfig(lr=0.1), debug={
         "graph_save_paths": {"model_with_gradient_graph_path": str(path)}})
     trainer.train_step(*batches(1)[0])
-    assert path.exists() and "holds one of several graphs, since the module is cut" in caplog.text
+    assert path.exists() and "holds one of several graphs, because Dynamo cut the module" in caplog.text
 
 
 
@@ -421,7 +421,7 @@ def test_bfloat16_by_autocast_around_a_step():
 
 
 @pytest.mark.parametrize("given, name", [
-    ({"distributed": {"world_size": 3, "enable_adasum": True}}, "Adasum combines the updates of 2, 4, 8"),
+    ({"distributed": {"world_size": 3, "enable_adasum": True}}, "Adasum needs 2, 4, 8"),
     ({"distributed": {"horizontal_parallel_size": 2}}, "distributed.horizontal_parallel_size is 2"),
     ({"distributed": {"pipeline_parallel": {"pipeline_parallel_size": 3}}}, "pipeline_parallel_size is 3"),
     ({"_internal_use": {"extra_postprocess": lambda model: model}}, "_internal_use.extra_postprocess"),
@@ -466,14 +466,14 @@ def test_descriptions_that_do_not_fit():
 
     with pytest.raises(AssertionError, match="no output has is_loss"):
         step(DESCRIPTION["inputs"], [("loss", [])])
-    with pytest.raises(ValueError, match=r"names inputs \['data'\], and forward of Net takes \['x'\]"):
+    with pytest.raises(ValueError, match=r"names inputs \['data'\], but forward of Net takes \['x'\]"):
         step([("data", ["n", 8]), ("label", ["n"])], DESCRIPTION["outputs"])
-    with pytest.raises(RuntimeError, match=r"output scores has the shape \[6, 4\], and \[6, 5\] is described"):
+    with pytest.raises(RuntimeError, match=r"output scores has the shape \[6, 4\], but \[6, 5\] is described"):
         step(DESCRIPTION["inputs"], [("loss", [], True), ("scores", ["batch", 5])])
     with pytest.raises(KeyError, match="other"):
         step(DESCRIPTION["inputs"], [("loss", [], True), ("scores", ["other", 4])])
-    with pytest.raises(RuntimeError, match="the model has 2 outputs, and 3 are described"):
+    with pytest.raises(RuntimeError, match="the model has 2 outputs, but 3 are described"):
         step(DESCRIPTION["inputs"], [("loss", [], True), ("scores", ["batch", 4]), ("more", [])])
-    with pytest.raises(RuntimeError, match="output 1 is the loss, which has to be a float of one element"):
+    with pytest.raises(RuntimeError, match="output 1 is the loss, which must be a float tensor of one element"):
         step(DESCRIPTION["inputs"], [("loss", []), ("scores", ["batch", 4], True)])
     assert not math.isnan(x.sum())

@@ -170,4 +170,4 @@ except RuntimeError as error:
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True,
                           env={**os.environ, **MPI, "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0"})
-    assert "started by mpirun, and MPI cannot be used: _mpi.so" in done.stdout, done.stderr
+    assert "mpirun started this process, but MPI cannot be used: _mpi.so" in done.stdout, done.stderr

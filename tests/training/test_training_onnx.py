@@ -116,7 +116,7 @@ def test_what_cannot_be_saved(tmp_path):
     assert ["not initialized" in str(caught[0].message), "does not exist" in str(caught[-1].message)] == [True, True]
     with pytest.raises(AssertionError, match="'path' must be a valid path string"):
         trainer.save_as_onnx(tmp_path / "a.onnx")
-    with pytest.raises(onnxtrain.UnsupportedError, match="operators that ONNX has not: SearchSorted"):
+    with pytest.raises(onnxtrain.UnsupportedError, match="operators that ONNX does not have: SearchSorted"):
         trainer.save_as_onnx(str(tmp_path / "a.onnx"))
     trainer = trainer_of(Sorts(cut=True), optim.SGDConfig())
     trainer.train_step(*batches(1)[0])
@@ -355,7 +355,7 @@ def test_mixed_precision_of_a_proto(tmp_path):
 def test_protos_that_are_refused():
     with pytest.raises(AssertionError, match="'loss_fn' must not be specified"):
         ORTTrainer(graph_of(), DESCRIPTION, optim.SGDConfig(), loss_fn=cross_entropy, options=options())
-    with pytest.raises(ValueError, match=r"the model has inputs \['label', 'x'\], and the description names \['x'\]"):
+    with pytest.raises(ValueError, match=r"the model has inputs \['label', 'x'\], but the description names \['x'\]"):
         ORTTrainer(graph_of(), {**DESCRIPTION, "inputs": [("x", [])]}, optim.SGDConfig(), options=options())
     more = [*DESCRIPTION["outputs"], ("third", [])]
     with pytest.raises(ValueError, match="the model has outputs"):

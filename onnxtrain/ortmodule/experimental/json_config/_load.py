@@ -84,5 +84,5 @@ def load_from_json(ortmodule: Any, path: str | None = None) -> None:
     config = json.loads(Path(chosen).read_text(encoding="utf-8"))
     for key, value in config.items():
         if key not in _SETTERS:
-            raise ValueError(f"{chosen}: {key!r} is none of {', '.join(_SETTERS)}")
+            raise ValueError(f"{chosen}: {key!r} is not one of {', '.join(_SETTERS)}")
         _SETTERS[key](ortmodule, value)
