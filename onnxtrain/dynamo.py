@@ -60,11 +60,10 @@ def backend(graph: torch.fx.GraphModule, example_inputs: Sequence[Any], *, mode:
         raise ValueError(f"torch.compile(backend='onnxtrain'): mode is {mode!r}, expected one of {', '.join(MODES)}")
     if options:
         raise TypeError(f"torch.compile(backend='onnxtrain') takes no options, got {', '.join(map(str, options))}")
-    return compiled(graph, example_inputs)
+    return compiled(graph)
 
 
-def compiled(graph: torch.fx.GraphModule, example_inputs: Sequence[Any],
-             parts: Callable[[], Any] | None = None) -> Callable[..., Any]:
+def compiled(graph: torch.fx.GraphModule, parts: Callable[[], Any] | None = None) -> Callable[..., Any]:
     """A function of the graph's arguments. With `parts`, the graph is one of an ORTModule's."""
     if not _computes(graph):
         return graph.forward
@@ -87,7 +86,7 @@ def compiled(graph: torch.fx.GraphModule, example_inputs: Sequence[Any],
         model._announced.update((True, False))  # a table for each graph would bury what matters
     enables_grad = any(node.target is _set_grad_enabled and node.args == (True,) for node in graph.graph.nodes)
 
-    plain = not floats and len(kept) == len(example_inputs)
+    plain = not floats and len(kept) == len(_placeholders(whole))
 
     def call(*given: Any) -> Any:
         nonlocal bound, model
@@ -119,28 +118,28 @@ def compiled(graph: torch.fx.GraphModule, example_inputs: Sequence[Any],
     results = [_example(result) for result in _output(whole).args[0] if isinstance(result, torch.fx.Node)]
     if _unread.applies(results):
         return _unread.Results(
-            call, functools.partial(_compiled_without, _copy(whole), example_inputs, parts),
+            call, functools.partial(_compiled_without, _copy(whole), parts),
             lambda: parts().may_run_again(model), lambda more: parts().note_unread(model, more)).__call__
     if len(results) == len(_output(whole).args[0]) and _deferred.applies(results):
         source = _copy(whole)
         return _deferred.Scores(
-            call, functools.partial(_compiled_with_loss, source, example_inputs, parts),
+            call, functools.partial(_compiled_with_loss, source, parts),
             functools.partial(_shape_at, source), parts, lambda: model).__call__
     return call
 
 
-def _compiled_without(graph: torch.fx.GraphModule, example_inputs: Sequence[Any], parts: Callable[[], Any],
+def _compiled_without(graph: torch.fx.GraphModule, parts: Callable[[], Any],
                       places: frozenset[int]) -> Callable[..., Any]:
     """The graph's function without the results at these places; an export leaves out what was for them alone."""
     shorter = _copy(graph)
     output = _output(shorter)
     output.args = tuple([None if i in places else result for i, result in enumerate(output.args[0])]),
     shorter.recompile()
-    return compiled(shorter, example_inputs, parts)
+    return compiled(shorter, parts)
 
 
-def _compiled_with_loss(graph: torch.fx.GraphModule, example_inputs: Sequence[Any], parts: Callable[[], Any],
-                        place: int, reduction: str, ignore_index: int, widened: bool) -> Callable[..., Any]:
+def _compiled_with_loss(graph: torch.fx.GraphModule, parts: Callable[[], Any], place: int, reduction: str,
+                        ignore_index: int, widened: bool) -> Callable[..., Any]:
     """The graph's function with a cross-entropy in place of the scores that are its result at this place, and of no
     other result. It has one more argument: labels, of the shape of the scores without the classes.
     """
@@ -163,7 +162,7 @@ def _compiled_with_loss(graph: torch.fx.GraphModule, example_inputs: Sequence[An
     loss.meta["example_value"] = torch.empty((), dtype=dtype, device="meta")
     output.args = tuple([loss if i == place else None for i in range(len(output.args[0]))]),
     longer.recompile()
-    return compiled(longer, (*example_inputs, None), parts)
+    return compiled(longer, parts)
 
 
 def _shape_at(graph: torch.fx.GraphModule, place: int) -> Callable[[Sequence[Any]], torch.Size | None]:

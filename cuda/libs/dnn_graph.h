@@ -1,7 +1,7 @@
 /*
- * cuDNN's graph ("backend") API behind a table: dnn_graph.c, or cuda/emulate/dnn_graph.c where kernels are emulated. The
- * numbers are written from NVIDIA's documentation, so that the build needs none of its headers;
- * tests/cuda/headers.sh compares them with cudnn_graph.h.
+ * cuDNN's graph ("backend") API behind a table: dnn_graph.c, or cuda/emulate/dnn_graph.c where kernels are emulated.
+ * The numbers are written from NVIDIA's documentation, so that the build needs none of its headers;
+ * tests/cuda/cudnn.sh compares them with cudnn_graph.h.
  */
 #ifndef ONT_CUDA_DNN_GRAPH_H
 #define ONT_CUDA_DNN_GRAPH_H

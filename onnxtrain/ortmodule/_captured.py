@@ -476,7 +476,7 @@ class Parts:
             if dynamo.checks_contents(graph):
                 here().keeps_contents = False
                 raise LookupError("Python runs this call, and checks the contents of a tensor in later ones")
-            return dynamo.compiled(graph, example_inputs, here)
+            return dynamo.compiled(graph, here)
 
         here = self._here
 
