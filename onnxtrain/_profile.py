@@ -212,6 +212,8 @@ class Profile:
                             max(_building(self._models) - self._building, 0.0), recorder.deliver_seconds, recorder.lost)
 
     def __str__(self) -> str:
+        if not self._times.kernels and self._times.seconds is None:
+            return "The profile has no step yet: run steps within `with onnxtrain.profile(model) as p:`, then print p."
         return f"{self._times.head()}\n{self.table()}"
 
     def table(self, by: str = "module", top: int = 30, depth: int | None = None) -> str:

@@ -184,6 +184,10 @@ def test_what_is_no_module_of_the_engine_is_refused():
         profile.__enter__()
 
 
+def test_a_profile_without_steps_says_how_to_record_some():
+    assert "with onnxtrain.profile(model)" in str(onnxtrain.profile(ORTModule(Net())))
+
+
 def test_the_length_of_a_union():
     assert _length([]) == 0
     assert _length([(3, 4), (1, 2), (1, 3), (6, 8), (7, 7.5)]) == 5
