@@ -17,7 +17,7 @@ def in_a_product(code: str, message: str) -> Fault:
 
 FAULTS = {
     "allocates": in_a_product(
-        "ont_memory m; ONT_TRY(device->ops->alloc(device, 64, &m)); device->ops->free(device, &m, 64);", "cudaMalloc"),
+        "ont_memory m; ONT_TRY(device->ops->alloc(device, 64, ONT_UINT8, &m)); device->ops->free(device, &m, 64);", "cudaMalloc"),
     "allocates for the host": in_a_product(
         "void *p; ONT_TRY(device->ops->alloc_shared(device, 64, &p));", "cudaHostAlloc"),
     "waits": in_a_product("ONT_TRY(device->ops->synchronize(device, call->stream));", "cudaStreamSynchronize"),
