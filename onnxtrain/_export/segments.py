@@ -101,9 +101,9 @@ class _Cutter:
     def _levels(self) -> int:
         """How many calls lie, one after another, before each value.
 
-        Calls keep their order. A call of a user's function, which may draw random numbers, and nodes that do so in the
-        engine keep theirs. An operator that draws in torch waits for no node that draws in the engine, whose numbers
-        are others than torch's anyway.
+        Calls, which may draw random numbers, keep their order, and nodes that draw in the engine follow the calls
+        before them. A user's function also follows such nodes. An operator that draws in torch does not: behind a node
+        whose numbers are not torch's, its own are not those of eager either.
         """
         before_call = before_draw = after_draw = 0  # least levels: of a call, of a drawing node, of a user's function
         of_call: dict[int, int] = {}
@@ -113,8 +113,7 @@ class _Cutter:
                 key = _key_of(node)
                 least = max(level, before_call, 0 if key in self.draws else after_draw)
                 level = before_call = of_call.setdefault(key, least)
-                if key not in self.draws:
-                    before_draw = max(before_draw, level + 1)
+                before_draw = max(before_draw, level + 1)
             elif _draws(node):
                 level = max(level, before_draw)
                 after_draw = max(after_draw, level)
