@@ -5,6 +5,7 @@
  * dtype promotion and rematerialization, before elementwise fusion.
  */
 #include "base/alloc.h"
+#include "base/assert.h"
 #include "passes/pass.h"
 
 enum { ADDEND = 3, SUM = 3, COPY = 4 };                   /* of FusedNorm */
@@ -13,6 +14,7 @@ enum { DY = 4, DY2 = 5, GRAD_ADDEND = 6, GRAD_COPY = 3 }; /* of FusedNormGrad */
 typedef struct fusion {
     ont_graph *g;
     uint32_t *order; /* position by node id, with room for a fused node for each node */
+    size_t room;     /* of `order` */
 } fusion;
 
 /* The 16-bit value of which v is a Cast; else v. */
@@ -72,6 +74,7 @@ static ont_status replace(const fusion *f, ont_node *norm, ont_node **result)
         if (norm->outputs[i]) ont_value_replace_uses(g, norm->outputs[i], fused->outputs[i]);
         else fused->outputs[i] = NULL;
     }
+    ONT_ASSERT(fused->id < f->room);
     f->order[fused->id] = f->order[norm->id];
     ont_graph_remove_node(g, norm);
     *result = fused;
@@ -218,7 +221,8 @@ static ont_status join_all(const fusion *f)
 ont_status ont_pass_fuse_norm(ont_graph *g)
 {
     uint32_t position = 0;
-    fusion f = {g, ont_calloc(2 * (size_t)g->n_nodes + 1, sizeof *f.order)};
+    fusion f = {.g = g, .room = 2 * (size_t)g->n_nodes + 1};
+    f.order = ont_calloc(f.room, sizeof *f.order);
     if (!f.order) return ONT_ENOMEM;
     for (ont_node *node = g->first; node; node = node->next) f.order[node->id] = ++position;
     ont_status status = replace_all(&f);

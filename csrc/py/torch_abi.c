@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/assert.h"
 #include "device/library.h"
 #include "py/dlpack.h"
 
@@ -268,6 +269,7 @@ bool ont_torch_empty(int32_t device_type, int32_t device_id, size_t bytes, ont_d
 
 void ont_torch_delete(void *tensor)
 {
+    ONT_ASSERT(tensor && shim.delete);
     shim.delete(tensor);
 }
 
@@ -276,6 +278,7 @@ PyObject *ont_torch_wrap(void *tensor, const ont_shape *shape)
 {
     int64_t strides[ONT_MAX_RANK];
     void *alias = NULL;
+    ONT_ASSERT(tensor && shim.alias && shim.wrap);
     ont_shape_strides(shape, strides);
     if (shim.alias(tensor, shape->rank, shape->dims, strides, 0, &alias)) {
         PyErr_SetString(PyExc_RuntimeError, "torch gives no view of a tensor that it has allocated");

@@ -4,6 +4,7 @@
 #include "run/replay.h"
 
 #include "base/alloc.h"
+#include "base/assert.h"
 #include "run/device_memory.h"
 
 static bool enabled = true;
@@ -70,6 +71,7 @@ ont_status ont_replay_choose_mode(ont_replay *r, const ont_device *device, const
         if (!r->tensors) return ONT_ENOMEM;
         r->n_tensors = call->n;
     }
+    ONT_ASSERT(call->n == r->n_tensors);
     *reason = "the first calls";
     for (uint32_t i = 0; i < call->n; i++) {
         ont_replay_tensor *tensor = &r->tensors[i];

@@ -14,7 +14,7 @@
 
 #include "libs/dnn_graph.h"
 
-enum { MOST_DESCRIPTORS = 192, MOST_OPS = 32, MOST_CONFIGS = 32, MOST_NOTES = 32, ALIGNMENT = 256,
+enum { MOST_DESCRIPTORS = 192, MOST_OPS = 32, MOST_CONFIGS = 32, MOST_NOTES = 32,
        TOO_MANY = -1 }; /* TOO_MANY: an error of our own */
 /* Bytes of a workspace. The gradient's has about the size of the scores in 16 bits; above the limit, the batch is
  * computed in parts. */
@@ -450,25 +450,20 @@ const char *ont_sdpa_get(ont_sdpa_shape *shape, ont_sdpa **plan)
 
 /* ---- runs ---- */
 
-static size_t aligned(size_t bytes)
-{
-    return (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
-}
-
 static size_t row_bytes(const ont_sdpa *p)
 {
-    return aligned((size_t)(p->shape.batch * p->shape.heads * p->shape.seqlen_q) * sizeof(float));
+    return ont_sdpa_aligned((size_t)(p->shape.batch * p->shape.heads * p->shape.seqlen_q) * sizeof(float));
 }
 
 /* The library's workspace, the statistics, and the sums of y * dy. */
 size_t ont_sdpa_work_bytes(const ont_sdpa *p)
 {
-    return aligned((size_t)p->workspace) + (p->shape.gradient ? 2 : 1) * row_bytes(p);
+    return ont_sdpa_aligned((size_t)p->workspace) + (p->shape.gradient ? 2 : 1) * row_bytes(p);
 }
 
 float *ont_sdpa_lse(const ont_sdpa *p, void *work)
 {
-    return (float *)(void *)((char *)work + aligned((size_t)p->workspace));
+    return (float *)(void *)((char *)work + ont_sdpa_aligned((size_t)p->workspace));
 }
 
 typedef struct bindings {

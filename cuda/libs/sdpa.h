@@ -23,6 +23,9 @@ typedef enum ont_sdpa_verdict { ONT_SDPA_UNKNOWN, ONT_SDPA_ACCEPTED, ONT_SDPA_RE
 
 typedef struct ont_sdpa ont_sdpa;
 
+/* Blocks of one workspace begin at multiples of 256 bytes. */
+static inline size_t ont_sdpa_aligned(size_t bytes) { return (bytes + 255) / 256 * 256; }
+
 /* NULL and the plan for the current device, or the reason why there is none. Fills shape->device. */
 const char *ont_sdpa_get(ont_sdpa_shape *shape, ont_sdpa **plan);
 size_t ont_sdpa_work_bytes(const ont_sdpa *plan);

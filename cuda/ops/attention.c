@@ -20,9 +20,9 @@ _Static_assert((int)ONT_FLASH_BATCH_DIMS == ONT_ATTENTION_BATCH_DIMS && (int)ONT
 
 typedef struct state {
     ont_flash_params flash;
-    int64_t targets[4];       /* output index of the gradient of Q, K, V and bias; -1: none */
-    bool clears[4];           /* by output: zeroed first, since Q, K and V do not write all of it */
-    ont_sdpa *sdpa;           /* NULL: the own kernels */
+    int64_t targets[4]; /* output index of the gradient of Q, K, V and bias; -1: none */
+    bool clears[4];     /* by output: zeroed first, since Q, K and V do not write all of it */
+    ont_sdpa *sdpa;     /* NULL: the own kernels */
 } state;
 
 static ont_status read_node(const ont_node *node, state *s)
@@ -53,16 +53,11 @@ static ont_status read_node(const ont_node *node, state *s)
     return ONT_OK;
 }
 
-static bool is_narrow(ont_dtype dtype)
-{
-    return dtype == ONT_FLOAT16 || dtype == ONT_BFLOAT16;
-}
-
 static const char *accept(const ont_node *node)
 {
     state s = {.clears = {false}};
     ont_dtype dtype = ont_node_in(node, 0)->dtype;
-    if (!ont_is_float32_or_64(dtype) && !is_narrow(dtype)) return "dtype";
+    if (!ont_is_float32_or_64(dtype) && !ont_dtype_is_half(dtype)) return "dtype";
     for (uint32_t i = 0; i < node->n_inputs; i++) {
         const ont_value *v = ont_node_in(node, i);
         bool any = i == ONT_ATTENTION_BIAS || i == ONT_ATTENTION_MASK || i == ONT_ATTENTION_MASKED_ROWS ||
@@ -148,6 +143,14 @@ static ont_status run(const ont_call *call)
 
 /* ---- cuDNN ---- */
 
+/* The first of the batch dims that is not 1; n_batch_dims where all are. */
+static int first_dim(const ont_flash_params *f)
+{
+    int first = 0;
+    while (first < f->n_batch_dims && f->batch_dims[first] == 1) first++;
+    return first;
+}
+
 /*
  * The batch dims as one of batch and one of heads: the first dim that is not 1, and those behind it. Their strides in
  * the operand; false where they are not one dim. A stride of 0 in the last dims of K and V (repeats > 1) is a head that
@@ -156,18 +159,14 @@ static ont_status run(const ont_call *call)
 static bool merge_dims(const ont_flash_params *f, int operand, int64_t repeats, int64_t strides[3])
 {
     const ont_flash_layout *v = &f->layout[operand];
-    int64_t expected = 0, inner = 1, first = -1, last = -1;
-    for (int d = 0; d < f->n_batch_dims; d++) {
-        if (f->batch_dims[d] == 1) continue;
-        if (first < 0) first = d;
-        last = d;
-    }
+    const int first = first_dim(f);
+    int64_t expected = 0, inner = 1;
     if (v->col_stride != 1 || v->row_stride <= 0 || v->row_stride % 8 || v->offset % 8) return false;
     int64_t rows = operand == ONT_FLASH_K || operand == ONT_FLASH_V ? f->seqlen_k : f->seqlen_q;
     strides[0] = strides[1] = v->row_stride * rows; /* of a dim of 1 */
     strides[2] = v->row_stride;
-    if (first >= 0) strides[0] = v->batch_stride[first];
-    for (int64_t d = last; d > first; d--) {
+    if (first < f->n_batch_dims) strides[0] = v->batch_stride[first];
+    for (int d = f->n_batch_dims - 1; d > first; d--) {
         if (f->batch_dims[d] == 1) continue;
         if (inner < repeats) {
             if (v->batch_stride[d]) return false;
@@ -181,14 +180,6 @@ static bool merge_dims(const ont_flash_params *f, int operand, int64_t repeats, 
         inner *= f->batch_dims[d];
     }
     return strides[0] > 0 && strides[1] > 0 && strides[0] % 8 == 0 && strides[1] % 8 == 0;
-}
-
-/* The first of the batch dims that is not 1. */
-static int first_dim(const ont_flash_params *f)
-{
-    int first = 0;
-    while (first < f->n_batch_dims && f->batch_dims[first] == 1) first++;
-    return first;
 }
 
 /* Number of heads of Q that share a head of K or V: the last dims with stride 0, but for the first dim. */
@@ -209,7 +200,7 @@ static const char *sdpa_shape(const ont_node *node, const state *s, ont_sdpa_sha
 {
     const ont_flash_params *f = &s->flash;
     bool gradient = node->n_inputs > ONT_ATTENTION_DY;
-    if (!is_narrow((ont_dtype)f->dtype)) return "not a 16-bit float";
+    if (!ont_dtype_is_half((ont_dtype)f->dtype)) return "not a 16-bit float";
     if (ont_node_in(node, ONT_ATTENTION_BIAS) || ont_node_in(node, ONT_ATTENTION_MASK)) return "a bias or a mask";
     if (ont_node_in(node, ONT_ATTENTION_MASKED_ROWS) || f->zero_nan) return "masked rows";
     if (ont_node_in(node, ONT_ATTENTION_Q_ROWS)) return "rows are left out";
@@ -389,27 +380,22 @@ static ont_status decide(const dnn_call *c, void *const *own, ont_sdpa_verdict v
     return ONT_OK;
 }
 
-static size_t room(size_t bytes)
-{
-    return (bytes + 255) / 256 * 256;
-}
-
 /* Of results that cuDNN has just written: the own kernels write the same outputs to memory of their own. */
 static ont_status check(dnn_call *c)
 {
     const ont_call *call = c->call;
     const ont_device_ops *ops = call->device->ops;
     void *own[4] = {NULL};
-    size_t bytes = room((size_t)(c->dnn.n_bh * c->dnn.seqlen_q) * sizeof(float)), at = bytes; /* lse comes first */
+    size_t at = ont_sdpa_aligned((size_t)(c->dnn.n_bh * c->dnn.seqlen_q) * sizeof(float)), bytes = at; /* behind lse */
     ont_memory memory = {0};
     ont_sdpa_verdict verdict = ONT_SDPA_UNKNOWN;
     for (uint32_t i = 0; i < call->node->n_outputs; i++)
-        if (call->out[i]) bytes += room(output_bytes(call, i));
+        if (call->out[i]) bytes += ont_sdpa_aligned(output_bytes(call, i));
     ONT_TRY(ops->alloc(call->device, bytes, ONT_UINT8, &memory));
     for (uint32_t i = 0; i < call->node->n_outputs; i++) {
         if (!call->out[i]) continue;
         own[i] = (char *)memory.data + at;
-        at += room(output_bytes(call, i));
+        at += ont_sdpa_aligned(output_bytes(call, i));
     }
     c->own = parameters(call, own);
     ont_status status = clear_outputs(call, own);

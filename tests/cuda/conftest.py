@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import planted
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -18,3 +19,9 @@ def emulated() -> Path:
                           capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-4000:]
     return Path(done.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def planted_faults(request) -> planted.Planted:
+    """Those of the test file's FAULTS."""
+    return planted.Planted(request.module.FAULTS)

@@ -10,6 +10,7 @@ of its own, forked from this one, which has imported all it needs.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import importlib.util
 import json
@@ -43,11 +44,13 @@ def plant(fault: Fault) -> Path:
     changed = text.replace(fault.old, fault.new)
     folder = FOLDER / "planted" / hashlib.sha256(repr(fault).encode()).hexdigest()[:16]
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / source.name).write_text(changed, encoding="utf-8")
-    build.compile_one(folder / source.name, folder / f"{source.name}.o")
     objects = {path: FOLDER / "plain" / build.object_name(path) for path in build.sources()}
     objects[source] = folder / f"{source.name}.o"
-    build.link(list(objects.values()), folder / "_emulated.so")
+    with open(folder / "lock", "w", encoding="ascii") as lock:  # as build.py: another worker may plant the same fault
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        (folder / source.name).write_text(changed, encoding="utf-8")
+        build.compile_one(folder / source.name, objects[source])
+        build.link(list(objects.values()), folder / "_emulated.so")
     return folder / "_emulated.so"
 
 
@@ -61,6 +64,22 @@ def outcomes(faults: list[Fault]) -> list[tuple[int, str]]:
                           check=True, env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1",
                                            "ONT_EMULATE_SEED": "0"})
     return [tuple(outcome) for outcome in json.loads(done.stdout.splitlines()[-1])]
+
+
+class Planted:
+    """The faults of a test file, each run once.
+
+    Args:
+        faults: by the name that their test has.
+    """
+
+    def __init__(self, faults: dict[str, Fault]) -> None:
+        self._faults = faults
+        self._found = dict(zip(faults, outcomes(list(faults.values())), strict=True))
+
+    def assert_found(self, name: str) -> None:
+        status, printed = self._found[name]
+        assert self._faults[name].message in printed, (status, printed[-2000:])
 
 
 def run(plugin: str, names: str) -> tuple[int, str]:
