@@ -467,3 +467,17 @@ def expect_error(case: Case, error: type[Exception] | tuple[type[Exception], ...
         assert match in str(raised), f"{case}: message {str(raised)!r} does not contain {match!r}"
         return
     raise AssertionError(f"{case}: no {error}")
+
+
+ELEM = {torch.float32: 1, torch.uint8: 2, torch.int8: 3, torch.uint16: 4, torch.int16: 5, torch.int32: 6, torch.int64: 7,
+        torch.bool: 9, torch.float16: 10, torch.float64: 11, torch.uint32: 12, torch.uint64: 13, torch.bfloat16: 16}
+
+
+def chain(x, *nodes):
+    """A session of y = ...(x), node by node: (operator, attributes)."""
+    names = ["x", *(f"t{i}" for i in range(1, len(nodes))), "y"]
+    made = [helper.make_node(op_type, [names[i]], [names[i + 1]], **attrs) for i, (op_type, attrs) in enumerate(nodes)]
+    graph = helper.make_graph(made, "g", [helper.make_tensor_value_info("x", ELEM[x.dtype], x.shape)],
+                              [onnx.ValueInfoProto(name="y")])
+    return _C.Session(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)],
+                                        ir_version=10).SerializeToString())

@@ -154,6 +154,8 @@ typedef struct ont_simd_table {
      * equal x or y if its stride is 1. */
     void (*where)(size_t size, const uint8_t *condition, const void *x, const void *y, const int64_t strides[3],
                   void *out, int64_t n);
+    /* the smallest and the largest of n indices of int64, or of int32; INT64_MAX and INT64_MIN for none */
+    void (*index_bounds)(const void *indices, bool wide, int64_t n, int64_t *lowest, int64_t *highest);
     /* 16-bit floats to float32 and back, rounded to nearest even */
     void (*half_to_float)(const void *x, float *y, int64_t n);
     void (*float_to_half)(const float *x, void *y, int64_t n);

@@ -1,5 +1,5 @@
 /*
- * Cast, CastLike and BitCast. Pairs of C types have a loop each, 16-bit floats go through float32 in the vector loops,
+ * Cast, CastLike and BitCast. Pairs of C types have a loop each in simd/cast, 16-bit floats go through float32 in the vector loops,
  * narrow formats go element by element.
  */
 #include <math.h>
@@ -8,51 +8,16 @@
 #include "base/number.h"
 #include "base/parallel.h"
 #include "ops/elementwise/tile_program.h"
+#include "simd/cast/cast.h"
 
-typedef void (*cast_loop)(const void *x, void *y, int64_t n);
-
-#define CAST_LOOP(to_name, to, from_name, from) \
-    static void cast_##from_name##_##to_name(const void *x, void *y, int64_t n) \
-    { \
-        const from *in = x; \
-        to *out = y; \
-        for (int64_t i = 0; i < n; i++) out[i] = CONVERT(to, in[i]); \
-    }
-/* ont_f64_to_i32() and ont_f64_to_i64() in the float's own type, written out so that the compiler vectorises them. */
-#define LOW_32(to, v) (to)((v) >= -0x1p31f && (v) < 0x1p31f ? (int32_t)(v) : INT32_MIN)
-#define LOW_64(to, v) (to)((v) >= -0x1p63f && (v) < 0x1p63f ? (int64_t)(v) : INT64_MIN)
-#define FROM_FLOAT(to, v) \
-    _Generic((to)0, float: (to)(v), double: (to)(v), bool: (to)(v), uint64_t: (to)ont_f64_to_u64((double)(v)), \
-             uint32_t: LOW_64(to, v), uint8_t: LOW_64(to, v), int64_t: LOW_64(to, v), default: LOW_32(to, v))
-#define CONVERT(to, v) _Generic((v), float: FROM_FLOAT(to, v), double: FROM_FLOAT(to, v), default: (to)(v))
-
-#define PLAIN_LIST(X, to_name, to) \
-    X(to_name, to, FLOAT32, float) X(to_name, to, FLOAT64, double) X(to_name, to, INT64, int64_t) \
-    X(to_name, to, INT32, int32_t) X(to_name, to, INT16, int16_t) X(to_name, to, INT8, int8_t) \
-    X(to_name, to, UINT64, uint64_t) X(to_name, to, UINT32, uint32_t) X(to_name, to, UINT16, uint16_t) \
-    X(to_name, to, UINT8, uint8_t) X(to_name, to, BOOL, bool)
-PLAIN_LIST(CAST_LOOP, FLOAT32, float)
-PLAIN_LIST(CAST_LOOP, FLOAT64, double)
-PLAIN_LIST(CAST_LOOP, INT64, int64_t)
-PLAIN_LIST(CAST_LOOP, INT32, int32_t)
-PLAIN_LIST(CAST_LOOP, INT16, int16_t)
-PLAIN_LIST(CAST_LOOP, INT8, int8_t)
-PLAIN_LIST(CAST_LOOP, UINT64, uint64_t)
-PLAIN_LIST(CAST_LOOP, UINT32, uint32_t)
-PLAIN_LIST(CAST_LOOP, UINT16, uint16_t)
-PLAIN_LIST(CAST_LOOP, UINT8, uint8_t)
-PLAIN_LIST(CAST_LOOP, BOOL, bool)
-
-#define ENTRY(to_name, to, from_name, from) [ONT_##from_name] = cast_##from_name##_##to_name,
-#define ROW_OF(to_name) [ONT_##to_name] = {PLAIN_LIST(ENTRY, to_name, )}
-static const cast_loop cast_loops[ONT_DTYPE_COUNT][ONT_DTYPE_COUNT] = {
-    ROW_OF(FLOAT32), ROW_OF(FLOAT64), ROW_OF(INT64),  ROW_OF(INT32), ROW_OF(INT16), ROW_OF(INT8),
-    ROW_OF(UINT64),  ROW_OF(UINT32),  ROW_OF(UINT16), ROW_OF(UINT8), ROW_OF(BOOL),
-};
+static ont_cast_loop loop_of(ont_dtype to, ont_dtype from)
+{
+    return ont_simd_cast()[to][from];
+}
 
 static bool is_plain(ont_dtype dtype)
 {
-    return cast_loops[ONT_FLOAT64][dtype] != NULL;
+    return loop_of(ONT_FLOAT64, dtype) != NULL;
 }
 
 static void half_to_float(const void *x, ont_dtype from, float *y, int64_t n)
@@ -78,11 +43,11 @@ static void cast_by_float(const char *x, ont_dtype from, char *y, ont_dtype to, 
         if (ont_dtype_is_half(from))
             half_to_float(in, from, middle, m);
         else if (from != ONT_FLOAT32)
-            cast_loops[ONT_FLOAT32][from](in, middle, m);
+            loop_of(ONT_FLOAT32, from)(in, middle, m);
         if (ont_dtype_is_half(to))
             float_to_half(from == ONT_FLOAT32 ? (const float *)in : middle, out, to, m);
         else if (to != ONT_FLOAT32)
-            cast_loops[to][ONT_FLOAT32](middle, out, m);
+            loop_of(to, ONT_FLOAT32)(middle, out, m);
     }
 }
 
@@ -160,8 +125,8 @@ static void cast_range(void *context, int64_t first, int64_t last)
     bool narrow = ont_dtype_is_narrow(s->from) || ont_dtype_is_narrow(s->to);
     if (s->from == s->to)
         memmove(y, x, (size_t)(last - first) * ont_dtype_size(s->to));
-    else if (cast_loops[s->to][s->from])
-        cast_loops[s->to][s->from](x, y, last - first);
+    else if (loop_of(s->to, s->from))
+        loop_of(s->to, s->from)(x, y, last - first);
     else if (narrow || s->from == ONT_FLOAT64 || s->to == ONT_FLOAT64 ||
              !(s->from == ONT_FLOAT32 || s->to == ONT_FLOAT32))
         cast_each(s, x, y, last - first);

@@ -92,11 +92,19 @@ static void logic_row(const void *context, const ont_bcast *b, char *const *at, 
     const uint8_t *x = (const uint8_t *)at[1], *y = (const uint8_t *)at[2];
     uint8_t *out = (uint8_t *)at[0];
     int64_t sx = b->inner_stride[1], sy = b->inner_stride[2];
-/* Dense rows in a function of their own, so that the compiler vectorises them; `out` may equal an operand. */
+    if (!sx) { /* one element and a row: the operators commute */
+        const uint8_t *swapped = x;
+        x = y, y = swapped;
+        sx = sy, sy = 0;
+    }
+/* Loops of their own for dense rows, which the compiler vectorises; `out` may equal an operand. */
 #define LOGIC(operator) \
     if (sx == 1 && sy == 1) \
         _Pragma("GCC ivdep") for (int64_t i = 0; i < n; i++) out[i] = (x[i] != 0) operator(y[i] != 0); \
-    else \
+    else if (sx == 1 && sy == 0) { \
+        bool one = *y; \
+        _Pragma("GCC ivdep") for (int64_t i = 0; i < n; i++) out[i] = (x[i] != 0) operator one; \
+    } else \
         for (int64_t i = 0; i < n; i++) out[i] = (x[i * sx] != 0) operator(y[i * sy] != 0)
     switch (*(const logic *)context) {
     case LOGIC_AND: LOGIC(&); break;

@@ -6,9 +6,13 @@
 #include <string.h>
 
 #include "base/parallel.h"
+#include "simd/simd.h"
 
 ont_status ont_gather_check(const ont_gather *s, const ont_value *value, const void *indices)
 {
+    int64_t lowest, highest;
+    ont_simd()->index_bounds(indices, s->wide, s->count, &lowest, &highest);
+    if (lowest >= (s->from_end ? -s->table : 0) && highest < s->table) return ONT_OK;
     for (int64_t i = 0; i < s->count; i++) {
         int64_t v = ont_index_at(indices, s->wide, i), row = v;
         if (!ont_index_wrap(&row, s->table) || (v < 0 && !s->from_end)) return ont_index_fail(value, v, i, s->table);

@@ -10,6 +10,7 @@
 #include "base/parallel.h"
 #include "ops/index/indexed.h"
 #include "ops/index/scatter.h"
+#include "simd/simd.h"
 
 typedef struct lines {
     int rank, axis;
@@ -152,7 +153,7 @@ typedef struct job {
         for (int64_t row_ = 0, from_ = r->index, data_ = r->data; row_ <= r->more; row_++, from_ += n, data_ += size) \
             for (int64_t i = 0; i < n; i++) { \
                 int64_t from = from_ + i * index_stride, k_ = given_[from], at = data_ + i * data_stride; \
-                at += (k_ < 0 ? k_ + size : k_) * axis_stride; \
+                at += (wraps && k_ < 0 ? k_ + size : k_) * axis_stride; \
                 body; \
             } \
     } while (0)
@@ -163,35 +164,39 @@ typedef struct job {
         else \
             EACH_INDEX(int32_t, body); \
     } while (0)
-/* Calls `body` with constant strides for dense rows, so that the compiler specialises it. */
+/* Calls `body` with constants for dense rows without a negative index, so that the compiler specialises it. */
 #define BY_STRIDES(body) \
     do { \
-        if (r->index_stride == 1 && r->data_stride == 0 && s->data_strides[s->axis] == 1) \
-            body(s, call, r, 1, 0, 1); \
+        bool dense = r->index_stride == 1 && r->data_stride == 0 && s->data_strides[s->axis] == 1; \
+        if (dense && !wraps) \
+            body(s, call, r, false, 1, 0, 1); \
+        else if (dense) \
+            body(s, call, r, true, 1, 0, 1); \
         else \
-            body(s, call, r, r->index_stride, r->data_stride, s->data_strides[s->axis]); \
+            body(s, call, r, true, r->index_stride, r->data_stride, s->data_strides[s->axis]); \
     } while (0)
 #define ROW const int64_t n = r->n, size = s->size
 #define INLINE static inline __attribute__((always_inline))
 
-INLINE bool inside(const lines *s, const ont_call *call, const row *r, int64_t index_stride)
+/* The smallest and the largest index of a range. */
+static void bounds(const lines *s, const ont_call *call, const row *r, int64_t *lowest, int64_t *highest)
 {
-    int64_t lowest = s->from_end ? -s->size : 0, n = r->n * (r->more + 1), size = s->size;
-    bool outside = false;
-    if (s->wide) {
-        const int64_t *given = (const int64_t *)call->in[1] + r->index;
-        for (int64_t i = 0; i < n; i++) outside |= (given[i * index_stride] < lowest) | (given[i *
-                                                                                               index_stride] >= size);
-    } else {
-        const int32_t *given = (const int32_t *)call->in[1] + r->index;
-        for (int64_t i = 0; i < n; i++) outside |= (given[i * index_stride] < lowest) | (given[i *
-                                                                                               index_stride] >= size);
+    int64_t n = r->n * (r->more + 1);
+    const char *indices = (const char *)call->in[1] + (size_t)r->index * (s->wide ? 8 : 4);
+    if (r->index_stride == 1) {
+        ont_simd()->index_bounds(indices, s->wide, n, lowest, highest);
+        return;
     }
-    return !outside;
+    *lowest = INT64_MAX, *highest = INT64_MIN;
+    for (int64_t i = 0; i < n; i++) {
+        int64_t v = ont_index_at(indices, s->wide, i * r->index_stride);
+        *lowest = v < *lowest ? v : *lowest;
+        *highest = v > *highest ? v : *highest;
+    }
 }
 
-INLINE void gather_with(const lines *s, const ont_call *call, const row *r, int64_t index_stride, int64_t data_stride,
-                        int64_t axis_stride)
+INLINE void gather_with(const lines *s, const ont_call *call, const row *r, bool wraps, int64_t index_stride,
+                        int64_t data_stride, int64_t axis_stride)
 {
     ROW;
     switch (s->element) {
@@ -208,10 +213,10 @@ INLINE void gather_with(const lines *s, const ont_call *call, const row *r, int6
     }
 }
 
-static void gather_row(const lines *s, const ont_call *call, const row *r) { BY_STRIDES(gather_with); }
+static void gather_row(const lines *s, const ont_call *call, const row *r, bool wraps) { BY_STRIDES(gather_with); }
 
-INLINE void scatter_with(const lines *s, const ont_call *call, const row *r, int64_t index_stride, int64_t data_stride,
-                         int64_t axis_stride)
+INLINE void scatter_with(const lines *s, const ont_call *call, const row *r, bool wraps, int64_t index_stride,
+                         int64_t data_stride, int64_t axis_stride)
 {
     ROW;
     bool add = s->reduction == ONT_SCATTER_ADD, put = s->reduction == ONT_SCATTER_NONE;
@@ -227,17 +232,19 @@ INLINE void scatter_with(const lines *s, const ont_call *call, const row *r, int
         BY_INDEX(combine_one(s, call->out[0], at, call->in[2], from));
 }
 
-static void scatter_row(const lines *s, const ont_call *call, const row *r) { BY_STRIDES(scatter_with); }
+static void scatter_row(const lines *s, const ont_call *call, const row *r, bool wraps) { BY_STRIDES(scatter_with); }
 
 static void one_row(job *j, const row *r)
 {
     const lines *s = j->call->state;
-    if (!(r->index_stride == 1 ? inside(s, j->call, r, 1) : inside(s, j->call, r, r->index_stride)))
+    int64_t lowest, highest;
+    bounds(s, j->call, r, &lowest, &highest);
+    if (lowest < (s->from_end ? -s->size : 0) || highest >= s->size)
         j->outside = true;
     else if (j->scatter)
-        scatter_row(s, j->call, r);
+        scatter_row(s, j->call, r, lowest < 0);
     else
-        gather_row(s, j->call, r);
+        gather_row(s, j->call, r, lowest < 0);
 }
 
 /*

@@ -251,8 +251,9 @@ static ont_status put_prepare(const ont_node *node, ont_arena *arena, ont_prepar
 
 static ont_status put_run(const ont_call *call)
 {
-    const ont_value *dx = call->node->outputs[0];
-    memset(call->out[0], 0, (size_t)ont_shape_count(&dx->shape) * ont_dtype_size(dx->dtype));
+    const ont_value *dy = ont_node_in(call->node, 0), *dx = call->node->outputs[0];
+    int64_t count = ont_shape_count(&dx->shape);
+    if (ont_shape_count(&dy->shape) < count) memset(call->out[0], 0, (size_t)count * ont_dtype_size(dx->dtype));
     return run_copy(call);
 }
 

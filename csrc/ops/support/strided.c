@@ -32,11 +32,31 @@ void ont_strided_init(ont_strided *s, const ont_shape *dims, const int64_t *from
     }
 }
 
+typedef uint32_t word4 __attribute__((vector_size(16)));
+ONT_DEFINE_SHUFFLE(shuffle_words, word4, word4)
+
+/* Copies n words to `to` that lie in the opposite order before and at `from`. */
+static void reverse_words(char *to, const char *from, int64_t n)
+{
+    int64_t i = 0;
+    for (; i + 4 <= n; i += 4) {
+        word4 v;
+        memcpy(&v, from - (i + 3) * 4, sizeof v);
+        v = shuffle_words(v, v, (word4){3, 2, 1, 0});
+        memcpy(to + i * 4, &v, sizeof v);
+    }
+    for (; i < n; i++) memcpy(to + i * 4, from - i * 4, 4);
+}
+
 /* n elements, `f` and `t` bytes apart. */
 static void copy_row(char *to, int64_t t, const char *from, int64_t f, int64_t n, size_t size)
 {
     if (f == (int64_t)size && t == f) {
         memcpy(to, from, (size_t)n * size);
+        return;
+    }
+    if (size == 4 && f == -4 && t == 4) {
+        reverse_words(to, from, n);
         return;
     }
     switch (size) {
@@ -58,9 +78,6 @@ static void copy_row(char *to, int64_t t, const char *from, int64_t f, int64_t n
         for (int64_t i = 0; i < n; i++) memcpy(to + i * t, from + i * f, size);
     }
 }
-
-typedef uint32_t word4 __attribute__((vector_size(16)));
-ONT_DEFINE_SHUFFLE(shuffle_words, word4, word4)
 
 /*
  * Four vectors of 32-bit elements, `f` bytes apart, become the columns of four rows, `t` bytes apart. Written for
@@ -233,7 +250,8 @@ void ont_strided_copy(const ont_strided *s, const void *from, void *to)
              .outer = s->rank ? s->rank - 1 : 0};
     int last = s->rank - 1;
     int64_t size = (int64_t)s->size;
-    if (s->rank >= 2 && s->from[last] != size && s->from[last] != 0 && s->dims[last - 1] > 1) {
+    bool in_rows = !s->rank || s->from[last] == size || s->from[last] == -size || s->from[last] == 0;
+    if (s->rank >= 2 && !in_rows && s->dims[last - 1] > 1) {
         int64_t outer = s->count / s->dims[last] / s->dims[last - 1];
         j.rows = GRAIN / 4 / s->dims[last] / TILE * TILE;
         if (j.rows < TILE) j.rows = TILE;
