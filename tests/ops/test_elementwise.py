@@ -5,12 +5,11 @@ import subprocess
 import sys
 
 import numpy as np
-import onnx
 import pytest
 import torch
 import torch.nn.functional as F
 from harness import OURS, C, Case, R, V, chain, expect_error, run_case
-from onnx import TensorProto, helper
+from onnx import TensorProto
 
 from onnxtrain import _C
 
