@@ -62,6 +62,9 @@ ont_status ont_pass_conv_to_gemm(ont_graph *g) ONT_MUST_USE;
 /* Pads GEMMs in 16 bits to rows of 16 bytes, on devices. See align_products.c. */
 ont_status ont_pass_align_products(ont_graph *g) ONT_MUST_USE;
 
+/* Concatenates the gradients of slices that do not overlap. See join_slices.c. */
+ont_status ont_pass_join_slices(ont_graph *g) ONT_MUST_USE;
+
 /* Makes row lookups and row sums of those with an index for each element, expanded over rows. See row_indices.c. */
 ont_status ont_pass_row_indices(ont_graph *g) ONT_MUST_USE;
 

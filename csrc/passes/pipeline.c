@@ -34,6 +34,7 @@ static const pass after_grad[] = {
     {"infer", ont_pass_infer, true, NULL, false, NULL}, /* folds constants that gradient rules built */
     {"fuse_transpose", ont_pass_fuse_transpose, false, NULL, false, NULL},
     {"cse", ont_pass_cse, false, NULL, false, NULL},
+    {"join_slices", ont_pass_join_slices, false, NULL, false, NULL},
     {"row_indices", ont_pass_row_indices, false, "InRange", false, NULL},
     {"fuse_sparse_matmul", ont_pass_fuse_sparse_matmul, false, "SparseMatMul", false, NULL},
     {"precision", ont_pass_matmul_precision, false, NULL, false, NULL},

@@ -1,6 +1,6 @@
 /*
- * Cast, CastLike and BitCast. Pairs of C types have a loop each in simd/cast, 16-bit floats go through float32 in the vector loops,
- * narrow formats go element by element.
+ * Cast, CastLike and BitCast. Pairs of C types have a loop each in simd/cast, 16-bit floats go through float32 in the
+ * vector loops, narrow formats go element by element.
  */
 #include <math.h>
 #include <string.h>
