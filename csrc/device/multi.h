@@ -11,7 +11,11 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { ONT_OPTIM_CHUNK = 16384, ONT_OPTIM_HYPER = 12 };
+enum {
+    ONT_OPTIM_CHUNK = 16384, /* a multiple of ONT_OPTIM_BLOCK */
+    ONT_OPTIM_BLOCK = 256,   /* elements that share a scale: ONT_QUANT_BLOCK of simd/optim/optim.h */
+    ONT_OPTIM_HYPER = 12
+};
 
 typedef enum ont_cuda_rule {
     ONT_CUDA_ADAM,
@@ -21,18 +25,29 @@ typedef enum ont_cuda_rule {
     ONT_CUDA_LION
 } ont_cuda_rule;
 
-/* Dense tensors in one order; dtype: ONNX's numbers of float32, float64, float16, bfloat16. */
+/* Dense tensors in one order. A dtype is ONNX's number of float32, float64, float16 or bfloat16; a state's also of int8
+ * or uint8. */
 typedef struct ont_cuda_tensor {
     void *param;
     const void *grad;
-    void *state[3];     /* of state_dtype; NULL where the rule has fewer */
+    void *state[3];     /* NULL where the rule has fewer */
+    float *scale[2];    /* of 8-bit states 0 and 1: one for each ONT_OPTIM_BLOCK elements; NULL: a float state */
     float *master;      /* float32 copy of a 16-bit parameter, or NULL */
     float *step;        /* counts up when the step is done; NULL: the rule has none */
     int64_t count;
-    int32_t param_dtype, grad_dtype, state_dtype;
+    int32_t param_dtype, grad_dtype, state_dtype[3];
     int32_t fresh;      /* its states were created in this step */
+    int32_t stochastic; /* the 16-bit parameter is rounded at random, by this stream of the job's seed */
+    uint32_t stream;
     int64_t first_chunk; /* chunks of ONT_OPTIM_CHUNK elements, in order */
 } ont_cuda_tensor;
+
+/* Which kernel updates a tensor: in float, in double, or by warps (8-bit states or random rounding). */
+typedef enum ont_optim_kind {
+    ONT_OPTIM_NARROW = 1,
+    ONT_OPTIM_WIDE = 2,
+    ONT_OPTIM_BY_WARPS = 4
+} ont_optim_kind;
 
 typedef struct ont_cuda_optim {
     const ont_cuda_tensor *tensors; /* on the device */
@@ -48,7 +63,8 @@ typedef struct ont_cuda_optim {
     const double *factor; /* of all gradients, where another job's norm has it (its work + 2 * n_chunks); NULL: own */
     const float *lr;                /* in place of the first of hyper; NULL: that one */
     double *wide_out;               /* of sums: one per tensor; of a norm: the norm in double, or NULL */
-    int32_t all_narrow;             /* no parameter and no state is float64: a launch less */
+    uint64_t seed;                  /* of random rounding */
+    int32_t absent;                 /* kinds (ont_optim_kind) that no tensor has: a launch less for each */
 } ont_cuda_optim;
 
 #ifdef __cplusplus

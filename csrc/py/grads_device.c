@@ -85,7 +85,7 @@ static ont_status fill(const grads_call *c, ont_cuda_tensor *to, int32_t *chunk_
         to[i].grad = t->data[ONT_OPERAND_GRAD];
         to[i].grad_dtype = t->dtype[ONT_OPERAND_GRAD];
         to[i].param = t->data[ONT_OPERAND_PARAM];
-        to[i].param_dtype = to[i].state_dtype = t->dtype[ONT_OPERAND_PARAM];
+        to[i].param_dtype = t->dtype[ONT_OPERAND_PARAM];
         to[i].count = t->count;
         to[i].first_chunk = chunk;
         for (int64_t k = 0; k < chunks_of(t); k++) chunk_tensor[chunk++] = (int32_t)i;

@@ -111,7 +111,7 @@ static PyObject *slow_path_step(ont_walk *w, PyObject *groups, PyObject *hyper, 
     w->updated = PyList_New(0);
     if (w->updated && ont_optim_slow_path(w, groups, hyper) == 0 && ont_optim_check_overlap(self) == 0) {
         if (!w->device) result = run_step(self, w->updated, request);
-        else if (mark_updated(self, w->updated) == 0) result = ont_optim_device_step(w, scalars, request->max_norm);
+        else if (mark_updated(self, w->updated) == 0) result = ont_optim_device_step(w, scalars, request);
     }
     Py_XDECREF(w->updated);
     return result;

@@ -120,7 +120,7 @@ typedef struct ont_param_state {
 } ont_param_state;
 
 /* py/optim_device.c: a step on a device, for the tensors in work. */
-PyObject *ont_optim_device_step(ont_walk *w, PyObject *scalars, double max_norm);
+PyObject *ont_optim_device_step(ont_walk *w, PyObject *scalars, const ont_optim_request *request);
 int ont_optim_device_group(ont_walk *w); /* a group begins */
 void ont_optim_device_free(ont_step_tables *t);
 

@@ -8,7 +8,12 @@
 #include <string.h>
 
 #include "base/alloc.h"
+#include "base/assert.h"
 #include "device/multi.h"
+
+_Static_assert((int)ONT_OPTIM_BLOCK == (int)ONT_QUANT_BLOCK, "elements that share a scale");
+_Static_assert(ONT_OPTIM_CHUNK % ONT_OPTIM_BLOCK == 0, "a chunk is whole blocks");
+_Static_assert(ONT_RULE_STATES == 3, "states of an ont_cuda_tensor");
 
 enum { SCALAR_FOUND_INF, SCALAR_INV_SCALE, SCALAR_NORM, SCALARS }; /* followed by a learning rate per group */
 
@@ -57,52 +62,55 @@ static int64_t chunks_of(const ont_optim_tensor *t)
     return (t->count + ONT_OPTIM_CHUNK - 1) / ONT_OPTIM_CHUNK;
 }
 
-/* The common dtype of all states: kernels take one per tensor. */
-static int state_dtype_of(const ont_walk *w, const ont_optim_tensor *t, int32_t *dtype)
+static ont_optim_kind kind_of(const ont_optim_tensor *t)
 {
-    *dtype = 0;
-    for (int i = 0; i < ONT_RULE_STATES; i++) {
-        if (!t->data[ONT_OPERAND_STATE + i]) continue;
-        if (*dtype && *dtype != t->dtype[ONT_OPERAND_STATE + i]) {
-            PyErr_Format(PyExc_TypeError,
-                         "%U: parameter number %u has states of several dtypes, which a device does not take",
-                         w->self->name, t->stream);
-            return -1;
-        }
-        *dtype = t->dtype[ONT_OPERAND_STATE + i];
+    bool wide = false;
+    for (int k = 0; k < ONT_OPERAND_COUNT; k++)
+        wide |= k != ONT_OPERAND_GRAD && t->data[k] && t->dtype[k] == ONT_FLOAT64;
+    if (t->scale[0] || t->scale[1] || t->stochastic) {
+        ONT_ASSERT(!wide);
+        return ONT_OPTIM_BY_WARPS;
     }
-    if (!*dtype) *dtype = t->dtype[ONT_OPERAND_PARAM];
-    return 0;
+    return wide ? ONT_OPTIM_WIDE : ONT_OPTIM_NARROW;
+}
+
+/* In the device's layout, but for the chunks. */
+static void fill_tensor(const ont_optim_tensor *t, ont_cuda_tensor *to)
+{
+    memset(to, 0, sizeof *to); /* padding included: tables are compared by memcmp() */
+    to->param = t->data[ONT_OPERAND_PARAM];
+    to->grad = t->data[ONT_OPERAND_GRAD];
+    for (int k = 0; k < ONT_RULE_STATES; k++) {
+        to->state[k] = t->data[ONT_OPERAND_STATE + k];
+        to->state_dtype[k] = t->dtype[ONT_OPERAND_STATE + k];
+    }
+    for (int k = 0; k < 2; k++) to->scale[k] = t->scale[k];
+    to->master = t->data[ONT_OPERAND_MASTER];
+    to->step = t->step;
+    to->count = t->count;
+    to->param_dtype = t->dtype[ONT_OPERAND_PARAM];
+    to->grad_dtype = t->dtype[ONT_OPERAND_GRAD];
+    to->fresh = t->fresh;
+    to->stochastic = t->stochastic;
+    to->stream = t->stochastic ? t->stream : 0;
 }
 
 /*
  * Fills the tables of all groups in the device's layout: [tensors][tensor of each chunk], chunks numbered within each
  * group.
  */
-static int fill_tables(const ont_walk *w, ont_cuda_tensor *to, int32_t *chunk_tensor)
+static void fill_tables(const ont_walk *w, ont_cuda_tensor *to, int32_t *chunk_tensor)
 {
     const ont_optim *work = &w->self->work;
     const ont_step_tables *tables = &w->self->tables;
     int64_t chunk = 0, first = 0;
     for (size_t i = 0, group = 0; i < work->n_tensors; i++) {
-        const ont_optim_tensor *t = &work->tensors[i];
         for (; group < tables->n_groups && tables->groups[group].first <= i; group++) first = chunk;
         int64_t group_tensor = (int64_t)(i - tables->groups[group - 1].first);
-        memset(&to[i], 0, sizeof to[i]); /* padding included: tables are compared by memcmp() */
-        to[i].param = t->data[ONT_OPERAND_PARAM];
-        to[i].grad = t->data[ONT_OPERAND_GRAD];
-        for (int k = 0; k < ONT_RULE_STATES && k < 3; k++) to[i].state[k] = t->data[ONT_OPERAND_STATE + k];
-        to[i].master = t->data[ONT_OPERAND_MASTER];
-        to[i].step = t->step;
-        to[i].count = t->count;
-        to[i].param_dtype = t->dtype[ONT_OPERAND_PARAM];
-        to[i].grad_dtype = t->dtype[ONT_OPERAND_GRAD];
-        if (state_dtype_of(w, t, &to[i].state_dtype) < 0) return -1;
-        to[i].fresh = t->fresh;
+        fill_tensor(&work->tensors[i], &to[i]);
         to[i].first_chunk = chunk - first;
-        for (int64_t k = 0; k < chunks_of(t); k++) chunk_tensor[chunk++] = (int32_t)group_tensor;
+        for (int64_t k = 0; k < chunks_of(&work->tensors[i]); k++) chunk_tensor[chunk++] = (int32_t)group_tensor;
     }
-    return 0;
 }
 
 typedef struct step_call {
@@ -112,7 +120,9 @@ typedef struct step_call {
     size_t chunks_at, work_at;
     double max_norm;
     float *found_inf, *inv_scale, *norm, **lr;
-    bool wide; /* some tensor is float64 */
+    uint64_t seed; /* of random rounding */
+    int32_t kinds; /* of all tensors: ont_optim_kind */
+    bool draws;    /* some parameter is rounded at random */
     int64_t n_chunks;
 } step_call;
 
@@ -130,7 +140,7 @@ static ont_cuda_optim job_of(const step_call *c, size_t first, size_t n, int64_t
     return (ont_cuda_optim){.tensors = (const ont_cuda_tensor *)(const void *)c->table + first,
                             .chunk_tensor = (const int32_t *)(const void *)(c->table + c->chunks_at) + first_chunk,
                             .n_tensors = (int64_t)n, .n_chunks = n_chunks, .rule = rule_of(c->self->rule),
-                            .max_norm = -1, .all_narrow = !c->wide, .found_inf = c->found_inf,
+                            .max_norm = -1, .absent = ~c->kinds, .seed = c->seed, .found_inf = c->found_inf,
                             .inv_scale = c->inv_scale, .work = work};
 }
 
@@ -176,7 +186,11 @@ static ont_status run(step_call *c, const void *fresh, const ont_table_sizes *si
     ont_device_tables *t = &c->self->tables.on_device;
     ont_scope scope;
     ONT_TRY(c->device->ops->enter(c->device, &scope));
-    ont_status status = ont_tables_put(t, c->device, fresh, sizes, scope.stream);
+    ont_status status = ONT_OK;
+    if (c->draws && c->device->ops->capturing && c->device->ops->capturing(c->device, scope.stream))
+        status = ont_fail(ONT_EUNSUPPORTED, "the caller captures this stream, but stochastic_rounding needs another "
+                                            "random key in each step, and a captured step would repeat one");
+    if (status == ONT_OK) status = ont_tables_put(t, c->device, fresh, sizes, scope.stream);
     c->table = t->memory.data;
     if (status == ONT_OK) status = launch(c, scope.stream);
     c->device->ops->leave(c->device, &scope);
@@ -201,18 +215,18 @@ static int take_scalars(const ont_walk *w, PyObject *scalars, step_call *c)
     return 0;
 }
 
-PyObject *ont_optim_device_step(ont_walk *w, PyObject *scalars, double max_norm)
+PyObject *ont_optim_device_step(ont_walk *w, PyObject *scalars, const ont_optim_request *request)
 {
     ont_updater *self = w->self;
     size_t n = self->work.n_tensors, groups = self->tables.n_groups;
-    step_call c = {.self = self, .device = w->device, .max_norm = max_norm};
+    step_call c = {.self = self, .device = w->device, .max_norm = request->max_norm, .seed = request->seed};
     PyObject *result = NULL;
     if (!w->device->ops->optim)
         return PyErr_Format(PyExc_TypeError, "%U: device %s has no optimizers", self->name, w->device->ops->name);
     for (size_t i = 0; i < n; i++) {
-        const ont_optim_tensor *t = &self->work.tensors[i];
-        c.n_chunks += chunks_of(t);
-        for (int k = 0; k < ONT_OPERAND_COUNT; k++) c.wide |= t->data[k] && t->dtype[k] == ONT_FLOAT64;
+        c.n_chunks += chunks_of(&self->work.tensors[i]);
+        c.kinds |= (int32_t)kind_of(&self->work.tensors[i]);
+        c.draws |= self->work.tensors[i].stochastic;
     }
     c.chunks_at = n * sizeof(ont_cuda_tensor);
     ont_table_sizes sizes = {.head = c.chunks_at};
@@ -223,8 +237,8 @@ PyObject *ont_optim_device_step(ont_walk *w, PyObject *scalars, double max_norm)
     c.lr = ont_calloc(groups + 1, sizeof *c.lr);
     if (!fresh || !c.lr) {
         PyErr_NoMemory();
-    } else if (take_scalars(w, scalars, &c) == 0 &&
-               fill_tables(w, (ont_cuda_tensor *)(void *)fresh, (int32_t *)(void *)(fresh + c.chunks_at)) == 0) {
+    } else if (take_scalars(w, scalars, &c) == 0) {
+        fill_tables(w, (ont_cuda_tensor *)(void *)fresh, (int32_t *)(void *)(fresh + c.chunks_at));
         ont_status status = n ? run(&c, fresh, &sizes) : ONT_OK;
         result = status == ONT_OK ? Py_NewRef(Py_None) : ont_raise(self->state, status);
     }

@@ -278,10 +278,9 @@ static int finish_tensor(ont_walk *w, ont_optim_tensor *t, const ont_tensor_view
                     (dtype == ONT_BFLOAT16 || dtype == ONT_FLOAT16);
     t->stream = (uint32_t)w->position;
     t->fresh = first;
-    if (w->device && (t->layout || is_8_bit || t->stochastic))
+    if (w->device && t->layout)
         return ont_param_error(w, PyExc_TypeError, "its tensors",
-                               " lie in memory in different orders, are 8-bit or rounded at random: on a device they "
-                               "are not supported");
+                               " lie in memory in different orders, or with gaps, which a device does not take");
     return ont_optim_take_update(w, t, step, first);
 }
 

@@ -1,238 +1,11 @@
 /*
  * Multi-tensor optimizers: a block for each chunk of a tensor, one launch for all tensors of all groups with equal
- * hyperparameters. Norms are sums of chunks that one block adds in order, so that the result does not depend on the
- * grid.
+ * hyperparameters. Tensors with 8-bit states or random rounding have kernels of their own (optim_warps.cuh). Norms are
+ * sums of chunks that one block adds in order, so that the result does not depend on the grid.
  */
-#include "kernels/launch.cuh"
+#include "kernels/optim.cuh"
 
-#include "kernels/math.cuh"
-#include "device/multi.h"
-
-/* Coefficients of a tensor's update, from hyperparameters and step; see csrc/simd/optim/optim.h. */
-template <class C> struct update {
-    C grad, l2, keep_before, keep_after, rate, beta1, beta2, eps, one_minus_beta1, one_minus_beta2, decay, correct;
-};
-
-enum { LR, BETA1, BETA2, EPS, DECAY, ADAM_MODE, ADAM_CORRECT, ADAM_AMSGRAD };
-enum { LAMB_CORRECT = 5, LAMB_MIN, LAMB_MAX };
-enum { SGD_MOMENTUM = 1, SGD_DAMPENING, SGD_DECAY, SGD_NESTEROV };
-enum { ADAGRAD_LR_DECAY = 1, ADAGRAD_EPS, ADAGRAD_DECAY, LION_DECAY = 3 };
-enum { MODE_L2, MODE_TRANSFORMERS, MODE_TORCH, MODE_TORCH_L2 };
-
-ONT_DEVICE bool skipped(const ont_cuda_optim &o) { return o.found_inf && *o.found_inf != 0; }
-
-/* work: two sums for each chunk, then the factor of all gradients, then the ratios of LAMB */
-ONT_DEVICE double *own_factor(const ont_cuda_optim &o) { return o.work + 2 * o.n_chunks; }
-ONT_DEVICE double factor_of(const ont_cuda_optim &o) { return o.factor ? *o.factor : *own_factor(o); }
-ONT_DEVICE double *ratio_of(const ont_cuda_optim &o, int64_t tensor) { return o.work + 2 * o.n_chunks + 2 + tensor; }
-
-template <class C> ONT_DEVICE update<C> adam_update(const double *h, double lr, double step)
-{
-    update<C> u = {};
-    int mode = (int)h[ADAM_MODE];
-    double c1 = h[ADAM_CORRECT] != 0 ? 1 - pow(h[BETA1], step) : 1,
-           root = h[ADAM_CORRECT] != 0 ? sqrt(1 - pow(h[BETA2], step)) : 1;
-    u.rate = (C)(lr * root / c1);
-    u.eps = (C)(mode == MODE_TORCH || mode == MODE_TORCH_L2 ? h[EPS] * root : h[EPS]);
-    u.l2 = (C)(mode == MODE_L2 || mode == MODE_TORCH_L2 ? h[DECAY] : 0);
-    u.keep_after = (C)(mode == MODE_TRANSFORMERS ? 1 - lr * h[DECAY] : 1);
-    u.keep_before = (C)(mode == MODE_TORCH ? 1 - lr * h[DECAY] : 1);
-    return u;
-}
-
-template <class C> ONT_DEVICE update<C> make_update(const ont_cuda_optim &o, const ont_cuda_tensor &t)
-{
-    const double *h = o.hyper;
-    double step = t.step ? (double)*t.step + 1 : 1, lr = o.lr ? (double)*o.lr : h[LR];
-    update<C> u = {};
-    u.keep_before = u.keep_after = 1;
-    switch (o.rule) {
-    case ONT_CUDA_ADAM: u = adam_update<C>(h, lr, step); break;
-    case ONT_CUDA_LAMB: {
-        double c1 = h[LAMB_CORRECT] != 0 ? 1 - pow(h[BETA1], step) : 1,
-               root = h[LAMB_CORRECT] != 0 ? sqrt(1 - pow(h[BETA2], step)) : 1;
-        u.correct = (C)(root / c1);
-        u.eps = (C)(h[EPS] * root);
-        u.rate = (C)lr;
-        u.decay = (C)h[DECAY];
-        break;
-    }
-    case ONT_CUDA_SGD:
-        u.rate = (C)lr;
-        u.l2 = (C)h[SGD_DECAY];
-        u.beta1 = (C)(t.fresh ? 0 : h[SGD_MOMENTUM]);
-        u.one_minus_beta1 = (C)(t.fresh ? 1 : 1 - h[SGD_DAMPENING]);
-        u.beta2 = (C)h[SGD_MOMENTUM];
-        break;
-    case ONT_CUDA_ADAGRAD:
-        u.l2 = (C)h[ADAGRAD_DECAY];
-        u.eps = (C)h[ADAGRAD_EPS];
-        u.rate = (C)(lr / (1 + (step - 1) * h[ADAGRAD_LR_DECAY]));
-        break;
-    default:
-        u.rate = (C)lr;
-        u.keep_before = (C)(1 - lr * h[LION_DECAY]);
-    }
-    if (o.rule != ONT_CUDA_SGD && o.rule != ONT_CUDA_ADAGRAD) {
-        u.beta1 = (C)h[BETA1];
-        u.beta2 = (C)h[BETA2];
-        u.one_minus_beta1 = (C)(1 - h[BETA1]);
-        u.one_minus_beta2 = (C)(1 - h[BETA2]);
-    }
-    u.grad = (C)((o.maximize ? -1 : 1) * factor_of(o));
-    return u;
-}
-
-template <class C> ONT_DEVICE C load_as(const void *p, int dtype, int64_t i)
-{
-    switch (dtype) {
-    case ONT_FLOAT32: return (C)((const float *)p)[i];
-    case ONT_FLOAT64: return (C)((const double *)p)[i];
-    case ONT_FLOAT16: return (C)ont_load((const ont_f16 *)p + i);
-    default: return (C)ont_load((const ont_bf16 *)p + i);
-    }
-}
-
-template <class C> ONT_DEVICE void store_as(void *p, int dtype, int64_t i, C v)
-{
-    switch (dtype) {
-    case ONT_FLOAT32: ((float *)p)[i] = (float)v; break;
-    case ONT_FLOAT64: ((double *)p)[i] = (double)v; break;
-    case ONT_FLOAT16: ont_store((ont_f16 *)p + i, (float)v); break;
-    default: ont_store((ont_bf16 *)p + i, (float)v);
-    }
-}
-
-/* ---- four elements for each thread, in one access where the tensor's memory is aligned ---- */
-
-enum { FOUR = 4, STATES = 3 };
-
-template <class T> struct __align__(sizeof(T) * FOUR) four_of { T v[FOUR]; };
-template <class C> struct four { C v[FOUR]; };
-
-ONT_DEVICE double widened(float v) { return v; }
-ONT_DEVICE double widened(double v) { return v; }
-ONT_DEVICE double widened(const ont_f16 &v) { return ont_load(&v); }
-ONT_DEVICE double widened(const ont_bf16 &v) { return ont_load(&v); }
-
-template <class C, class T> ONT_DEVICE four<C> load_wide(const void *p, int64_t i)
-{
-    const four_of<T> from = *(const four_of<T> *)((const T *)p + i);
-    four<C> to;
-    ONT_UNROLL
-    for (int k = 0; k < FOUR; k++) to.v[k] = (C)widened(from.v[k]);
-    return to;
-}
-
-template <class C, class T> ONT_DEVICE void store_wide(void *p, int64_t i, const four<C> &from)
-{
-    four_of<T> to;
-    ONT_UNROLL
-    for (int k = 0; k < FOUR; k++) ont_store(&to.v[k], (decltype(ont_load(&to.v[k])))from.v[k]);
-    *(four_of<T> *)((T *)p + i) = to;
-}
-
-/* Elements i to i + n; those beyond the end are zeros. */
-template <class C> ONT_DEVICE four<C> load_four(const void *p, int dtype, int64_t i, int n)
-{
-    four<C> to = {};
-    if (n < FOUR) {
-        ONT_UNROLL
-        for (int k = 0; k < FOUR; k++)
-            if (k < n) to.v[k] = load_as<C>(p, dtype, i + k);
-        return to;
-    }
-    switch (dtype) {
-    case ONT_FLOAT32: return load_wide<C, float>(p, i);
-    case ONT_FLOAT64: return load_wide<C, double>(p, i);
-    case ONT_FLOAT16: return load_wide<C, ont_f16>(p, i);
-    default: return load_wide<C, ont_bf16>(p, i);
-    }
-}
-
-template <class C> ONT_DEVICE void store_four(void *p, int dtype, int64_t i, int n, const four<C> &from)
-{
-    if (n < FOUR) {
-        ONT_UNROLL
-        for (int k = 0; k < FOUR; k++)
-            if (k < n) store_as<C>(p, dtype, i + k, from.v[k]);
-        return;
-    }
-    switch (dtype) {
-    case ONT_FLOAT32: store_wide<C, float>(p, i, from); break;
-    case ONT_FLOAT64: store_wide<C, double>(p, i, from); break;
-    case ONT_FLOAT16: store_wide<C, ont_f16>(p, i, from); break;
-    default: store_wide<C, ont_bf16>(p, i, from);
-    }
-}
-
-/* Elements that a thread takes at once. Chunks begin at multiples of four, so the addresses of the tensors decide. */
-ONT_DEVICE int width_of(const ont_cuda_tensor &t)
-{
-    uintptr_t all = (uintptr_t)t.param | (uintptr_t)t.grad | (uintptr_t)t.master;
-    for (int k = 0; k < STATES; k++) all |= (uintptr_t)t.state[k];
-    return all % (FOUR * sizeof(double)) ? 1 : FOUR;
-}
-
-ONT_DEVICE int min_width(int width, int64_t rest) { return rest < width ? (int)rest : width; }
-
-/* Updates one element: returns the new parameter, and writes its states. */
-template <class C> ONT_DEVICE C adam(const ont_cuda_optim &o, const update<C> &u, C x, C g, C &m, C &v, C &most)
-{
-    g += u.l2 * x;
-    m += u.one_minus_beta1 * (g - m);
-    v = u.beta2 * v + u.one_minus_beta2 * g * g;
-    C root = v;
-    if (o.hyper[ADAM_AMSGRAD] != 0) root = most = v < most ? most : v;
-    return (x * u.keep_before - u.rate * m / (vsqrt(root) + u.eps)) * u.keep_after;
-}
-
-template <class C>
-ONT_DEVICE C apply(const ont_cuda_optim &o, const update<C> &u, C x, C g, C &first, C &second, C &third)
-{
-    switch (o.rule) {
-    case ONT_CUDA_ADAM: return adam(o, u, x, g, first, second, third);
-    case ONT_CUDA_SGD: {
-        g += u.l2 * x;
-        if (o.hyper[SGD_MOMENTUM] != 0) {
-            first = u.beta1 * first + u.one_minus_beta1 * g;
-            g = o.hyper[SGD_NESTEROV] != 0 ? g + u.beta2 * first : first;
-        }
-        return x - u.rate * g;
-    }
-    case ONT_CUDA_ADAGRAD: {
-        g += u.l2 * x;
-        first += g * g;
-        return x - u.rate * g / (vsqrt(first) + u.eps);
-    }
-    default: {
-        C mixed = u.beta1 * first + u.one_minus_beta1 * g;
-        C sign = (C)(mixed > 0) - (C)(mixed < 0) + (mixed - mixed); /* NaN stays NaN, as in torch.sign */
-        first = u.beta2 * first + u.one_minus_beta2 * g;
-        return x * u.keep_before - u.rate * sign;
-    }
-    }
-}
-
-/* As on the CPU: in double where a parameter or its state is double. */
-ONT_DEVICE bool is_wide(const ont_cuda_tensor &t) { return t.param_dtype == ONT_FLOAT64 ||
-                                                   t.state_dtype == ONT_FLOAT64; }
-
-ONT_DEVICE int64_t chunk_end(const ont_cuda_tensor &t, int64_t first)
-{
-    return first + ONT_OPTIM_CHUNK < t.count ? first + ONT_OPTIM_CHUNK : t.count;
-}
-
-template <class C> ONT_DEVICE four<C> read_param(const ont_cuda_tensor &t, int64_t i, int n)
-{
-    return t.master ? load_four<C>(t.master, ONT_FLOAT32, i, n) : load_four<C>(t.param, t.param_dtype, i, n);
-}
-
-template <class C> ONT_DEVICE void write_param(const ont_cuda_tensor &t, int64_t i, int n, const four<C> &x)
-{
-    if (t.master) store_four<C>(t.master, ONT_FLOAT32, i, n, x);
-    store_four<C>(t.param, t.param_dtype, i, n, x);
-}
+#include "kernels/optim_warps.cuh"
 
 template <class C> ONT_DEVICE void update_chunk(const ont_cuda_optim &o, const ont_cuda_tensor &t, int64_t first)
 {
@@ -244,26 +17,26 @@ template <class C> ONT_DEVICE void update_chunk(const ont_cuda_optim &o, const o
     const int64_t end = chunk_end(t, first);
     const int width = width_of(t);
     for (int64_t i = first + (int64_t)threadIdx.x * width; i < end; i += (int64_t)blockDim.x * width) {
-        const int n = min_width(width, end - i);
-        four<C> x = read_param<C>(t, i, n), g = load_four<C>(t.grad, t.grad_dtype, i, n), s[STATES];
+        const place at = place_of(i, end, width);
+        four<C> x = read_param<C>(t, at), g = load_four<C>(t.grad, t.grad_dtype, at), s[STATES];
         ONT_UNROLL
-        for (int k = 0; k < STATES; k++) s[k] = t.state[k] ? load_four<C>(t.state[k], t.state_dtype, i, n) : four<C>{};
+        for (int k = 0; k < STATES; k++) s[k] = t.state[k] ? load_four<C>(t.state[k], t.state_dtype[k], at) : four<C>{};
         ONT_UNROLL
         for (int k = 0; k < FOUR; k++) x.v[k] = apply(o, u, x.v[k], g.v[k] * u.grad, s[0].v[k], s[1].v[k], s[2].v[k]);
         ONT_UNROLL
         for (int k = 0; k < STATES; k++)
-            if (t.state[k]) store_four<C>(t.state[k], t.state_dtype, i, n, s[k]);
-        write_param(t, i, n, x);
+            if (t.state[k]) store_four<C>(t.state[k], t.state_dtype[k], at, s[k]);
+        write_param(t, at, x);
     }
 }
 
-/* Two kernels, since the one in double has twice the registers: each skips the tensors of the other. */
+/* Two kernels, since the one in double has twice the registers: each skips the tensors of the others. */
 template <class C> ONT_DEVICE void update_all(const ont_cuda_optim &o)
 {
     if (skipped(o)) return;
     for (int64_t chunk = blockIdx.x; chunk < o.n_chunks; chunk += gridDim.x) {
         const ont_cuda_tensor &t = o.tensors[o.chunk_tensor[chunk]];
-        if (is_wide(t) == (sizeof(C) == sizeof(double)))
+        if (is_wide(t) == (sizeof(C) == sizeof(double)) && !is_by_warps(t))
             update_chunk<C>(o, t, (chunk - t.first_chunk) * ONT_OPTIM_CHUNK);
     }
 }
@@ -277,20 +50,16 @@ __global__ void __launch_bounds__(ONT_THREADS) optim_update_wide_kernel(const on
 
 /* ---- LAMB: moments and the two norms, ratios, update ---- */
 
-template <class C> ONT_DEVICE C lamb_step(const update<C> &u, C x, C m, C v)
-{
-    return u.correct * m / (vsqrt(v) + u.eps) + u.decay * x;
-}
-
 /* The norm of the update from the moments as stored: 16-bit states have been rounded, and are what is applied. */
 template <class C>
-ONT_DEVICE void norms(const ont_cuda_tensor &t, const update<C> &u, int64_t i, int n, const four<C> &x, double &pp,
+ONT_DEVICE void norms(const ont_cuda_tensor &t, const update<C> &u, const place &at, const four<C> &x, double &pp,
                       double &uu)
 {
-    const four<C> m = load_four<C>(t.state[0], t.state_dtype, i, n), v = load_four<C>(t.state[1], t.state_dtype, i, n);
+    const four<C> m = load_four<C>(t.state[0], t.state_dtype[0], at);
+    const four<C> v = load_four<C>(t.state[1], t.state_dtype[1], at);
     ONT_UNROLL
     for (int k = 0; k < FOUR; k++) {
-        double step = k < n ? (double)lamb_step(u, x.v[k], m.v[k], v.v[k]) : 0;
+        double step = k < at.n ? (double)lamb_step(u, x.v[k], m.v[k], v.v[k]) : 0;
         pp += (double)x.v[k] * (double)x.v[k];
         uu += step * step;
     }
@@ -311,25 +80,25 @@ ONT_DEVICE void lamb_chunk(const ont_cuda_optim &o, const ont_cuda_tensor &t, in
     const int64_t end = chunk_end(t, first);
     const int width = width_of(t);
     for (int64_t i = first + (int64_t)threadIdx.x * width; i < end; i += (int64_t)blockDim.x * width) {
-        const int n = min_width(width, end - i);
-        four<C> x = read_param<C>(t, i, n), m = load_four<C>(t.state[0], t.state_dtype, i, n);
-        four<C> v = load_four<C>(t.state[1], t.state_dtype, i, n);
+        const place at = place_of(i, end, width);
+        four<C> x = read_param<C>(t, at), m = load_four<C>(t.state[0], t.state_dtype[0], at);
+        four<C> v = load_four<C>(t.state[1], t.state_dtype[1], at);
         if (applies) {
             ONT_UNROLL
             for (int k = 0; k < FOUR; k++) x.v[k] -= rate * lamb_step(u, x.v[k], m.v[k], v.v[k]);
-            write_param(t, i, n, x);
+            write_param(t, at, x);
             continue;
         }
-        const four<C> g = load_four<C>(t.grad, t.grad_dtype, i, n);
+        const four<C> g = load_four<C>(t.grad, t.grad_dtype, at);
         ONT_UNROLL
         for (int k = 0; k < FOUR; k++) {
             C d = g.v[k] * u.grad;
             m.v[k] += u.one_minus_beta1 * (d - m.v[k]);
             v.v[k] = u.beta2 * v.v[k] + u.one_minus_beta2 * d * d;
         }
-        store_four<C>(t.state[0], t.state_dtype, i, n, m);
-        store_four<C>(t.state[1], t.state_dtype, i, n, v);
-        norms(t, u, i, n, x, pp, uu);
+        store_four<C>(t.state[0], t.state_dtype[0], at, m);
+        store_four<C>(t.state[1], t.state_dtype[1], at, v);
+        norms(t, u, at, x, pp, uu);
     }
     if (applies) return;
     pp = ont_block_sum(pp, scratch);
@@ -346,6 +115,7 @@ __global__ void __launch_bounds__(ONT_THREADS) lamb_kernel(const ont_cuda_optim 
     for (int64_t chunk = blockIdx.x; chunk < o.n_chunks; chunk += gridDim.x) {
         const ont_cuda_tensor &t = o.tensors[o.chunk_tensor[chunk]];
         int64_t first = (chunk - t.first_chunk) * ONT_OPTIM_CHUNK;
+        if (is_by_warps(t)) continue;
         is_wide(t) ? lamb_chunk<double>(o, t, first, chunk, applies)
                                      : lamb_chunk<float>(o, t, first, chunk, applies);
     }
@@ -382,7 +152,7 @@ __global__ void __launch_bounds__(ONT_THREADS) optim_squares_kernel(const ont_cu
         const int64_t end = chunk_end(t, first);
         const int width = width_of(t);
         for (int64_t i = first + (int64_t)threadIdx.x * width; i < end; i += (int64_t)blockDim.x * width) {
-            const four<double> g = load_four<double>(t.grad, t.grad_dtype, i, min_width(width, end - i));
+            const four<double> g = load_four<double>(t.grad, t.grad_dtype, place_of(i, end, width));
             ONT_UNROLL
             for (int k = 0; k < FOUR; k++) sum += g.v[k] * g.v[k];
         }
@@ -426,14 +196,14 @@ __global__ void __launch_bounds__(ONT_THREADS) optim_scale_kernel(const ont_cuda
         const int64_t end = chunk_end(t, first);
         const int width = width_of(t);
         for (int64_t i = first + (int64_t)threadIdx.x * width; i < end; i += (int64_t)blockDim.x * width) {
-            const int n = min_width(width, end - i);
-            four<double> g = load_four<double>(t.grad, t.grad_dtype, i, n);
+            const place at = place_of(i, end, width);
+            four<double> g = load_four<double>(t.grad, t.grad_dtype, at);
             ONT_UNROLL
             for (int k = 0; k < FOUR; k++) {
                 if (found_inf && !(fabs(g.v[k]) <= 1.7976931348623157e308)) set_flag(found_inf);
                 g.v[k] = t.grad_dtype == ONT_FLOAT64 ? g.v[k] * factor : (double)((float)g.v[k] * (float)factor);
             }
-            store_four<double>((void *)t.grad, t.grad_dtype, i, n, g);
+            store_four<double>((void *)t.grad, t.grad_dtype, at, g);
         }
     }
 }
@@ -465,16 +235,16 @@ __global__ void __launch_bounds__(ONT_THREADS) optim_into_kernel(const ont_cuda_
         const int64_t end = chunk_end(t, first);
         const int width = width_of(t);
         for (int64_t i = first + (int64_t)threadIdx.x * width; i < end; i += (int64_t)blockDim.x * width) {
-            const int n = min_width(width, end - i);
-            four<double> g = load_four<double>(t.grad, t.grad_dtype, i, n), x = {};
-            if (keep != 0) x = load_four<double>(t.param, t.param_dtype, i, n);
+            const place at = place_of(i, end, width);
+            four<double> g = load_four<double>(t.grad, t.grad_dtype, at), x = {};
+            if (keep != 0) x = load_four<double>(t.param, t.param_dtype, at);
             ONT_UNROLL
             for (int k = 0; k < FOUR; k++) {
                 x.v[k] = g.v[k] * factor + keep * x.v[k];
                 if (t.param_dtype != ONT_FLOAT64) x.v[k] = (double)(float)x.v[k];
                 if (found_inf && !(fabs(x.v[k]) <= 1.7976931348623157e308)) set_flag(found_inf);
             }
-            store_four<double>(t.param, t.param_dtype, i, n, x);
+            store_four<double>(t.param, t.param_dtype, at, x);
         }
     }
 }
@@ -506,24 +276,47 @@ extern "C" int ont_launch_optim_unscale(const ont_cuda_optim *o, float *found_in
     return ONT_LAUNCH(optim_scale_kernel, ont_blocks(o->n_chunks, 1), threads(), 0, stream, *o, found_inf);
 }
 
+static bool has(const ont_cuda_optim *o, ont_optim_kind kind) { return o->n_chunks && !(o->absent & kind); }
+
+/* One pass of LAMB over all tensors. */
+static int launch_lamb(const ont_cuda_optim *o, bool applies, void *stream)
+{
+    const unsigned blocks = ont_blocks(o->n_chunks, 1);
+    int error = 0;
+    if (has(o, ONT_OPTIM_NARROW) || has(o, ONT_OPTIM_WIDE))
+        error = ONT_LAUNCH(lamb_kernel, blocks, threads(), 0, stream, *o, applies);
+    if (!error && has(o, ONT_OPTIM_BY_WARPS))
+        error = ONT_LAUNCH(lamb_warps_kernel, blocks, threads(), 0, stream, *o, applies);
+    return error;
+}
+
+static int launch_update(const ont_cuda_optim *o, void *stream)
+{
+    const unsigned blocks = ont_blocks(o->n_chunks, 1);
+    int error = 0;
+    if (has(o, ONT_OPTIM_NARROW)) error = ONT_LAUNCH(optim_update_kernel, blocks, threads(), 0, stream, *o);
+    if (!error && has(o, ONT_OPTIM_WIDE))
+        error = ONT_LAUNCH(optim_update_wide_kernel, blocks, threads(), 0, stream, *o);
+    if (!error && has(o, ONT_OPTIM_BY_WARPS))
+        error = ONT_LAUNCH(optim_warps_kernel, blocks, threads(), 0, stream, *o);
+    return error;
+}
+
 extern "C" int ont_launch_optim_step(const ont_cuda_optim *o, void *stream)
 {
-    unsigned blocks = ont_blocks(o->n_chunks, 1);
+    const unsigned per_tensor = ont_blocks(o->n_tensors, ONT_THREADS);
     int error = o->factor ? 0
                 : o->max_norm >= 0 ? ont_launch_optim_norm(o, stream)
                                    : ONT_LAUNCH(optim_factor_kernel, 1, threads(), 0, stream, *o, false);
-    if (error || !o->n_chunks) return error;
+    if (error || !o->n_tensors) return error;
     if (o->rule == ONT_CUDA_LAMB) {
-        error = ONT_LAUNCH(lamb_kernel, blocks, threads(), 0, stream, *o, false);
-        if (!error)
-            error = ONT_LAUNCH(lamb_ratio_kernel, ont_blocks(o->n_tensors, ONT_THREADS), ONT_THREADS, 0, stream, *o);
-        if (!error) error = ONT_LAUNCH(lamb_kernel, blocks, threads(), 0, stream, *o, true);
+        error = launch_lamb(o, false, stream);
+        if (!error) error = ONT_LAUNCH(lamb_ratio_kernel, per_tensor, ONT_THREADS, 0, stream, *o);
+        if (!error) error = launch_lamb(o, true, stream);
     } else {
-        error = ONT_LAUNCH(optim_update_kernel, blocks, threads(), 0, stream, *o);
-        if (!error && !o->all_narrow) error = ONT_LAUNCH(optim_update_wide_kernel, blocks, threads(), 0, stream, *o);
+        error = launch_update(o, stream);
     }
-    return error ? error
-                 : ONT_LAUNCH(optim_count_kernel, ont_blocks(o->n_tensors, ONT_THREADS), ONT_THREADS, 0, stream, *o);
+    return error ? error : ONT_LAUNCH(optim_count_kernel, per_tensor, ONT_THREADS, 0, stream, *o);
 }
 
 extern "C" int ont_launch_optim(int what, const ont_cuda_optim *o, float *found_inf, void *stream)
