@@ -64,6 +64,7 @@ typedef struct ont_cuda_optim {
     const float *lr;                /* in place of the first of hyper; NULL: that one */
     double *wide_out;               /* of sums: one per tensor; of a norm: the norm in double, or NULL */
     uint64_t seed;                  /* of random rounding */
+    const void *grad;               /* of the only tensor, whose table has none; NULL: the tables have them */
     int32_t absent;                 /* kinds (ont_optim_kind) that no tensor has: a launch less for each */
 } ont_cuda_optim;
 

@@ -62,8 +62,9 @@ static ont_status tell(delivery *d, uint32_t input)
     return result ? ONT_OK : ont_fail(ONT_ESTATE, "the function that is called for each gradient has failed");
 }
 
-static ont_status receive(void *context, uint32_t input, const void *gradient)
+static ont_status receive(void *context, uint32_t input, const void *gradient, void *stream)
 {
+    (void)stream; /* of a device, which read_receivers() refuses */
     delivery *d = context;
     const receiver *r = &d->receivers[input];
     if (!r->to) return ONT_OK;
@@ -125,6 +126,9 @@ static int read_receiver(delivery *d, const ont_state *state, const ont_program 
 
 static int read_receivers(delivery *d, const ont_state *state, const ont_program *p, PyObject *receivers)
 {
+    if (p->device)
+        return PyErr_Format(PyExc_TypeError, "gradients are delivered to memory of the CPU, and this program runs on "
+                                             "device %s", p->device->ops->name), -1;
     d->n_inputs = p->grads.n_forward_inputs;
     d->receivers = ont_calloc(d->n_inputs + 1, sizeof *d->receivers);
     d->keep = ont_calloc(d->n_inputs + 1, sizeof(PyObject *));
@@ -145,7 +149,7 @@ static int deliver_returned(delivery *d, const ont_state *state, PyObject *resul
         if (!d->receivers[i].to || gradient == Py_None) continue;
         if (ont_dlpack_borrow(state, gradient, "gradient", i, &view, &keep) < 0) return -1;
         ONT_ASSERT(ont_tensor_view_is_contiguous(&view) && ont_tensor_view_count(&view) == d->receivers[i].n);
-        ont_status status = receive(d, i, view.data);
+        ont_status status = receive(d, i, view.data, NULL);
         Py_XDECREF(keep);
         if (status != ONT_OK || PyTuple_SetItem(result, i, Py_NewRef(Py_None)) < 0) return -1;
     }

@@ -59,6 +59,7 @@ typedef struct ont_step_tables {
     ont_device_tables on_device;
     ont_device_group *groups;
     size_t n_groups, groups_capacity;
+    size_t chunks_at, factor_at, work_at; /* of the step in backward: offsets in the memory of on_device */
 } ont_step_tables;
 
 typedef struct ont_updater {
@@ -122,6 +123,13 @@ typedef struct ont_param_state {
 /* py/optim_device.c: a step on a device, for the tensors in work. */
 PyObject *ont_optim_device_step(ont_walk *w, PyObject *scalars, const ont_optim_request *request);
 int ont_optim_device_group(ont_walk *w); /* a group begins */
+/*
+ * The same, one tensor at a time, as ont_optim_apply(): before backward, tables of all tensors, whose gradients are not
+ * known yet; then one step of each, on the stream that its gradient is computed on.
+ */
+int ont_optim_device_prepare(ont_walk *w); /* -1 with an exception */
+ont_status ont_optim_device_apply(ont_updater *self, const ont_device *device, uint64_t seed, uint32_t tensor,
+                                  const void *gradient, void *stream) ONT_MUST_USE;
 void ont_optim_device_free(ont_step_tables *t);
 
 /* py/optim.c: -1 with ValueError if tensors of the step share memory. */

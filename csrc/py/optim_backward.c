@@ -17,6 +17,7 @@ typedef struct target {
 
 typedef struct backward_step {
     ont_updater *self;
+    const ont_device *device; /* of the program; NULL: the CPU */
     ont_optim_request request;
     target *targets;     /* per input of the program */
     uint32_t n_inputs;
@@ -26,12 +27,13 @@ typedef struct backward_step {
 
 /* ---- while backward runs, without the GIL ---- */
 
-static ont_status apply_gradient(void *context, uint32_t input, const void *gradient)
+static ont_status apply_gradient(void *context, uint32_t input, const void *gradient, void *stream)
 {
     backward_step *a = context;
     const target *t = &a->targets[input];
     if (!t->is_target) return ONT_OK;
-    ONT_TRY(ont_optim_apply(&a->self->work, &a->request, t->tensor, gradient));
+    if (a->device) ONT_TRY(ont_optim_device_apply(a->self, a->device, a->request.seed, t->tensor, gradient, stream));
+    else ONT_TRY(ont_optim_apply(&a->self->work, &a->request, t->tensor, gradient));
     a->done[a->target_index[input]] = 1;
     return ONT_OK;
 }
@@ -166,6 +168,7 @@ static int prepare(backward_step *a, ont_walk *w, const arguments *in, const ont
     if (read_targets(a, p, in->targets, w) < 0) return -1;
     if (!(w->updated = PyList_New(0)) || ont_optim_slow_path(w, in->groups, in->hyper) < 0) return -1;
     if (find_tensors(a, w, PyTuple_Size(in->targets)) < 0 || ont_optim_check_overlap(self) < 0) return -1;
+    if (a->device) return ont_optim_device_prepare(w);
     if (ont_optim_prepare_apply(&self->work) == ONT_OK) return 0;
     PyErr_NoMemory();
     return -1;
@@ -196,7 +199,9 @@ PyObject *ont_updater_backward(PyObject *object, PyObject *args)
     ont_program *p = ont_run_object_program(self->state, in.run);
     if (!p || !(in.targets = PyList_AsTuple(in.targets))) return NULL;
     self->busy = true;
+    w.device = a.device = p->device;
     ont_optim_clear(&self->work);
+    self->tables.n_groups = 0;
     ont_program_ref(p); /* preparing state runs Python code, which may release the run */
     PyObject *result = NULL;
     if (prepare(&a, &w, &in, p) == 0) {

@@ -1,7 +1,8 @@
 /*
  * A step of the Updater on a device: the tensors become tables in device memory (device/multi.h), and a few launches on
  * torch's current stream perform the step. Nothing waits for the device, and only addresses come from the host, so that
- * a step may be captured once they repeat. Called by py/optim.c.
+ * a step may be captured once they repeat. Called by py/optim.c, and for each gradient of a backward by
+ * py/optim_backward.c.
  */
 #include "py/optim.h" /* Python.h before any system header */
 
@@ -245,4 +246,74 @@ PyObject *ont_optim_device_step(ont_walk *w, PyObject *scalars, const ont_optim_
     ont_free(fresh);
     ont_free(c.lr);
     return result;
+}
+
+/* ---- the step in backward ---- */
+
+/*
+ * Each tensor is a job of its own, so that all of them share one table of chunks, which is zeros, and the kernels' work
+ * memory. The layout is [tensors][chunks of the longest][the factor of all gradients, 1][work].
+ */
+static ont_status prepare_tables(const ont_walk *w, ont_step_tables *t, int64_t n_chunks)
+{
+    const ont_optim *work = &w->self->work;
+    const ont_device *device = w->device;
+    ont_scope scope;
+    t->chunks_at = work->n_tensors * sizeof(ont_cuda_tensor);
+    ont_table_sizes sizes = {.head = t->chunks_at};
+    t->factor_at = sizes.bytes = (t->chunks_at + (size_t)n_chunks * sizeof(int32_t) + 63) / 64 * 64;
+    t->work_at = t->factor_at + sizeof(double);
+    sizes.work = (size_t)(1 + 2 * n_chunks + 1 + 2) * sizeof(double);
+    char *fresh = ont_calloc(sizes.bytes + 1, 1);
+    if (!fresh) return ONT_ENOMEM;
+    for (size_t i = 0; i < work->n_tensors; i++)
+        fill_tensor(&work->tensors[i], (ont_cuda_tensor *)(void *)fresh + i);
+    ont_status status = device->ops->enter(device, &scope);
+    if (status == ONT_OK) {
+        status = ont_tables_put(&t->on_device, device, fresh, &sizes, scope.stream);
+        char *memory = t->on_device.memory.data;
+        ont_cuda_optim none = {.max_norm = -1, .work = (double *)(void *)(memory + t->factor_at)};
+        if (status == ONT_OK) status = device->ops->optim(device, ONT_OPTIM_FACTOR, &none, NULL, scope.stream);
+        device->ops->leave(device, &scope);
+    }
+    ont_free(fresh);
+    return status;
+}
+
+int ont_optim_device_prepare(ont_walk *w)
+{
+    ont_updater *self = w->self;
+    int64_t n_chunks = 0;
+    if (!w->device->ops->optim) {
+        PyErr_Format(PyExc_TypeError, "%U: device %s has no optimizers", self->name, w->device->ops->name);
+        return -1;
+    }
+    for (size_t i = 0; i < self->work.n_tensors; i++) {
+        int64_t n = chunks_of(&self->work.tensors[i]);
+        if (n > n_chunks) n_chunks = n;
+    }
+    ont_status status = self->work.n_tensors ? prepare_tables(w, &self->tables, n_chunks) : ONT_OK;
+    if (status == ONT_OK) return 0;
+    ont_raise(self->state, status);
+    return -1;
+}
+
+ont_status ont_optim_device_apply(ont_updater *self, const ont_device *device, uint64_t seed, uint32_t tensor,
+                                  const void *gradient, void *stream)
+{
+    const ont_step_tables *t = &self->tables;
+    const ont_optim_tensor *own = &self->work.tensors[tensor];
+    size_t g = t->n_groups;
+    while (g > 0 && t->groups[g - 1].first > tensor) g--;
+    ONT_ASSERT(g > 0 && t->on_device.device == device);
+    const ont_device_group *group = &t->groups[g - 1];
+    char *memory = t->on_device.memory.data;
+    ont_cuda_optim job = {.tensors = (const ont_cuda_tensor *)(void *)memory + tensor,
+                          .chunk_tensor = (const int32_t *)(void *)(memory + t->chunks_at), .n_tensors = 1,
+                          .n_chunks = chunks_of(own), .rule = rule_of(self->rule), .maximize = group->sign < 0,
+                          .max_norm = -1, .factor = (const double *)(void *)(memory + t->factor_at),
+                          .work = (double *)(void *)(memory + t->work_at), .seed = seed,
+                          .absent = ~(int32_t)kind_of(own), .grad = gradient};
+    memcpy(job.hyper, group->hyper, sizeof job.hyper);
+    return device->ops->optim(device, ONT_OPTIM_STEP, &job, NULL, stream);
 }

@@ -163,9 +163,6 @@ static ont_status find_delivered(ont_program *p, const uint8_t *wants, const ont
     *delivered = NULL;
     for (uint32_t i = 0; wants && p->differentiable && i < p->grads.n_forward_inputs; i++) {
         if (wants[i] != ONT_WANT_CALLBACK || p->grads.grad_output[i] < 0) continue;
-        if (p->device)
-            return ont_fail(ONT_EUNSUPPORTED, "input '%s': gradients go to a callback on the CPU only",
-                            p->graph->inputs[i]->name);
         if (!*delivered) *delivered = ont_arena_array(&p->arena, p->graph->n_outputs + 1, sizeof **delivered);
         if (!*delivered) return ONT_ENOMEM;
         (*delivered)[p->grads.grad_output[i]] = p->graph->inputs[i];

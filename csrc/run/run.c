@@ -228,7 +228,7 @@ static ont_status deliver_due(ont_run *run, uint32_t t)
     ont_float_mode_set(run->mode);
     while (status == ONT_OK && run->n_delivered < p->n_deliveries && p->deliveries[run->n_delivered].before <= t) {
         const ont_grad_delivery *a = &p->deliveries[run->n_delivered++];
-        status = run->callback->call(run->callback->context, a->input, run->pointers[a->value]);
+        status = run->callback->call(run->callback->context, a->input, run->pointers[a->value], run->stream);
     }
     ont_float_mode_set(mode);
     return status;
@@ -436,10 +436,12 @@ static ont_status choose_mode(ont_run *run, void *const *inputs, ont_replay *rep
 }
 
 /* Why the phase cannot be captured, whatever its addresses are; NULL: it can. */
-static const char *capture_obstacle(const ont_device *device)
+static const char *capture_obstacle(const ont_run *run)
 {
-    if (!device->ops->capture_begin) return "the device does not capture graphs";
+    if (!run->program->device->ops->capture_begin) return "the device does not capture graphs";
     if (!ont_replay_enabled()) return "off: ORTMODULE_CUDA_GRAPH is 0";
+    /* a replay calls nothing on the host */
+    if (run->callback && run->program->n_deliveries) return "backward passes gradients to an optimizer's step";
     return ont_timing_is_on() ? "steps are timed" : NULL;
 }
 
@@ -465,7 +467,7 @@ static ont_status execute(ont_run *run, void *const *inputs, uint32_t first, uin
     ont_replay_mode mode = ONT_REPLAY_EAGER;
     if (!device) return execute_flushed(run, first, last);
     if (first >= last) return ONT_OK;
-    const char *reason = capture_obstacle(device);
+    const char *reason = capture_obstacle(run);
     bool failed_before = replay->capture_failed;
     if (!reason) ONT_TRY(choose_mode(run, inputs, replay, &mode, &reason));
     if (mode == ONT_REPLAY_EAGER) {

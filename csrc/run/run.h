@@ -25,10 +25,11 @@ ont_status ont_run_forward(ont_program *program, ont_pool *pool, const ont_tenso
 /*
  * Receives the gradients of inputs with ONT_WANT_CALLBACK, one after the other on the thread that runs backward, and
  * may overwrite the input. `gradient` is row-major, of the input's dtype and shape, and invalid after the call. The
- * floating-point mode is that of the caller of backward. A failure ends backward.
+ * floating-point mode is that of the caller of backward. A failure ends backward. On a device, `gradient` is final for
+ * work on `stream`, the input may be overwritten by such work, and the gradient stays valid for it.
  */
 typedef struct ont_grad_callback {
-    ont_status (*call)(void *context, uint32_t input, const void *gradient);
+    ont_status (*call)(void *context, uint32_t input, const void *gradient, void *stream);
     void *context;
 } ont_grad_callback;
 

@@ -15,10 +15,10 @@ template <class C> ONT_DEVICE void update_chunk(const ont_cuda_optim &o, const o
     __syncthreads();
     const update<C> u = shared;
     const int64_t end = chunk_end(t, first);
-    const int width = width_of(t);
+    const int width = width_of(o, t);
     for (int64_t i = first + (int64_t)threadIdx.x * width; i < end; i += (int64_t)blockDim.x * width) {
         const place at = place_of(i, end, width);
-        four<C> x = read_param<C>(t, at), g = load_four<C>(t.grad, t.grad_dtype, at), s[STATES];
+        four<C> x = read_param<C>(t, at), g = load_four<C>(grad_of(o, t), t.grad_dtype, at), s[STATES];
         ONT_UNROLL
         for (int k = 0; k < STATES; k++) s[k] = t.state[k] ? load_four<C>(t.state[k], t.state_dtype[k], at) : four<C>{};
         ONT_UNROLL
@@ -78,7 +78,7 @@ ONT_DEVICE void lamb_chunk(const ont_cuda_optim &o, const ont_cuda_tensor &t, in
     C rate = applies ? (C)((double)u.rate * *ratio_of(o, o.chunk_tensor[chunk])) : (C)0;
     double pp = 0, uu = 0;
     const int64_t end = chunk_end(t, first);
-    const int width = width_of(t);
+    const int width = width_of(o, t);
     for (int64_t i = first + (int64_t)threadIdx.x * width; i < end; i += (int64_t)blockDim.x * width) {
         const place at = place_of(i, end, width);
         four<C> x = read_param<C>(t, at), m = load_four<C>(t.state[0], t.state_dtype[0], at);
@@ -89,7 +89,7 @@ ONT_DEVICE void lamb_chunk(const ont_cuda_optim &o, const ont_cuda_tensor &t, in
             write_param(t, at, x);
             continue;
         }
-        const four<C> g = load_four<C>(t.grad, t.grad_dtype, at);
+        const four<C> g = load_four<C>(grad_of(o, t), t.grad_dtype, at);
         ONT_UNROLL
         for (int k = 0; k < FOUR; k++) {
             C d = g.v[k] * u.grad;
@@ -150,7 +150,7 @@ __global__ void __launch_bounds__(ONT_THREADS) optim_squares_kernel(const ont_cu
         int64_t first = (chunk - t.first_chunk) * ONT_OPTIM_CHUNK;
         double sum = 0;
         const int64_t end = chunk_end(t, first);
-        const int width = width_of(t);
+        const int width = width_of(o, t);
         for (int64_t i = first + (int64_t)threadIdx.x * width; i < end; i += (int64_t)blockDim.x * width) {
             const four<double> g = load_four<double>(t.grad, t.grad_dtype, place_of(i, end, width));
             ONT_UNROLL
@@ -194,7 +194,7 @@ __global__ void __launch_bounds__(ONT_THREADS) optim_scale_kernel(const ont_cuda
         double factor = factor_of(o);
         if (factor == 1 && !found_inf) return;
         const int64_t end = chunk_end(t, first);
-        const int width = width_of(t);
+        const int width = width_of(o, t);
         for (int64_t i = first + (int64_t)threadIdx.x * width; i < end; i += (int64_t)blockDim.x * width) {
             const place at = place_of(i, end, width);
             four<double> g = load_four<double>(t.grad, t.grad_dtype, at);
@@ -233,7 +233,7 @@ __global__ void __launch_bounds__(ONT_THREADS) optim_into_kernel(const ont_cuda_
         const ont_cuda_tensor &t = o.tensors[o.chunk_tensor[chunk]];
         int64_t first = (chunk - t.first_chunk) * ONT_OPTIM_CHUNK;
         const int64_t end = chunk_end(t, first);
-        const int width = width_of(t);
+        const int width = width_of(o, t);
         for (int64_t i = first + (int64_t)threadIdx.x * width; i < end; i += (int64_t)blockDim.x * width) {
             const place at = place_of(i, end, width);
             four<double> g = load_four<double>(t.grad, t.grad_dtype, at), x = {};

@@ -87,6 +87,8 @@ template <class C> ONT_DEVICE update<C> make_update(const ont_cuda_optim &o, con
     return u;
 }
 
+ONT_DEVICE const void *grad_of(const ont_cuda_optim &o, const ont_cuda_tensor &t) { return t.grad ? t.grad : o.grad; }
+
 template <class C> ONT_DEVICE C load_as(const void *p, int dtype, int64_t i)
 {
     switch (dtype) {
@@ -179,9 +181,9 @@ template <class C, class P> ONT_DEVICE void store_four(void *p, int dtype, const
 }
 
 /* Elements that a thread takes at once. Chunks begin at multiples of four, so the addresses of the tensors decide. */
-ONT_DEVICE int width_of(const ont_cuda_tensor &t)
+ONT_DEVICE int width_of(const ont_cuda_optim &o, const ont_cuda_tensor &t)
 {
-    uintptr_t all = (uintptr_t)t.param | (uintptr_t)t.grad | (uintptr_t)t.master;
+    uintptr_t all = (uintptr_t)t.param | (uintptr_t)grad_of(o, t) | (uintptr_t)t.master;
     for (int k = 0; k < STATES; k++) all |= (uintptr_t)t.state[k];
     return all % (FOUR * sizeof(double)) ? 1 : FOUR;
 }

@@ -180,13 +180,13 @@ ONT_DEVICE void update_by_warps(const ont_cuda_optim &o, const ont_cuda_tensor &
     __syncthreads();
     const update<float> u = shared;
     const int64_t end = chunk_end(t, chunk_first), stride = (int64_t)(blockDim.x / 32) * ONT_OPTIM_BLOCK;
-    const bool aligned = width_of(t) == FOUR;
+    const bool aligned = width_of(o, t) == FOUR;
     for (int64_t first = chunk_first + (int64_t)(threadIdx.x / 32) * ONT_OPTIM_BLOCK; first < end; first += stride) {
         four<float> s[CODED][PARTS];
         ONT_UNROLL
         for (int part = 0; part < PARTS; part++) {
             const lane_place at = place_of_lane(first, end, part, aligned);
-            four<float> x = read_param<float>(t, at), g = load_four<float>(t.grad, t.grad_dtype, at);
+            four<float> x = read_param<float>(t, at), g = load_four<float>(grad_of(o, t), t.grad_dtype, at);
             four<float> third = read_state(t, CODED, at);
             ONT_UNROLL
             for (int k = 0; k < CODED; k++) s[k][part] = read_state(t, k, at);
@@ -211,19 +211,23 @@ __global__ void __launch_bounds__(ONT_THREADS) optim_warps_kernel(const ont_cuda
 
 /* ---- LAMB ---- */
 
-/* Moments of one run of a lane, and the two norms, from the moments before they are rounded, as on the CPU. */
-ONT_DEVICE void lamb_moments(const ont_cuda_tensor &t, const update<float> &u, const lane_place &at, four<float> &m,
-                             four<float> &v, double &pp, double &uu)
+struct square_sums {
+    double param, step;
+};
+
+/* Moments of four elements, and the two norms, from the moments before they are rounded, as on the CPU. */
+ONT_DEVICE void lamb_moments(const ont_cuda_optim &o, const ont_cuda_tensor &t, const update<float> &u,
+                             const lane_place &at, four<float> &m, four<float> &v, square_sums &sums)
 {
-    const four<float> x = read_param<float>(t, at), g = load_four<float>(t.grad, t.grad_dtype, at);
+    const four<float> x = read_param<float>(t, at), g = load_four<float>(grad_of(o, t), t.grad_dtype, at);
     ONT_UNROLL
     for (int j = 0; j < FOUR; j++) {
         const float d = g.v[j] * u.grad;
         m.v[j] += u.one_minus_beta1 * (d - m.v[j]);
         v.v[j] = u.beta2 * v.v[j] + u.one_minus_beta2 * d * d;
         const double step = j < at.n ? (double)lamb_step(u, x.v[j], m.v[j], v.v[j]) : 0;
-        pp += (double)x.v[j] * (double)x.v[j];
-        uu += step * step;
+        sums.param += (double)x.v[j] * (double)x.v[j];
+        sums.step += step * step;
     }
 }
 
@@ -238,8 +242,8 @@ ONT_DEVICE void lamb_by_warps(const ont_cuda_optim &o, const ont_cuda_tensor &t,
     const update<float> u = shared;
     const float rate = applies ? (float)(rate_of(o) * *ratio_of(o, o.chunk_tensor[chunk])) : 0;
     const int64_t end = chunk_end(t, chunk_first), stride = (int64_t)(blockDim.x / 32) * ONT_OPTIM_BLOCK;
-    const bool aligned = width_of(t) == FOUR;
-    double pp = 0, uu = 0;
+    const bool aligned = width_of(o, t) == FOUR;
+    square_sums sums = {};
     for (int64_t first = chunk_first + (int64_t)(threadIdx.x / 32) * ONT_OPTIM_BLOCK; first < end; first += stride) {
         four<float> s[CODED][PARTS];
         ONT_UNROLL
@@ -249,7 +253,7 @@ ONT_DEVICE void lamb_by_warps(const ont_cuda_optim &o, const ont_cuda_tensor &t,
             m = read_state(t, 0, at);
             v = read_state(t, 1, at);
             if (!applies) {
-                lamb_moments(t, u, at, m, v, pp, uu);
+                lamb_moments(o, t, u, at, m, v, sums);
                 continue;
             }
             four<float> x = read_param<float>(t, at);
@@ -260,11 +264,11 @@ ONT_DEVICE void lamb_by_warps(const ont_cuda_optim &o, const ont_cuda_tensor &t,
         if (!applies) write_states(t, first, end, aligned, s);
     }
     if (applies) return;
-    pp = ont_block_sum(pp, scratch);
-    uu = ont_block_sum(uu, scratch);
+    sums.param = ont_block_sum(sums.param, scratch);
+    sums.step = ont_block_sum(sums.step, scratch);
     if (!threadIdx.x) {
-        o.work[2 * chunk] = pp;
-        o.work[2 * chunk + 1] = uu;
+        o.work[2 * chunk] = sums.param;
+        o.work[2 * chunk + 1] = sums.step;
     }
 }
 

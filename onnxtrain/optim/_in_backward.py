@@ -94,6 +94,8 @@ def refuse_options(optimizer: FusedOptimizer, where: str) -> None:
 class StepInBackward:
     """What step_in_backward() returns: the bond of one optimizer and one model. Ends with either, or by remove()."""
 
+    on_devices = True  # for _program.py: programs of devices take part
+
     def __init__(self, optimizer: FusedOptimizer, model: Any) -> None:
         self._optimizer, self._model = weakref.ref(optimizer), weakref.ref(model)
 
@@ -270,7 +272,7 @@ def step_in_backward(optimizer: FusedOptimizer, model: Any) -> StepInBackward:
 
     Args:
         optimizer: one of onnxtrain.optim, without ``max_grad_norm``.
-        model: an ORTModule on the CPU, some of whose parameters the optimizer holds.
+        model: an ORTModule, some of whose parameters the optimizer holds, all on the CPU or on one CUDA device.
 
     Returns:
         The bond, whose ``remove()`` takes it back.
@@ -278,8 +280,8 @@ def step_in_backward(optimizer: FusedOptimizer, model: Any) -> StepInBackward:
     Raises:
         TypeError: the optimizer is of another class, or has its own step(); the model is no ORTModule (pass it itself,
             not what is wrapped around it).
-        ValueError: ``max_grad_norm`` is set; no parameter is shared; a parameter is on a device; the model has an
-            optimizer already.
+        ValueError: ``max_grad_norm`` is set; no parameter is shared; parameters are on several devices, or on one
+            that is not CUDA; the model has an optimizer already.
         RuntimeError: torch.distributed is initialized, or horovod imported.
 
     What does not fit later is a RuntimeError of ``backward()`` before anything is updated: a second backward before
@@ -309,9 +311,9 @@ def step_in_backward(optimizer: FusedOptimizer, model: Any) -> StepInBackward:
     shared = [(name, param) for name, param in model.named_parameters() if id(param) in held]
     if not shared:
         raise ValueError(f"{type(optimizer).__name__} holds no parameter of the model")
-    there = [f"{name} on {param.device}" for name, param in shared if param.device.type != "cpu"]
-    if there:
-        raise ValueError(f"step_in_backward() is for parameters on the CPU: {listed(there)}")
+    there = [f"{name} on {param.device}" for name, param in shared]
+    if len({param.device for _, param in shared}) > 1 or shared[0][1].device.type not in ("cpu", "cuda"):
+        raise ValueError(f"step_in_backward() is for parameters on the CPU or on one CUDA device: {listed(there)}")
     if model.__dict__.get("_in_backward") is not None:
         raise ValueError("the model already has an optimizer that steps in backward; call remove() on its handle first")
     handle = StepInBackward(optimizer, model)

@@ -404,7 +404,8 @@ class Program:
     def _under_autograd(self, tensors: Sequence[Any], mask: bytes, leaves: Sequence[Any]) -> Any:
         """Forward, as a node of autograd's."""
         targets = outputs = None
-        if self.in_backward is not None and self.conditional is None and self.device == "cpu":
+        if (self.in_backward is not None and self.conditional is None
+                and (self.device == "cpu" or self.in_backward.on_devices)):
             targets = self.in_backward.targets(tensors, mask)
         if targets is not None:
             return _SteppingFunction.apply(self, self.in_backward.mask(mask, targets), self.in_backward, targets,

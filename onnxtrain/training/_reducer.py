@@ -90,6 +90,7 @@ class Reducer:
         return {i: tensor for i, (tensor, flag) in enumerate(zip(tensors, flags))
                 if flag and id(tensor) in self._of and count[id(tensor)] == 1 and _is_plain(tensor)} or None
 
+    on_devices = False  # the engine writes buckets in memory of the CPU
     mask = staticmethod(StepInBackward.mask)
 
     def gradients(self, ctx: Any, grads: tuple[Tensor | None, ...]) -> Sequence[Tensor | None]:

@@ -7,12 +7,14 @@ Prints what checks.py says.
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import itertools
 import math
 import sys
 from collections.abc import Callable, Sequence
 
+import in_backward
 import test_fp16_optimizer
 import torch
 from checks import every_nth, refusal, run_checks
@@ -22,6 +24,7 @@ import onnxtrain
 from onnxtrain import _C
 from onnxtrain.optim import SGD as Momentum
 from onnxtrain.optim import Adagrad, FusedAdam, Lamb, Lion, _clip, _engine, fp16_optimizer
+from onnxtrain.ortmodule import ORTModule, _module
 
 ADAM, LAMB_RULE, SGD, ADAGRAD, LION = range(5)
 NUMBER = {torch.float32: 1, torch.float64: 11, torch.float16: 10, torch.bfloat16: 16}
@@ -44,7 +47,8 @@ class Job(ctypes.Structure):
                 ("hyper", ctypes.c_double * 12), ("max_norm", ctypes.c_double),
                 ("found_inf", ctypes.c_void_p), ("inv_scale", ctypes.c_void_p), ("norm", ctypes.c_void_p),
                 ("work", ctypes.c_void_p), ("factor", ctypes.c_void_p), ("lr", ctypes.c_void_p),
-                ("wide_out", ctypes.c_void_p), ("seed", ctypes.c_uint64), ("absent", ctypes.c_int32)]
+                ("wide_out", ctypes.c_void_p), ("seed", ctypes.c_uint64), ("grad", ctypes.c_void_p),
+                ("absent", ctypes.c_int32)]
 
 
 class Engine:
@@ -552,6 +556,47 @@ def random_rounding_is_not_captured() -> None:
     optimizer.step()
 
 
+IN_BACKWARD: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    **in_backward.OPTIMIZERS, "amsgrad": MAKERS["adam l2 amsgrad"],
+    "random": lambda p: Momentum(p, lr=0.01, momentum=0.9, stochastic_rounding=True),
+    "random adam": lambda p: FusedAdam(p, lr=0.01, stochastic_rounding=True, state_dtype="int8"),
+    "master": lambda p: FusedAdam(p, lr=0.01, master_weights=True),
+    "rate on the device": lambda p: FusedAdam(p, lr=torch.tensor(0.01, device=PLACE))}
+
+
+@torch.enable_grad()
+def step_in_backward() -> None:
+    """Every bit as backward and then step() have it, on the device; which updates one parameter after the other, while
+    backward runs.
+    """
+    _engine.device_of = lambda _: DEVICE
+    before, _module.device_of = _module.device_of, lambda tensors: DEVICE
+    try:
+        for kind, names in ((torch.float32, IN_BACKWARD), (torch.bfloat16, ("adam", "random", "random adam", "master"))):
+            torch.manual_seed(0)
+            module = in_backward.Net().to(PLACE, kind)
+            models = [ORTModule(copy.deepcopy(module)) for _ in range(2)]
+            for name in names:
+                pairs = [(model, IN_BACKWARD[name](model.parameters())) for model in models]
+                bond = onnxtrain.optim.step_in_backward(pairs[0][1], models[0])
+                for step in range(3):
+                    tokens = torch.randint(40, (4, 5), device=PLACE)
+                    for model, optimizer in pairs:
+                        in_backward.loss_of(model, tokens).backward()
+                        if model is models[0]:
+                            assert all(p.grad is None for p in model.parameters()), (name, step)
+                            assert len(optimizer._in_backward.updated) == 11, (name, step)
+                        optimizer.step()
+                        optimizer.zero_grad()
+                    in_backward.same(*models, pairs[0][1], pairs[1][1])
+                bond.remove()
+            for model in models:
+                counts = onnxtrain.stats(model)
+                assert counts["fallback_steps"] == 0, counts["reasons"]
+    finally:
+        _module.device_of = before
+
+
 def rates_on_the_device() -> None:
     """A rate that is a tensor on the device is read there."""
     pair_of = pair(MAKERS["adam"], [torch.float32])
@@ -613,8 +658,8 @@ def refusals() -> None:
 
 
 CHECKS = [clip_grad_norm, recorded, fp16_optimizers, zero, classes, eight_bits, eight_bit_memory, random_rounding,
-          random_rounding_is_not_captured, rates_on_the_device, scaler, saved_and_loaded, refusals, adamw, adam_l2, sgd,
-          adagrad, lamb, lion, clip, unscale_and_skip, halves, maximize]
+          random_rounding_is_not_captured, step_in_backward, rates_on_the_device, scaler, saved_and_loaded, refusals,
+          adamw, adam_l2, sgd, adagrad, lamb, lion, clip, unscale_and_skip, halves, maximize]
 
 
 def main(plugin: str, device: str, part: str = "0/1") -> None:
