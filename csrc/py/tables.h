@@ -14,6 +14,7 @@ typedef struct ont_device_tables {
     void *host; /* host copy of the device's tables */
     size_t bytes, host_capacity, device_capacity;
     bool recorded; /* a captured graph reads this memory */
+    void *last;    /* the stream of the last call */
     struct ont_kept_tables *kept;
 } ont_device_tables;
 
@@ -23,7 +24,8 @@ typedef struct ont_table_sizes {
 
 /*
  * Makes the device's tables equal to `fresh`. A stream under capture cannot be written to: different tables are refused
- * there, and tables that a captured graph reads are kept until ont_tables_free().
+ * there, and tables that a captured graph reads are kept until ont_tables_free(). Work on `stream` may use them until
+ * the next call: a call on another stream waits for that work, and so does memory that is given back.
  */
 ont_status ont_tables_put(ont_device_tables *t, const ont_device *device, const void *fresh,
                           const ont_table_sizes *sizes, void *stream) ONT_MUST_USE;

@@ -19,6 +19,7 @@ import torch
 from checks import every_nth, run_checks
 
 from onnxtrain import _C
+from onnxtrain.optim import SGD, _clip, _engine
 from onnxtrain.ortmodule import ORTModule, _module
 
 DEVICE = PLACE = "cpu"
@@ -107,11 +108,6 @@ def streams() -> None:
     """
     if not is_emulated():
         return
-    waiting, awaited = ctypes.c_void_p(), ctypes.c_void_p()
-
-    def joins() -> int:
-        return LIBRARY.ont_emulate_joins(ctypes.byref(waiting), ctypes.byref(awaited))
-
     x = torch.randn(40, 30)
     try:
         for other, more in ((1, 0), (2, 2)):  # slab and constants
@@ -122,13 +118,56 @@ def streams() -> None:
             LIBRARY.ont_emulate_set_stream(ctypes.c_void_p(other))
             model.forward([x], b"\0")
             LIBRARY.ont_emulate_set_stream(ctypes.c_void_p(3))
-            before = joins()
+            before = joins()[0]
             del model
             gc.collect()
-            assert joins() == before + more, (joins(), before, more)
-        assert (waiting.value, awaited.value) == (1, 2), (waiting, awaited)
+            assert joins()[0] == before + more, (joins(), before, more)
+        assert joins()[1:] == (1, 2), joins()
     finally:
         LIBRARY.ont_emulate_set_stream(None)
+
+
+def joins() -> tuple[int, int | None, int | None]:
+    """How often a stream has waited for another one; which did last, and for which."""
+    waiting, awaited = ctypes.c_void_p(), ctypes.c_void_p()
+    return LIBRARY.ont_emulate_joins(ctypes.byref(waiting), ctypes.byref(awaited)), waiting.value, awaited.value
+
+
+def tables() -> None:
+    """Tables that an optimizer's step or a clipping used on another stream are used again, or freed, only after that
+    stream's work.
+    """
+    if not is_emulated():
+        return
+
+    def on_stream(stream: int, call: Callable[[], object]) -> int:
+        """How often a stream waits for another one meanwhile."""
+        LIBRARY.ont_emulate_set_stream(ctypes.c_void_p(stream))
+        before = joins()[0]
+        call()
+        gc.collect()
+        return joins()[0] - before
+
+    def sgd() -> SGD:
+        few[0].grad = torch.ones_like(few[0])
+        return SGD(few, lr=0.1)
+
+    def clip(tensors: list[torch.Tensor]) -> None:
+        lists.clip(DEVICE, tensors, 1.0)
+
+    few, many, lists = [torch.randn(40, requires_grad=True)], [torch.randn(40) for _ in range(9)], _clip.Lists()
+    before, _engine.device_of = _engine.device_of, lambda _: DEVICE
+    held = [sgd()]
+    try:
+        for use, free, more in ((lambda: held[0].step(), held.clear, 1),
+                                (lambda: clip(many[:1]), lambda: clip(many), 2)):  # the table is too short for all
+            assert on_stream(1, use) == 0
+            assert on_stream(2, use) == 1 and joins()[1:] == (2, 1)
+            assert on_stream(2, use) == 0
+            assert on_stream(3, free) == more and joins()[1:] == (1, 2)
+    finally:
+        LIBRARY.ont_emulate_set_stream(None)
+        _engine.device_of = before
 
 
 PRODUCT = """g (float[16, 20] x, float[20, 30] w, float[30] b) => (float[16, 30] y)
@@ -224,7 +263,7 @@ def large_heads() -> None:
             assert torch.allclose(got, leaf.grad, atol=1e-4)
 
 
-CHECKS: list[Callable[[], None]] = [outputs_and_gradients, every_dtype, module, streams, no_room, settles,
+CHECKS: list[Callable[[], None]] = [outputs_and_gradients, every_dtype, module, streams, tables, no_room, settles,
                                     shared_blocks, large_heads]
 
 

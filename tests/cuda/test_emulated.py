@@ -138,7 +138,7 @@ def test_kernels_agree_with_torch(plugin, script, order, part):
     """Optimizers beside the CPU's loops that round as the emulation does, so that every bit can be compared."""
     isa = {"ONNXTRAIN_ISA": "plain"} if script == "optim.py" else {}
     report = run(script, plugin, *part, ONT_EMULATE_ORDER=order, **isa)
-    assert (report["passed"] >= {"dropout.py": 7, "device_memory.py": 8}.get(script, 10)
+    assert (report["passed"] >= {"dropout.py": 7, "device_memory.py": 9}.get(script, 10)
             and not report["failed"]), "\n".join(f"{what}: {message}" for what, message in report["failed"])
 
 
