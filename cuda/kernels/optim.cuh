@@ -250,9 +250,20 @@ ONT_DEVICE int64_t chunk_end(const ont_cuda_tensor &t, int64_t first)
     return first + ONT_OPTIM_CHUNK < t.count ? first + ONT_OPTIM_CHUNK : t.count;
 }
 
+/* The master copy, unless the 16-bit parameter has been modified since: where it is not the rounding of the copy, its
+ * value is taken. */
 template <class C, class P> ONT_DEVICE four<C> read_param(const ont_cuda_tensor &t, const P &at)
 {
-    return t.master ? load_four<C>(t.master, ONT_FLOAT32, at) : load_four<C>(t.param, t.param_dtype, at);
+    four<C> x = load_four<C>(t.param, t.param_dtype, at);
+    if (!t.master) return x;
+    const four<float> copy = load_four<float>(t.master, ONT_FLOAT32, at);
+    ONT_UNROLL
+    for (int k = 0; k < FOUR; k++) {
+        const float rounded = t.param_dtype == ONT_FLOAT16 ? ont_f16_to_float(ont_float_to_f16(copy.v[k]))
+                                                           : ont_bf16_to_float(ont_float_to_bf16(copy.v[k]));
+        if (rounded == (float)x.v[k]) x.v[k] = (C)copy.v[k];
+    }
+    return x;
 }
 
 template <class C, class P> ONT_DEVICE void write_param(const ont_cuda_tensor &t, const P &at, const four<C> &x)

@@ -272,7 +272,7 @@ ONT_DEVICE void lamb_by_warps(const ont_cuda_optim &o, const ont_cuda_tensor &t,
     }
 }
 
-__global__ void __launch_bounds__(ONT_THREADS) lamb_warps_kernel(const ont_cuda_optim o, bool applies)
+__global__ void __launch_bounds__(ONT_THREADS, 2) lamb_warps_kernel(const ont_cuda_optim o, bool applies)
 {
     if (skipped(o)) return;
     for (int64_t chunk = blockIdx.x; chunk < o.n_chunks; chunk += gridDim.x) {

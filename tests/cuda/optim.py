@@ -400,8 +400,8 @@ def give(optimizers: list[torch.optim.Optimizer], step: int) -> None:
             optimizer.param_groups[0]["params"][0].grad = None
 
 
-def trajectory(optimizers: list[torch.optim.Optimizer], what: str) -> None:
-    for step in range(4):
+def trajectory(optimizers: list[torch.optim.Optimizer], what: str, steps: int = 4) -> None:
+    for step in range(steps):
         give(optimizers, step)
         norms = []
         for optimizer, device in zip(optimizers, ("", DEVICE), strict=True):
@@ -485,6 +485,27 @@ def eight_bits() -> None:
             assert kept & {torch.int8, torch.uint8}, name
         for bad in (math.inf, math.nan):
             from_equal_states(pair(MAKERS[name], [torch.float32], LONG, state_dtype="int8"), f"{name} {bad}", bad)
+
+
+def written_parameters() -> None:
+    """What other code has written to a 16-bit parameter replaces its float32 copy, as on the CPU."""
+    for name, state_dtype in itertools.product(MAKERS, (None, "int8")):
+        if name == "lamb" and not state_dtype:
+            continue  # its sums are in another order; below
+        made = pair(MAKERS[name], [torch.bfloat16, torch.float16], master_weights=True, state_dtype=state_dtype)
+        from_equal_states(made, name, steps=2)
+        for optimizer in made:
+            for p in optimizer.param_groups[0]["params"]:
+                p.data.view(-1)[:20] = 5.0
+        from_equal_states(made, f"{name} {state_dtype}, written", steps=2)
+        first = made[1].param_groups[0]["params"][1]
+        assert (made[1].state[first]["master_param"][:20] - 5).abs().max() < 1.5, name
+    made = pair(MAKERS["lamb"], [torch.bfloat16, torch.float16], master_weights=True)
+    trajectory(made, "lamb", steps=2)
+    for optimizer in made:
+        for p in optimizer.param_groups[0]["params"]:
+            p.data.view(-1)[:20] = 5.0
+    trajectory(made, "lamb, written", steps=2)
 
 
 def eight_bit_memory() -> None:
@@ -572,7 +593,7 @@ def step_in_backward() -> None:
     _engine.device_of = lambda _: DEVICE
     before, _module.device_of = _module.device_of, lambda tensors: DEVICE
     try:
-        for kind, names in ((torch.float32, IN_BACKWARD), (torch.bfloat16, ("adam", "random", "random adam", "master"))):
+        for kind, names in ((torch.float32, IN_BACKWARD), (torch.bfloat16, ("random", "random adam", "master"))):
             torch.manual_seed(0)
             module = in_backward.Net().to(PLACE, kind)
             models = [ORTModule(copy.deepcopy(module)) for _ in range(2)]
@@ -657,9 +678,10 @@ def refusals() -> None:
     assert torch.equal(param, before)
 
 
-CHECKS = [clip_grad_norm, recorded, fp16_optimizers, zero, classes, eight_bits, eight_bit_memory, random_rounding,
-          random_rounding_is_not_captured, step_in_backward, rates_on_the_device, scaler, saved_and_loaded, refusals,
-          adamw, adam_l2, sgd, adagrad, lamb, lion, clip, unscale_and_skip, halves, maximize]
+CHECKS = [clip_grad_norm, recorded, fp16_optimizers, zero, classes, eight_bits, eight_bit_memory, written_parameters,
+          random_rounding, random_rounding_is_not_captured, step_in_backward, rates_on_the_device, scaler,
+          saved_and_loaded, refusals, adamw, adam_l2, sgd, adagrad, lamb, lion, clip, unscale_and_skip, halves,
+          maximize]
 
 
 def main(plugin: str, device: str, part: str = "0/1") -> None:
