@@ -6,6 +6,8 @@
 
 #include <string.h>
 
+#include "base/assert.h"
+
 static bool same_strides(const ont_optim_layout *l, const void *const data[], int outer, int inner)
 {
     for (int k = 0; k < ONT_OPERAND_COUNT; k++)
@@ -69,7 +71,7 @@ static bool is_flat(const ont_optim_layout *l, const void *const data[])
     return l->rank <= 1;
 }
 
-/* 8-bit state must be row-major: its scales are per block of consecutive elements. */
+/* 8-bit state must be, since its scales are per block of consecutive elements. */
 static bool is_row_major(const ont_optim_layout *l, int k)
 {
     int64_t stride = 1;
@@ -77,6 +79,14 @@ static bool is_row_major(const ont_optim_layout *l, int k)
         if (l->strides[k][i] != stride) return false;
         stride *= l->dims[i];
     }
+    return true;
+}
+
+bool ont_optim_only_grad_is_strided(const ont_optim_tensor *t)
+{
+    ONT_ASSERT(t->layout);
+    for (int k = 0; k < ONT_OPERAND_COUNT; k++)
+        if (k != ONT_OPERAND_GRAD && t->data[k] && !is_row_major(t->layout, k)) return false;
     return true;
 }
 

@@ -118,6 +118,8 @@ ont_status ont_optim_add_update(ont_optim *o, const ont_update *update, uint32_t
 ont_status ont_optim_make_layout(ont_optim *o, const ont_optim_tensor *t, int rank, const int64_t *dims,
                                  const int64_t *const strides[ONT_OPERAND_COUNT],
                                  const ont_optim_layout **layout) ONT_MUST_USE;
+/* Of a tensor with a layout: whether all operands but the gradient are dense in its order, as a copied gradient is. */
+bool ont_optim_only_grad_is_strided(const ont_optim_tensor *t);
 
 /*
  * Checks that no memory is written twice and that no gradient overlaps written memory, unless it is exactly its own

@@ -54,9 +54,18 @@ typedef struct ont_device_group {
     double sign, hyper[ONT_OPTIM_HYPER_MAX];
 } ont_device_group;
 
+/* Gradients that were copied in the order of their parameters, on a device. */
+typedef struct ont_dense_grads {
+    const ont_device *device;
+    ont_memory memory;
+    size_t bytes;
+    void *last; /* the stream that used them last */
+} ont_dense_grads;
+
 /* Tables of a step on a device. */
 typedef struct ont_step_tables {
     ont_device_tables on_device;
+    ont_dense_grads dense;
     ont_device_group *groups;
     size_t n_groups, groups_capacity;
     size_t chunks_at, factor_at, work_at; /* of the step in backward: offsets in the memory of on_device */

@@ -11,6 +11,7 @@
 #include "base/alloc.h"
 #include "base/assert.h"
 #include "device/multi.h"
+#include "run/device_memory.h"
 
 _Static_assert((int)ONT_OPTIM_BLOCK == (int)ONT_QUANT_BLOCK, "elements that share a scale");
 _Static_assert(ONT_OPTIM_CHUNK % ONT_OPTIM_BLOCK == 0, "a chunk is whole blocks");
@@ -32,8 +33,15 @@ int ont_optim_device_group(ont_walk *w)
     return 0;
 }
 
+static void free_dense(ont_dense_grads *d)
+{
+    if (d->device) ont_device_free_after(d->device, &d->memory, d->bytes, d->last);
+    *d = (ont_dense_grads){0};
+}
+
 void ont_optim_device_free(ont_step_tables *t)
 {
+    free_dense(&t->dense);
     ont_tables_free(&t->on_device);
     ont_free(t->groups);
     *t = (ont_step_tables){.n_groups = 0};
@@ -75,6 +83,55 @@ static ont_optim_kind kind_of(const ont_optim_tensor *t)
     return wide ? ONT_OPTIM_WIDE : ONT_OPTIM_NARROW;
 }
 
+/* ---- gradients in another order than their parameters ---- */
+
+/* Bytes of the copy of a gradient; 0: it is taken where it is. */
+static size_t dense_bytes(const ont_optim_tensor *t)
+{
+    if (!t->layout) return 0;
+    return ((size_t)t->count * ont_dtype_size(t->dtype[ONT_OPERAND_GRAD]) + 63) / 64 * 64;
+}
+
+/* The memory must not grow between the tables and the launches that read it. */
+static ont_status reserve_dense(ont_dense_grads *d, const ont_device *device, size_t bytes)
+{
+    if (!bytes || (d->device == device && d->bytes >= bytes)) return ONT_OK;
+    free_dense(d);
+    ONT_TRY(ont_device_alloc(device, bytes, &d->memory));
+    d->device = device;
+    d->bytes = bytes;
+    d->last = d->memory.stream;
+    return ONT_OK;
+}
+
+/* Copies a gradient in the order of its parameter's memory, `at` bytes into the memory for that. */
+static ont_status copy_dense(ont_dense_grads *d, const ont_optim_tensor *t, const void *gradient, size_t at,
+                             void *stream)
+{
+    const ont_optim_layout *l = t->layout;
+    ont_device_strided layout = {.rank = l->rank, .size = ont_dtype_size(t->dtype[ONT_OPERAND_GRAD])};
+    ONT_ASSERT(at + dense_bytes(t) <= d->bytes);
+    for (int i = 0; i < l->rank; i++) {
+        layout.dims[i] = l->dims[i];
+        layout.strides[i] = l->strides[ONT_OPERAND_GRAD][i];
+    }
+    d->last = stream;
+    return d->device->ops->copy_strided(d->device, &layout, gradient, (char *)d->memory.data + at, stream);
+}
+
+static ont_status copy_all_dense(const ont_optim *work, ont_dense_grads *d, void *stream)
+{
+    size_t at = 0;
+    for (size_t i = 0; i < work->n_tensors; i++) {
+        const ont_optim_tensor *t = &work->tensors[i];
+        if (t->layout) ONT_TRY(copy_dense(d, t, t->data[ONT_OPERAND_GRAD], at, stream));
+        at += dense_bytes(t);
+    }
+    return ONT_OK;
+}
+
+/* ---- the step ---- */
+
 /* In the device's layout, but for the chunks. */
 static void fill_tensor(const ont_optim_tensor *t, ont_cuda_tensor *to)
 {
@@ -105,10 +162,13 @@ static void fill_tables(const ont_walk *w, ont_cuda_tensor *to, int32_t *chunk_t
     const ont_optim *work = &w->self->work;
     const ont_step_tables *tables = &w->self->tables;
     int64_t chunk = 0, first = 0;
+    size_t dense = 0;
     for (size_t i = 0, group = 0; i < work->n_tensors; i++) {
         for (; group < tables->n_groups && tables->groups[group].first <= i; group++) first = chunk;
         int64_t group_tensor = (int64_t)(i - tables->groups[group - 1].first);
         fill_tensor(&work->tensors[i], &to[i]);
+        if (work->tensors[i].layout) to[i].grad = (const char *)tables->dense.memory.data + dense;
+        dense += dense_bytes(&work->tensors[i]);
         to[i].first_chunk = chunk - first;
         for (int64_t k = 0; k < chunks_of(&work->tensors[i]); k++) chunk_tensor[chunk++] = (int32_t)group_tensor;
     }
@@ -124,6 +184,7 @@ typedef struct step_call {
     uint64_t seed; /* of random rounding */
     int32_t kinds; /* of all tensors: ont_optim_kind */
     bool draws;    /* some parameter is rounded at random */
+    size_t dense;  /* bytes of gradients that are copied in the order of their parameters */
     int64_t n_chunks;
 } step_call;
 
@@ -182,16 +243,27 @@ static ont_status launch(const step_call *c, void *stream)
     return ONT_OK;
 }
 
+/* What a captured graph cannot contain. */
+static ont_status check_capture(const step_call *c, void *stream)
+{
+    bool captured = c->device->ops->capturing && c->device->ops->capturing(c->device, stream);
+    if (captured && c->draws)
+        return ont_fail(ONT_EUNSUPPORTED, "the caller captures this stream, but stochastic_rounding needs another "
+                                          "random key in each step, and a captured step would repeat one");
+    if (captured && c->dense)
+        return ont_fail(ONT_EUNSUPPORTED, "the caller captures this stream, but a gradient lies in memory in another "
+                                          "order than its parameter, and its copy does not last as long as a graph");
+    return ONT_OK;
+}
+
 static ont_status run(step_call *c, const void *fresh, const ont_table_sizes *sizes)
 {
     ont_device_tables *t = &c->self->tables.on_device;
     ont_scope scope;
     ONT_TRY(c->device->ops->enter(c->device, &scope));
-    ont_status status = ONT_OK;
-    if (c->draws && c->device->ops->capturing && c->device->ops->capturing(c->device, scope.stream))
-        status = ont_fail(ONT_EUNSUPPORTED, "the caller captures this stream, but stochastic_rounding needs another "
-                                            "random key in each step, and a captured step would repeat one");
+    ont_status status = check_capture(c, scope.stream);
     if (status == ONT_OK) status = ont_tables_put(t, c->device, fresh, sizes, scope.stream);
+    if (status == ONT_OK) status = copy_all_dense(&c->self->work, &c->self->tables.dense, scope.stream);
     c->table = t->memory.data;
     if (status == ONT_OK) status = launch(c, scope.stream);
     c->device->ops->leave(c->device, &scope);
@@ -228,6 +300,7 @@ PyObject *ont_optim_device_step(ont_walk *w, PyObject *scalars, const ont_optim_
         c.n_chunks += chunks_of(&self->work.tensors[i]);
         c.kinds |= (int32_t)kind_of(&self->work.tensors[i]);
         c.draws |= self->work.tensors[i].stochastic;
+        c.dense += dense_bytes(&self->work.tensors[i]);
     }
     c.chunks_at = n * sizeof(ont_cuda_tensor);
     ont_table_sizes sizes = {.head = c.chunks_at};
@@ -239,8 +312,9 @@ PyObject *ont_optim_device_step(ont_walk *w, PyObject *scalars, const ont_optim_
     if (!fresh || !c.lr) {
         PyErr_NoMemory();
     } else if (take_scalars(w, scalars, &c) == 0) {
+        ont_status status = reserve_dense(&self->tables.dense, w->device, c.dense);
         fill_tables(w, (ont_cuda_tensor *)(void *)fresh, (int32_t *)(void *)(fresh + c.chunks_at));
-        ont_status status = n ? run(&c, fresh, &sizes) : ONT_OK;
+        if (status == ONT_OK && n) status = run(&c, fresh, &sizes);
         result = status == ONT_OK ? Py_NewRef(Py_None) : ont_raise(self->state, status);
     }
     ont_free(fresh);
@@ -254,11 +328,12 @@ PyObject *ont_optim_device_step(ont_walk *w, PyObject *scalars, const ont_optim_
  * Each tensor is a job of its own, so that all of them share one table of chunks, which is zeros, and the kernels' work
  * memory. The layout is [tensors][chunks of the longest][the factor of all gradients, 1][work].
  */
-static ont_status prepare_tables(const ont_walk *w, ont_step_tables *t, int64_t n_chunks)
+static ont_status prepare_tables(const ont_walk *w, ont_step_tables *t, int64_t n_chunks, size_t dense)
 {
     const ont_optim *work = &w->self->work;
     const ont_device *device = w->device;
     ont_scope scope;
+    ONT_TRY(reserve_dense(&t->dense, device, dense));
     t->chunks_at = work->n_tensors * sizeof(ont_cuda_tensor);
     ont_table_sizes sizes = {.head = t->chunks_at};
     t->factor_at = sizes.bytes = (t->chunks_at + (size_t)n_chunks * sizeof(int32_t) + 63) / 64 * 64;
@@ -284,6 +359,7 @@ int ont_optim_device_prepare(ont_walk *w)
 {
     ont_updater *self = w->self;
     int64_t n_chunks = 0;
+    size_t dense = 0;
     if (!w->device->ops->optim) {
         PyErr_Format(PyExc_TypeError, "%U: device %s has no optimizers", self->name, w->device->ops->name);
         return -1;
@@ -291,8 +367,9 @@ int ont_optim_device_prepare(ont_walk *w)
     for (size_t i = 0; i < self->work.n_tensors; i++) {
         int64_t n = chunks_of(&self->work.tensors[i]);
         if (n > n_chunks) n_chunks = n;
+        if (dense_bytes(&self->work.tensors[i]) > dense) dense = dense_bytes(&self->work.tensors[i]);
     }
-    ont_status status = self->work.n_tensors ? prepare_tables(w, &self->tables, n_chunks) : ONT_OK;
+    ont_status status = self->work.n_tensors ? prepare_tables(w, &self->tables, n_chunks, dense) : ONT_OK;
     if (status == ONT_OK) return 0;
     ont_raise(self->state, status);
     return -1;
@@ -301,8 +378,12 @@ int ont_optim_device_prepare(ont_walk *w)
 ont_status ont_optim_device_apply(ont_updater *self, const ont_device *device, uint64_t seed, uint32_t tensor,
                                   const void *gradient, void *stream)
 {
-    const ont_step_tables *t = &self->tables;
+    ont_step_tables *t = &self->tables;
     const ont_optim_tensor *own = &self->work.tensors[tensor];
+    if (own->layout) {
+        ONT_TRY(copy_dense(&t->dense, own, gradient, 0, stream));
+        gradient = t->dense.memory.data;
+    }
     size_t g = t->n_groups;
     while (g > 0 && t->groups[g - 1].first > tensor) g--;
     ONT_ASSERT(g > 0 && t->on_device.device == device);

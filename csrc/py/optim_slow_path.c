@@ -278,8 +278,8 @@ static int finish_tensor(ont_walk *w, ont_optim_tensor *t, const ont_tensor_view
                     (dtype == ONT_BFLOAT16 || dtype == ONT_FLOAT16);
     t->stream = (uint32_t)w->position;
     t->fresh = first;
-    if (w->device && t->layout)
-        return ont_param_error(w, PyExc_TypeError, "its tensors",
+    if (w->device && t->layout && !ont_optim_only_grad_is_strided(t))
+        return ont_param_error(w, PyExc_TypeError, "the parameter and its states",
                                " lie in memory in different orders, or with gaps, which a device does not take");
     return ont_optim_take_update(w, t, step, first);
 }

@@ -101,6 +101,12 @@ def refusal(call: Callable[[], object]) -> str:
     return ""
 
 
+def close(a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Whether tensors of the CPU and of the device agree to within what an update in `dtype` rounds."""
+    tol = {torch.float64: 1e-12, torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}[dtype]
+    return torch.allclose(a.double().cpu(), b.double().cpu(), rtol=tol, atol=tol, equal_nan=True)
+
+
 class Messages(logging.Handler):
     """What the core logs."""
 

@@ -131,12 +131,13 @@ def test_models_train_as_on_the_cpu(models):
             and all(sum(counts.values()) > 5 for counts in models["nodes"].values()))
 
 
-@pytest.mark.parametrize(("script", "order", "part"), [("optim.py", "", ()), ("dropout.py", "", ()),
+@pytest.mark.parametrize(("script", "order", "part"), [("optim.py", "", ()), ("optim_steps.py", "", ()),
+                                                       ("dropout.py", "", ()),
                                                        ("device_memory.py", "", ()), ("flash.py", "", ()),
                                                        ("flash.py", "reverse", ("0/4",))])
 def test_kernels_agree_with_torch(plugin, script, order, part):
-    """Optimizers beside the CPU's loops that round as the emulation does, so that every bit can be compared."""
-    isa = {"ONNXTRAIN_ISA": "plain"} if script == "optim.py" else {}
+    """Steps of optimizers beside the CPU's loops that round as the emulation does, so that every bit can be compared."""
+    isa = {"ONNXTRAIN_ISA": "plain"} if script == "optim_steps.py" else {}
     report = run(script, plugin, *part, ONT_EMULATE_ORDER=order, **isa)
     assert (report["passed"] >= {"dropout.py": 7, "device_memory.py": 9}.get(script, 10)
             and not report["failed"]), "\n".join(f"{what}: {message}" for what, message in report["failed"])
@@ -159,7 +160,7 @@ def test_planted_races_are_found(watched, order, monkeypatch):
                for name, (_, raced) in said.items()), said
 
 
-@pytest.mark.parametrize("script", ["cases.py", "flash.py", "optim.py", "programs.py"])
+@pytest.mark.parametrize("script", ["cases.py", "flash.py", "optim.py", "optim_steps.py", "programs.py"])
 def test_kernels_have_no_races(watched, script):
     """A launch with a race fails, so that what the script compares is missing. Each run has another order of threads,
     and another part of attention's cases; ONNXTRAIN_SLOW=1 takes all of these. Programs that count replays of graphs
