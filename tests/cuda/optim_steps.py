@@ -303,6 +303,17 @@ def step_in_backward() -> None:
         _module.device_of = before
 
 
+def groups_without_elements() -> None:
+    """Steps of a group whose tensors are all empty count, as on the CPU."""
+    for make, device in itertools.product((MAKERS["adam"], MAKERS["lamb"]), ("", DEVICE)):
+        _engine.device_of = lambda _, device=device: device
+        optimizer = make([torch.zeros(0, device=PLACE if device else "cpu", requires_grad=True)])
+        for _ in range(3):
+            optimizer.param_groups[0]["params"][0].grad = torch.zeros(0, device=PLACE if device else "cpu")
+            optimizer.step()
+        assert [held["step"].item() for held in optimizer.state.values()] == [3.0], device
+
+
 def rates_on_the_device() -> None:
     """A rate that is a tensor on the device is read there."""
     pair_of = pair(MAKERS["adam"], [torch.float32])
@@ -405,7 +416,8 @@ def refusals() -> None:
 
 
 CHECKS = [classes, eight_bits, eight_bit_memory, written_parameters, random_rounding, random_rounding_is_not_captured,
-          step_in_backward, orders_of_memory, rates_on_the_device, scaler, saved_and_loaded, refusals]
+          step_in_backward, orders_of_memory, groups_without_elements, rates_on_the_device, scaler, saved_and_loaded,
+          refusals]
 
 
 def main(plugin: str, device: str, part: str = "0/1") -> None:

@@ -122,6 +122,14 @@ def test_clipping():
     untouched(a, optimizer, loss_of(a, torch.randint(40, (3, 7))), RuntimeError, "max_grad_norm")
 
 
+def test_several_devices():
+    module = nn.Linear(2, 2)
+    module.there = nn.Parameter(torch.empty(2, device="meta"))
+    model = ORTModule(module)
+    with pytest.raises(ValueError, match="on one CUDA device: .*there on meta"):
+        step_in_backward(SGD(model.parameters(), lr=0.1), model)
+
+
 def test_clipping_by_hand(joined):
     model, optimizer, tokens = joined
     loss_of(model, tokens).backward()
