@@ -92,9 +92,17 @@ static size_t dense_bytes(const ont_optim_tensor *t)
     return ((size_t)t->count * ont_dtype_size(t->dtype[ONT_OPERAND_GRAD]) + 63) / 64 * 64;
 }
 
-/* The memory must not grow between the tables and the launches that read it. */
-static ont_status reserve_dense(ont_dense_grads *d, const ont_device *device, size_t bytes)
+static bool is_captured(const ont_device *device, void *stream)
 {
+    return device->ops->capturing && device->ops->capturing(device, stream);
+}
+
+/* Memory for the copies, whose addresses are in the tables. */
+static ont_status reserve_dense(ont_dense_grads *d, const ont_device *device, size_t bytes, void *stream)
+{
+    if (bytes && is_captured(device, stream))
+        return ont_fail(ONT_EUNSUPPORTED, "the caller captures this stream, but a gradient lies in memory in another "
+                                          "order than its parameter, and its copy does not last as long as a graph");
     if (!bytes || (d->device == device && d->bytes >= bytes)) return ONT_OK;
     free_dense(d);
     ONT_TRY(ont_device_alloc(device, bytes, &d->memory));
@@ -157,10 +165,10 @@ static void fill_tensor(const ont_optim_tensor *t, ont_cuda_tensor *to)
  * Fills the tables of all groups in the device's layout: [tensors][tensor of each chunk], chunks numbered within each
  * group.
  */
-static void fill_tables(const ont_walk *w, ont_cuda_tensor *to, int32_t *chunk_tensor)
+static void fill_tables(const ont_updater *self, ont_cuda_tensor *to, int32_t *chunk_tensor)
 {
-    const ont_optim *work = &w->self->work;
-    const ont_step_tables *tables = &w->self->tables;
+    const ont_optim *work = &self->work;
+    const ont_step_tables *tables = &self->tables;
     int64_t chunk = 0, first = 0;
     size_t dense = 0;
     for (size_t i = 0, group = 0; i < work->n_tensors; i++) {
@@ -243,29 +251,25 @@ static ont_status launch(const step_call *c, void *stream)
     return ONT_OK;
 }
 
-/* What a captured graph cannot contain. */
-static ont_status check_capture(const step_call *c, void *stream)
+static ont_status run_on(step_call *c, char *fresh, const ont_table_sizes *sizes, void *stream)
 {
-    bool captured = c->device->ops->capturing && c->device->ops->capturing(c->device, stream);
-    if (captured && c->draws)
+    ont_step_tables *t = &c->self->tables;
+    if (c->draws && is_captured(c->device, stream))
         return ont_fail(ONT_EUNSUPPORTED, "the caller captures this stream, but stochastic_rounding needs another "
                                           "random key in each step, and a captured step would repeat one");
-    if (captured && c->dense)
-        return ont_fail(ONT_EUNSUPPORTED, "the caller captures this stream, but a gradient lies in memory in another "
-                                          "order than its parameter, and its copy does not last as long as a graph");
-    return ONT_OK;
+    ONT_TRY(reserve_dense(&t->dense, c->device, c->dense, stream));
+    fill_tables(c->self, (ont_cuda_tensor *)(void *)fresh, (int32_t *)(void *)(fresh + c->chunks_at));
+    ONT_TRY(ont_tables_put(&t->on_device, c->device, fresh, sizes, stream));
+    ONT_TRY(copy_all_dense(&c->self->work, &t->dense, stream));
+    c->table = t->on_device.memory.data;
+    return launch(c, stream);
 }
 
-static ont_status run(step_call *c, const void *fresh, const ont_table_sizes *sizes)
+static ont_status run(step_call *c, char *fresh, const ont_table_sizes *sizes)
 {
-    ont_device_tables *t = &c->self->tables.on_device;
     ont_scope scope;
     ONT_TRY(c->device->ops->enter(c->device, &scope));
-    ont_status status = check_capture(c, scope.stream);
-    if (status == ONT_OK) status = ont_tables_put(t, c->device, fresh, sizes, scope.stream);
-    if (status == ONT_OK) status = copy_all_dense(&c->self->work, &c->self->tables.dense, scope.stream);
-    c->table = t->memory.data;
-    if (status == ONT_OK) status = launch(c, scope.stream);
+    ont_status status = run_on(c, fresh, sizes, scope.stream);
     c->device->ops->leave(c->device, &scope);
     return status;
 }
@@ -312,9 +316,7 @@ PyObject *ont_optim_device_step(ont_walk *w, PyObject *scalars, const ont_optim_
     if (!fresh || !c.lr) {
         PyErr_NoMemory();
     } else if (take_scalars(w, scalars, &c) == 0) {
-        ont_status status = reserve_dense(&self->tables.dense, w->device, c.dense);
-        fill_tables(w, (ont_cuda_tensor *)(void *)fresh, (int32_t *)(void *)(fresh + c.chunks_at));
-        if (status == ONT_OK && n) status = run(&c, fresh, &sizes);
+        ont_status status = n ? run(&c, fresh, &sizes) : ONT_OK;
         result = status == ONT_OK ? Py_NewRef(Py_None) : ont_raise(self->state, status);
     }
     ont_free(fresh);
@@ -333,7 +335,6 @@ static ont_status prepare_tables(const ont_walk *w, ont_step_tables *t, int64_t 
     const ont_optim *work = &w->self->work;
     const ont_device *device = w->device;
     ont_scope scope;
-    ONT_TRY(reserve_dense(&t->dense, device, dense));
     t->chunks_at = work->n_tensors * sizeof(ont_cuda_tensor);
     ont_table_sizes sizes = {.head = t->chunks_at};
     t->factor_at = sizes.bytes = (t->chunks_at + (size_t)n_chunks * sizeof(int32_t) + 63) / 64 * 64;
@@ -345,7 +346,8 @@ static ont_status prepare_tables(const ont_walk *w, ont_step_tables *t, int64_t 
         fill_tensor(&work->tensors[i], (ont_cuda_tensor *)(void *)fresh + i);
     ont_status status = device->ops->enter(device, &scope);
     if (status == ONT_OK) {
-        status = ont_tables_put(&t->on_device, device, fresh, &sizes, scope.stream);
+        status = reserve_dense(&t->dense, device, dense, scope.stream);
+        if (status == ONT_OK) status = ont_tables_put(&t->on_device, device, fresh, &sizes, scope.stream);
         char *memory = t->on_device.memory.data;
         ont_cuda_optim none = {.max_norm = -1, .work = (double *)(void *)(memory + t->factor_at)};
         if (status == ONT_OK) status = device->ops->optim(device, ONT_OPTIM_FACTOR, &none, NULL, scope.stream);
