@@ -12,10 +12,8 @@
 #include <pthread.h>
 #include <string.h>
 
-#include "libs/dnn_graph.h"
+#include "libs/dnn_build.h"
 
-enum { MOST_DESCRIPTORS = 192, MOST_OPS = 32, MOST_CONFIGS = 32, MOST_NOTES = 32,
-       TOO_MANY = -1 }; /* TOO_MANY: an error of our own */
 /* Bytes of a workspace. The gradient's has about the size of the scores in 16 bits; above the limit, the batch is
  * computed in parts. */
 enum { LIMIT = 512 << 20 };
@@ -28,86 +26,29 @@ struct ont_sdpa {
     void *handle, *execution;
     int64_t workspace, parts; /* parts: of the batch, which the graph computes one by one */
     float scale, hidden, one;
-    ont_sdpa_verdict verdict;
-    void *descriptors[MOST_DESCRIPTORS]; /* in order of creation */
-    int n_descriptors;
+    ont_verdict verdict;
+    ont_dnn_owned descriptors;
     struct ont_sdpa *next;
 };
 
-typedef struct tensor {
-    void *descriptor;
-    int64_t dims[4], strides[4];
-} tensor;
+typedef ont_dnn_tensor tensor;
 
 typedef struct graph {
-    const ont_dnn_graph *dnn;
+    ont_dnn_build b;
     ont_sdpa *plan;
-    void *ops[MOST_OPS];
-    int64_t n_ops, last_uid;
-    int error; /* the first one */
-    int type;  /* of Q */
+    int64_t last_uid;
+    int type;      /* of Q */
     int64_t batch; /* of a part */
-    bool is_large; /* a kernel was left out because of its workspace */
 } graph;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of the list */
 static ont_sdpa *plans;
 
-/* ---- descriptors ---- */
-
-static void *make(graph *g, int type)
-{
-    void *descriptor = NULL;
-    if (!g->error) g->error = g->plan->n_descriptors < MOST_DESCRIPTORS ? g->dnn->create(type, &descriptor) : TOO_MANY;
-    if (g->error) return NULL;
-    return g->plan->descriptors[g->plan->n_descriptors++] = descriptor;
-}
-
-static void set(graph *g, void *descriptor, int name, int type, int64_t n, const void *values)
-{
-    if (!g->error) g->error = g->dnn->set(descriptor, name, type, n, values);
-}
-
-static void set_int(graph *g, void *descriptor, int name, int type, int value)
-{
-    set(g, descriptor, name, type, 1, &value); /* the library's enumerations have the size of int */
-}
-
-static void set_descriptor(graph *g, void *descriptor, int name, void *value)
-{
-    set(g, descriptor, name, DNN_TYPE_BACKEND_DESCRIPTOR, 1, &value);
-}
-
-static void finish(graph *g, void *descriptor)
-{
-    if (!g->error) g->error = g->dnn->finalize(descriptor);
-}
-
-static void finish_op(graph *g, void *op)
-{
-    finish(g, op);
-    if (g->n_ops < MOST_OPS) g->ops[g->n_ops++] = op;
-    else g->error = TOO_MANY;
-}
-
 /* ---- tensors ---- */
 
 static tensor tensor_of(graph *g, int64_t uid, int type, const int64_t dims[4], const int64_t strides[4], bool by_value)
 {
-    tensor t = {make(g, DNN_BACKEND_TENSOR_DESCRIPTOR), {0}, {0}};
-    const int64_t alignment = 16;
-    bool is_virtual = uid >= UID_VIRTUAL;
-    memcpy(t.dims, dims, sizeof t.dims);
-    memcpy(t.strides, strides, sizeof t.strides);
-    set(g, t.descriptor, DNN_ATTR_TENSOR_UNIQUE_ID, DNN_TYPE_INT64, 1, &uid);
-    set_int(g, t.descriptor, DNN_ATTR_TENSOR_DATA_TYPE, DNN_TYPE_DATA_TYPE, type);
-    set(g, t.descriptor, DNN_ATTR_TENSOR_DIMENSIONS, DNN_TYPE_INT64, 4, dims);
-    set(g, t.descriptor, DNN_ATTR_TENSOR_STRIDES, DNN_TYPE_INT64, 4, strides);
-    set(g, t.descriptor, DNN_ATTR_TENSOR_BYTE_ALIGNMENT, DNN_TYPE_INT64, 1, &alignment);
-    set(g, t.descriptor, DNN_ATTR_TENSOR_IS_VIRTUAL, DNN_TYPE_BOOLEAN, 1, &is_virtual);
-    set(g, t.descriptor, DNN_ATTR_TENSOR_IS_BY_VALUE, DNN_TYPE_BOOLEAN, 1, &by_value);
-    finish(g, t.descriptor);
-    return t;
+    return ont_dnn_tensor_of(&g->b, uid, type, dims, strides, uid >= UID_VIRTUAL, by_value);
 }
 
 /* A row-major tensor; uid 0: a virtual one. */
@@ -169,22 +110,7 @@ static tensor operand_transposed(graph *g, int index)
 static void pointwise_to(graph *g, int mode, const tensor *x, const tensor *b, const tensor *t, const tensor *y,
                          int64_t axis)
 {
-    const float one = 1;
-    int compute = mode == DNN_POINTWISE_CMP_GE ? DNN_DATA_BOOLEAN : DNN_DATA_FLOAT;
-    void *how = make(g, DNN_BACKEND_POINTWISE_DESCRIPTOR);
-    set_int(g, how, DNN_ATTR_POINTWISE_MODE, DNN_TYPE_POINTWISE_MODE, mode);
-    set_int(g, how, DNN_ATTR_POINTWISE_MATH_PREC, DNN_TYPE_DATA_TYPE, compute);
-    if (mode == DNN_POINTWISE_GEN_INDEX) set(g, how, DNN_ATTR_POINTWISE_AXIS, DNN_TYPE_INT64, 1, &axis);
-    finish(g, how);
-    void *op = make(g, DNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR);
-    set_descriptor(g, op, DNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR, how);
-    set_descriptor(g, op, DNN_ATTR_OPERATION_POINTWISE_XDESC, x->descriptor);
-    set_descriptor(g, op, DNN_ATTR_OPERATION_POINTWISE_YDESC, y->descriptor);
-    if (b) set_descriptor(g, op, DNN_ATTR_OPERATION_POINTWISE_BDESC, b->descriptor);
-    if (t) set_descriptor(g, op, DNN_ATTR_OPERATION_POINTWISE_TDESC, t->descriptor);
-    set(g, op, DNN_ATTR_OPERATION_POINTWISE_ALPHA1, DNN_TYPE_FLOAT, 1, &one);
-    set(g, op, DNN_ATTR_OPERATION_POINTWISE_ALPHA2, DNN_TYPE_FLOAT, 1, &one);
-    finish_op(g, op);
+    ont_dnn_pointwise(&g->b, mode, x, b, t, y, axis);
 }
 
 /* The virtual result, float32 and of the shape of x. */
@@ -197,15 +123,15 @@ static tensor pointwise(graph *g, int mode, const tensor *x, const tensor *b)
 
 static void reduce_to(graph *g, int operation, const tensor *x, const tensor *y)
 {
-    void *how = make(g, DNN_BACKEND_REDUCTION_DESCRIPTOR);
-    set_int(g, how, DNN_ATTR_REDUCTION_COMP_TYPE, DNN_TYPE_DATA_TYPE, DNN_DATA_FLOAT);
-    set_int(g, how, DNN_ATTR_REDUCTION_OPERATOR, DNN_TYPE_REDUCTION_OPERATOR_TYPE, operation);
-    finish(g, how);
-    void *op = make(g, DNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR);
-    set_descriptor(g, op, DNN_ATTR_OPERATION_REDUCTION_DESC, how);
-    set_descriptor(g, op, DNN_ATTR_OPERATION_REDUCTION_XDESC, x->descriptor);
-    set_descriptor(g, op, DNN_ATTR_OPERATION_REDUCTION_YDESC, y->descriptor);
-    finish_op(g, op);
+    void *how = ont_dnn_make(&g->b, DNN_BACKEND_REDUCTION_DESCRIPTOR);
+    ont_dnn_set_int(&g->b, how, DNN_ATTR_REDUCTION_COMP_TYPE, DNN_TYPE_DATA_TYPE, DNN_DATA_FLOAT);
+    ont_dnn_set_int(&g->b, how, DNN_ATTR_REDUCTION_OPERATOR, DNN_TYPE_REDUCTION_OPERATOR_TYPE, operation);
+    ont_dnn_finish(&g->b, how);
+    void *op = ont_dnn_make(&g->b, DNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR);
+    ont_dnn_set_descriptor(&g->b, op, DNN_ATTR_OPERATION_REDUCTION_DESC, how);
+    ont_dnn_set_descriptor(&g->b, op, DNN_ATTR_OPERATION_REDUCTION_XDESC, x->descriptor);
+    ont_dnn_set_descriptor(&g->b, op, DNN_ATTR_OPERATION_REDUCTION_YDESC, y->descriptor);
+    ont_dnn_finish_op(&g->b, op);
 }
 
 /* Over the columns: (b, h, rows, 1). */
@@ -218,15 +144,15 @@ static tensor reduce_rows(graph *g, int operation, const tensor *x)
 
 static void matmul_to(graph *g, const tensor *a, const tensor *b, const tensor *c)
 {
-    void *how = make(g, DNN_BACKEND_MATMUL_DESCRIPTOR);
-    set_int(g, how, DNN_ATTR_MATMUL_COMP_TYPE, DNN_TYPE_DATA_TYPE, DNN_DATA_FLOAT);
-    finish(g, how);
-    void *op = make(g, DNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR);
-    set_descriptor(g, op, DNN_ATTR_OPERATION_MATMUL_ADESC, a->descriptor);
-    set_descriptor(g, op, DNN_ATTR_OPERATION_MATMUL_BDESC, b->descriptor);
-    set_descriptor(g, op, DNN_ATTR_OPERATION_MATMUL_CDESC, c->descriptor);
-    set_descriptor(g, op, DNN_ATTR_OPERATION_MATMUL_DESC, how);
-    finish_op(g, op);
+    void *how = ont_dnn_make(&g->b, DNN_BACKEND_MATMUL_DESCRIPTOR);
+    ont_dnn_set_int(&g->b, how, DNN_ATTR_MATMUL_COMP_TYPE, DNN_TYPE_DATA_TYPE, DNN_DATA_FLOAT);
+    ont_dnn_finish(&g->b, how);
+    void *op = ont_dnn_make(&g->b, DNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR);
+    ont_dnn_set_descriptor(&g->b, op, DNN_ATTR_OPERATION_MATMUL_ADESC, a->descriptor);
+    ont_dnn_set_descriptor(&g->b, op, DNN_ATTR_OPERATION_MATMUL_BDESC, b->descriptor);
+    ont_dnn_set_descriptor(&g->b, op, DNN_ATTR_OPERATION_MATMUL_CDESC, c->descriptor);
+    ont_dnn_set_descriptor(&g->b, op, DNN_ATTR_OPERATION_MATMUL_DESC, how);
+    ont_dnn_finish_op(&g->b, op);
 }
 
 /* The virtual product of `type`, row-major. */
@@ -241,10 +167,10 @@ static tensor matmul(graph *g, int type, const tensor *a, const tensor *b)
 static tensor reshape(graph *g, int type, const tensor *x)
 {
     tensor y = transposed(g, 0, type, x);
-    void *op = make(g, DNN_BACKEND_OPERATION_RESHAPE_DESCRIPTOR);
-    set_descriptor(g, op, DNN_ATTR_OPERATION_RESHAPE_XDESC, x->descriptor);
-    set_descriptor(g, op, DNN_ATTR_OPERATION_RESHAPE_YDESC, y.descriptor);
-    finish_op(g, op);
+    void *op = ont_dnn_make(&g->b, DNN_BACKEND_OPERATION_RESHAPE_DESCRIPTOR);
+    ont_dnn_set_descriptor(&g->b, op, DNN_ATTR_OPERATION_RESHAPE_XDESC, x->descriptor);
+    ont_dnn_set_descriptor(&g->b, op, DNN_ATTR_OPERATION_RESHAPE_YDESC, y.descriptor);
+    ont_dnn_finish_op(&g->b, op);
     return y;
 }
 
@@ -327,58 +253,18 @@ static void build_backward(graph *g)
 
 /* ---- plans ---- */
 
-/* Whether results of the configuration's engine are the same at every run. */
-static bool is_deterministic(graph *g, void *config)
-{
-    int notes[MOST_NOTES];
-    int64_t n = 0;
-    void *engine = make(g, DNN_BACKEND_ENGINE_DESCRIPTOR);
-    if (g->error || g->dnn->get(config, DNN_ATTR_ENGINECFG_ENGINE, DNN_TYPE_BACKEND_DESCRIPTOR, 1, &n, &engine) ||
-        g->dnn->get(engine, DNN_ATTR_ENGINE_NUMERICAL_NOTE, DNN_TYPE_NUMERICAL_NOTE, MOST_NOTES, &n, notes))
-        return false;
-    for (int64_t i = 0; i < n && i < MOST_NOTES; i++)
-        if (notes[i] == DNN_NUMERICAL_NOTE_NONDETERMINISTIC) return false;
-    return n <= MOST_NOTES;
-}
-
-/* NULL where the configuration cannot run, or needs a workspace above the limit. */
-static void *execution_of(graph *g, void *config)
-{
-    int64_t n = 0;
-    void *execution = make(g, DNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR);
-    set(g, execution, DNN_ATTR_EXECUTION_PLAN_HANDLE, DNN_TYPE_HANDLE, 1, &g->plan->handle);
-    set_descriptor(g, execution, DNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, config);
-    if (g->error || g->dnn->finalize(execution) ||
-        g->dnn->get(execution, DNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, DNN_TYPE_INT64, 1, &n, &g->plan->workspace))
-        return NULL;
-    g->is_large |= g->plan->workspace > LIMIT;
-    return g->plan->workspace >= 0 && g->plan->workspace <= LIMIT ? execution : NULL;
-}
-
 /* The first configuration, in cuDNN's order of expected speed, that is deterministic and can run. */
 static const char *choose(graph *g)
 {
-    void *configs[MOST_CONFIGS], *ops = make(g, DNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR);
-    set(g, ops, DNN_ATTR_OPERATIONGRAPH_HANDLE, DNN_TYPE_HANDLE, 1, &g->plan->handle);
-    set(g, ops, DNN_ATTR_OPERATIONGRAPH_OPS, DNN_TYPE_BACKEND_DESCRIPTOR, g->n_ops, g->ops);
-    finish(g, ops);
-    if (g->error) return "cuDNN does not take the graph";
-    void *heuristic = make(g, DNN_BACKEND_ENGINEHEUR_DESCRIPTOR);
-    set_descriptor(g, heuristic, DNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, ops);
-    set_int(g, heuristic, DNN_ATTR_ENGINEHEUR_MODE, DNN_TYPE_HEUR_MODE, DNN_HEUR_MODE_A);
-    finish(g, heuristic);
-    int64_t n = 0;
-    if (!g->error)
-        g->error = g->dnn->get(heuristic, DNN_ATTR_ENGINEHEUR_RESULTS, DNN_TYPE_BACKEND_DESCRIPTOR, 0, &n, NULL);
-    if (g->error || n <= 0) return "cuDNN has no kernel for the graph";
-    if (n > MOST_CONFIGS) n = MOST_CONFIGS;
-    for (int64_t i = 0; i < n; i++) configs[i] = make(g, DNN_BACKEND_ENGINECFG_DESCRIPTOR);
-    if (!g->error)
-        g->error = g->dnn->get(heuristic, DNN_ATTR_ENGINEHEUR_RESULTS, DNN_TYPE_BACKEND_DESCRIPTOR, n, &n, configs);
-    for (int64_t i = 0; i < n && !g->error && !g->plan->execution; i++)
-        if (is_deterministic(g, configs[i])) g->plan->execution = execution_of(g, configs[i]);
+    void *configs[ONT_DNN_CONFIGS];
+    int64_t n;
+    const char *refusal = ont_dnn_configs(&g->b, configs, &n);
+    if (refusal) return refusal;
+    for (int64_t i = 0; i < n && !g->b.error && !g->plan->execution; i++)
+        if (ont_dnn_lacks_notes(&g->b, configs[i], 1u << DNN_NUMERICAL_NOTE_NONDETERMINISTIC))
+            g->plan->execution = ont_dnn_execution(&g->b, configs[i], &g->plan->workspace);
     if (g->plan->execution) return NULL;
-    return g->is_large ? "cuDNN's workspace is above the limit" : "cuDNN has no deterministic kernel for the graph";
+    return g->b.is_large ? "cuDNN's workspace is above the limit" : "cuDNN has no deterministic kernel for the graph";
 }
 
 /* What cudnn-frontend refuses or works around, by version. */
@@ -395,14 +281,15 @@ static const char *refusal_by_version(const ont_sdpa_shape *s, size_t version, i
 /* For a part of the batch. Sets *is_large where a smaller part could have a plan. */
 static const char *build_part(const ont_dnn_graph *dnn, ont_sdpa *p, int64_t batch, bool *is_large)
 {
-    graph g = {.dnn = dnn, .plan = p, .last_uid = UID_VIRTUAL, .batch = batch,
+    graph g = {.b = {.dnn = dnn, .handle = p->handle, .owned = &p->descriptors, .limit = LIMIT}, .plan = p,
+               .last_uid = UID_VIRTUAL, .batch = batch,
                .type = p->shape.dtype == ONT_FLOAT16 ? DNN_DATA_HALF : DNN_DATA_BFLOAT16};
     (p->shape.gradient ? build_backward : build_forward)(&g);
     const char *refusal = choose(&g);
-    *is_large = g.is_large;
+    *is_large = g.b.is_large;
     if (!refusal) return NULL;
-    ont_log(ONT_LOG_INFO, "attention, batch of %lld: %s (status %d)", (long long)batch, refusal, g.error);
-    while (p->n_descriptors) dnn->destroy(p->descriptors[--p->n_descriptors]);
+    ont_log(ONT_LOG_INFO, "attention, batch of %lld: %s (status %d)", (long long)batch, refusal, g.b.error);
+    ont_dnn_release(dnn, &p->descriptors);
     return refusal;
 }
 
@@ -466,19 +353,9 @@ float *ont_sdpa_lse(const ont_sdpa *p, void *work)
     return (float *)(void *)((char *)work + ont_sdpa_aligned((size_t)p->workspace));
 }
 
-typedef struct bindings {
-    int64_t uids[ONT_SDPA_TENSORS + 4], n;
-    void *pointers[ONT_SDPA_TENSORS + 4];
-} bindings;
-
-static void bind(bindings *b, int64_t uid, const void *pointer)
-{
-    b->uids[b->n] = uid;
-    b->pointers[b->n++] = (void *)(uintptr_t)pointer;
-}
-
 /* The tensors of a part of the batch. */
-static void bind_part(const ont_sdpa *p, void *const data[ONT_SDPA_TENSORS], void *work, int64_t part, bindings *b)
+static void bind_part(const ont_sdpa *p, void *const data[ONT_SDPA_TENSORS], void *work, int64_t part,
+                      ont_dnn_bindings *b)
 {
     static const int layouts[ONT_SDPA_TENSORS] = {ONT_SDPA_Q, ONT_SDPA_K, ONT_SDPA_V, ONT_SDPA_Y, -1,
                                                   ONT_SDPA_Y, ONT_SDPA_Q, ONT_SDPA_K, ONT_SDPA_V};
@@ -486,54 +363,34 @@ static void bind_part(const ont_sdpa *p, void *const data[ONT_SDPA_TENSORS], voi
     int64_t first = part * (s->batch / p->parts);
     float *lse = ont_sdpa_lse(p, work) + first * s->heads * s->seqlen_q;
     for (int i = 0; i < (s->gradient ? ONT_SDPA_TENSORS : ONT_SDPA_DY); i++)
-        bind(b, i + 1, layouts[i] < 0 ? (void *)lse : (char *)data[i] + 2 * first * s->strides[layouts[i]][0]);
-    bind(b, UID_SCALE, &p->scale);
-    if (s->causal) bind(b, UID_HIDDEN, &p->hidden);
+        ont_dnn_bind(b, i + 1, layouts[i] < 0 ? (void *)lse : (char *)data[i] + 2 * first * s->strides[layouts[i]][0]);
+    ont_dnn_bind(b, UID_SCALE, &p->scale);
+    if (s->causal) ont_dnn_bind(b, UID_HIDDEN, &p->hidden);
     if (!s->gradient) return;
-    bind(b, UID_SUM, (char *)lse + row_bytes(p));
-    bind(b, UID_ONE, &p->one);
-}
-
-static int run_part(const ont_sdpa *p, const bindings *b, void *work, void *stream)
-{
-    const ont_dnn_graph *dnn = ont_dnn_graph_get();
-    void *pack = NULL;
-    int error = dnn->create(DNN_BACKEND_VARIANT_PACK_DESCRIPTOR, &pack);
-    if (error) return error;
-    error = dnn->set(pack, DNN_ATTR_VARIANT_PACK_UNIQUE_IDS, DNN_TYPE_INT64, b->n, b->uids);
-    if (!error) error = dnn->set(pack, DNN_ATTR_VARIANT_PACK_DATA_POINTERS, DNN_TYPE_VOID_PTR, b->n, b->pointers);
-    if (!error) error = dnn->set(pack, DNN_ATTR_VARIANT_PACK_WORKSPACE, DNN_TYPE_VOID_PTR, 1, &work);
-    if (!error) error = dnn->finalize(pack);
-    if (!error) {
-        dnn->lock();
-        error = dnn->set_stream(p->handle, stream);
-        if (!error) error = dnn->execute(p->handle, p->execution, pack);
-        dnn->unlock();
-    }
-    dnn->destroy(pack);
-    return error;
+    ont_dnn_bind(b, UID_SUM, (char *)lse + row_bytes(p));
+    ont_dnn_bind(b, UID_ONE, &p->one);
 }
 
 int ont_sdpa_run(const ont_sdpa *p, void *const data[ONT_SDPA_TENSORS], void *work, void *stream)
 {
     int error = 0;
     for (int64_t part = 0; part < p->parts && !error; part++) {
-        bindings b = {.n = 0};
+        ont_dnn_bindings b = {.n = 0};
         bind_part(p, data, work, part, &b);
-        error = run_part(p, &b, work, stream);
+        error = ont_dnn_execute(ont_dnn_graph_get(), p->handle, p->execution, &b, work, stream);
     }
     return error;
 }
 
-ont_sdpa_verdict ont_sdpa_verdict_of(const ont_sdpa *p)
+ont_verdict ont_sdpa_verdict_of(const ont_sdpa *p)
 {
     pthread_mutex_lock(&lock);
-    ont_sdpa_verdict verdict = p->verdict;
+    ont_verdict verdict = p->verdict;
     pthread_mutex_unlock(&lock);
     return verdict;
 }
 
-void ont_sdpa_judge(ont_sdpa *p, ont_sdpa_verdict verdict)
+void ont_sdpa_judge(ont_sdpa *p, ont_verdict verdict)
 {
     pthread_mutex_lock(&lock);
     p->verdict = verdict;

@@ -6,6 +6,7 @@
 #define ONT_CUDA_SDPA_H
 
 #include "core_shim.h"
+#include "libs/verdict.h"
 
 /* The tensors of a graph. LSE: log of the sum of exp(score) over a row, (batch, heads, seqlen_q), float32. */
 enum { ONT_SDPA_Q, ONT_SDPA_K, ONT_SDPA_V, ONT_SDPA_Y, ONT_SDPA_LSE, ONT_SDPA_DY, ONT_SDPA_DQ, ONT_SDPA_DK,
@@ -19,8 +20,6 @@ typedef struct ont_sdpa_shape {
     int32_t dtype, causal, gradient, device;
 } ont_sdpa_shape;
 
-typedef enum ont_sdpa_verdict { ONT_SDPA_UNKNOWN, ONT_SDPA_ACCEPTED, ONT_SDPA_REFUSED } ont_sdpa_verdict;
-
 typedef struct ont_sdpa ont_sdpa;
 
 /* Blocks of one workspace begin at multiples of 256 bytes. */
@@ -33,7 +32,7 @@ size_t ont_sdpa_work_bytes(const ont_sdpa *plan);
 float *ont_sdpa_lse(const ont_sdpa *plan, void *work);
 /* data[i]: the first element of tensor i; that of LSE is not read. Returns 0, or cuDNN's error code. */
 int ont_sdpa_run(const ont_sdpa *plan, void *const data[ONT_SDPA_TENSORS], void *work, void *stream);
-ont_sdpa_verdict ont_sdpa_verdict_of(const ont_sdpa *plan);
-void ont_sdpa_judge(ont_sdpa *plan, ont_sdpa_verdict verdict);
+ont_verdict ont_sdpa_verdict_of(const ont_sdpa *plan);
+void ont_sdpa_judge(ont_sdpa *plan, ont_verdict verdict);
 
 #endif

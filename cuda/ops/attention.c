@@ -12,6 +12,7 @@
 #include "kernels/sdpa.h"
 #include "libs/dnn_graph.h"
 #include "libs/sdpa.h"
+#include "ops/compare.h"
 #include "ops_common.h"
 
 _Static_assert((int)ONT_FLASH_BATCH_DIMS == ONT_ATTENTION_BATCH_DIMS && (int)ONT_FLASH_Y == ONT_ATTENTION_Y &&
@@ -301,79 +302,41 @@ static int launch_candidate(const void *context, int candidate)
 
 /* ---- comparison with the own kernels ---- */
 
-/*
- * A row of n elements differs where the norm of its difference is above the tolerance times its norm, or, for rows
- * that nearly cancel, times a sixteenth of the mean row's norm. Nothing follows from numbers that are not finite in the
- * own results, or are all 0: then the next call compares.
- */
-static ont_sdpa_verdict judge(const float *differences, int64_t rows, double tolerance)
-{
-    double mean = 0;
-    for (int64_t i = 0; i < rows; i++) mean += (double)differences[2 * i + 1] / (double)rows;
-    if (!isfinite(mean) || mean <= 0) return ONT_SDPA_UNKNOWN;
-    for (int64_t i = 0; i < rows; i++) {
-        double limit = (double)differences[2 * i + 1] + mean / 256;
-        if (!((double)differences[2 * i] <= tolerance * tolerance * limit)) return ONT_SDPA_REFUSED;
-    }
-    return ONT_SDPA_ACCEPTED;
-}
-
-/* Lowers *verdict by the difference of two tensors of `rows` rows of n elements; float32 are the statistics. */
-static ont_status compare(const ont_call *call, int dtype, const void *got, const void *want, int64_t rows, int64_t n,
-                          ont_sdpa_verdict *verdict)
-{
-    double tolerance = dtype == ONT_FLOAT32 ? 1e-3 : dtype == ONT_FLOAT16 ? 0.01 : 0.05;
-    size_t bytes = (size_t)rows * 2 * sizeof(float);
-    ont_memory device = {0};
-    float *host = ont_malloc(bytes);
-    ont_status status = host ? call->device->ops->alloc(call->device, bytes, ONT_UINT8, &device) : ONT_ENOMEM;
-    if (status == ONT_OK)
-        status = ont_launched(ont_launch_row_differences(dtype, got, want, device.data, rows, n, call->stream));
-    if (status == ONT_OK) status = call->device->ops->read(call->device, host, device.data, bytes, call->stream);
-    if (status == ONT_OK) {
-        ont_sdpa_verdict found = judge(host, rows, tolerance);
-        if (*verdict != ONT_SDPA_REFUSED && found != ONT_SDPA_ACCEPTED) *verdict = found;
-    }
-    if (device.data) call->device->ops->free(call->device, &device, bytes);
-    ont_free(host);
-    return status;
-}
-
 /* Both results of each output. Statistics are compared as one number a row, for which `lse` has room. */
-static ont_status compare_outputs(const dnn_call *c, void *const *own, float *lse, ont_sdpa_verdict *verdict)
+static ont_status compare_outputs(const dnn_call *c, void *const *own, float *lse, ont_verdict *verdict)
 {
     const ont_call *call = c->call;
     int64_t head_dim = c->dnn.dy ? c->dnn.head_dim : c->dnn.head_dim_v;
-    *verdict = ONT_SDPA_ACCEPTED;
+    *verdict = ONT_VERDICT_ACCEPTED;
     for (uint32_t i = 0; i < call->node->n_outputs; i++) {
         if (!call->out[i]) continue;
         int64_t count = ont_shape_count(&call->node->outputs[i]->shape), n = count % head_dim ? 8 : head_dim;
         if (!c->dnn.dy && i == 1) {
             ONT_TRY(ont_launched(ont_launch_stats_to_lse(own[1], lse, count / 2, call->stream)));
-            ONT_TRY(compare(call, ONT_FLOAT32, ont_sdpa_lse(c->sdpa, call->work), lse, count / 2, 1, verdict));
+            ONT_TRY(ont_compare_rows(call, ONT_FLOAT32, ont_sdpa_lse(c->sdpa, call->work), lse, count / 2, 1, verdict));
         } else
-            ONT_TRY(compare(call, c->dnn.dtype, call->out[i], own[i], count / n, n, verdict));
+            ONT_TRY(ont_compare_rows(call, c->dnn.dtype, call->out[i], own[i], count / n, n, verdict));
     }
     return ONT_OK;
 }
 
 /* What follows from the comparison: cuDNN is used where it is right, and not slower where kernels may be measured. */
-static ont_status decide(const dnn_call *c, void *const *own, ont_sdpa_verdict verdict)
+static ont_status decide(const dnn_call *c, void *const *own, ont_verdict verdict)
 {
     const ont_call *call = c->call;
     const ont_dnn_graph *dnn = ont_dnn_graph_get();
     const char *op = call->node->op_type, *name = call->node->name;
-    if (verdict == ONT_SDPA_REFUSED) {
+    if (verdict == ONT_VERDICT_REFUSED) {
         ont_log(ONT_LOG_WARNING, "%s '%s': cuDNN's results differ from those of the own kernels, which are used from "
                 "now on", op, name);
         for (uint32_t i = 0; i < call->node->n_outputs; i++)
             if (call->out[i])
                 ONT_TRY(call->device->ops->copy(call->device, call->out[i], own[i], output_bytes(call, i),
                                                 call->stream));
-    } else if (verdict == ONT_SDPA_ACCEPTED && dnn->time && !ont_gemm_is_deterministic()) {
+    } else if (verdict == ONT_VERDICT_ACCEPTED && dnn->time && !ont_gemm_is_deterministic()) {
         double theirs = dnn->time(launch_candidate, c, 0, call->stream);
         double ours = dnn->time(launch_candidate, c, 1, call->stream);
-        if (theirs < 0 || (ours >= 0 && ours < theirs)) verdict = ONT_SDPA_REFUSED;
+        if (theirs < 0 || (ours >= 0 && ours < theirs)) verdict = ONT_VERDICT_REFUSED;
         ont_log(ONT_LOG_INFO, "%s '%s': cuDNN %.3f ms, own kernels %.3f ms", op, name, theirs / 3, ours / 3);
     }
     ont_sdpa_judge(c->sdpa, verdict);
@@ -388,7 +351,7 @@ static ont_status check(dnn_call *c)
     void *own[4] = {NULL};
     size_t at = ont_sdpa_aligned((size_t)(c->dnn.n_bh * c->dnn.seqlen_q) * sizeof(float)), bytes = at; /* behind lse */
     ont_memory memory = {0};
-    ont_sdpa_verdict verdict = ONT_SDPA_UNKNOWN;
+    ont_verdict verdict = ONT_VERDICT_UNKNOWN;
     for (uint32_t i = 0; i < call->node->n_outputs; i++)
         if (call->out[i]) bytes += ont_sdpa_aligned(output_bytes(call, i));
     ONT_TRY(ops->alloc(call->device, bytes, ONT_UINT8, &memory));
@@ -414,17 +377,17 @@ static ont_status run_dnn(const ont_call *call)
     dnn_call c = {.call = call, .sdpa = s->sdpa, .dnn = parameters(call, call->out)};
     void *data[ONT_SDPA_TENSORS];
     bool capturing = call->device->ops->capturing(call->device, call->stream);
-    ont_sdpa_verdict verdict = ont_sdpa_verdict_of(s->sdpa);
-    if (verdict == ONT_SDPA_REFUSED || (verdict == ONT_SDPA_UNKNOWN && capturing) || !tensors_of(&c.dnn, data))
+    ont_verdict verdict = ont_sdpa_verdict_of(s->sdpa);
+    if (verdict == ONT_VERDICT_REFUSED || (verdict == ONT_VERDICT_UNKNOWN && capturing) || !tensors_of(&c.dnn, data))
         return run(call);
     ONT_TRY(clear_outputs(call, call->out));
     int error = launch_dnn(&c);
-    if (!error && (verdict == ONT_SDPA_ACCEPTED || check(&c) == ONT_OK)) return ONT_OK;
+    if (!error && (verdict == ONT_VERDICT_ACCEPTED || check(&c) == ONT_OK)) return ONT_OK;
     if (!error) return run(call); /* no memory for the comparison: the next call tries again */
     if (capturing) return ont_fail(ONT_ESTATE, "cuDNN's attention: status %d", error);
     ont_log(ONT_LOG_WARNING, "%s '%s': cuDNN failed (status %d), the own kernels are used from now on",
             call->node->op_type, call->node->name, error);
-    ont_sdpa_judge(s->sdpa, ONT_SDPA_REFUSED);
+    ont_sdpa_judge(s->sdpa, ONT_VERDICT_REFUSED);
     return run(call);
 }
 
