@@ -5,6 +5,7 @@
 #include "ops_common.h"
 
 #define ONE(domain_, name_, since_, family, index) {domain_, name_, since_, &ont_cuda_##family##_kernels[index], 1},
+#define THREE(domain_, name_, since_, family) {domain_, name_, since_, ont_cuda_##family##_kernels, 3},
 #define TWO(domain_, name_, since_, family) {domain_, name_, since_, ont_cuda_##family##_kernels, 2},
 #define POOL(name) ONE("", #name, 1, pool, 0) ONE(ONT_DOMAIN, #name "Grad", 1, pool, 1)
 #define EW(name) ONE("", #name, 1, elementwise, 0)
@@ -46,7 +47,8 @@ const ont_kernel_list ont_cuda_lists[] = {
     TWO(ONT_DOMAIN, "FusedAttention", 1, attention) TWO(ONT_DOMAIN, "FusedAttentionGrad", 1, attention_grad)
     ONE("", "MatMul", 1, matmul, 0) ONE(ONT_DOMAIN, "FusedMatMul", 1, matmul, 0) ONE("", "Gemm", 7, matmul, 0)
     ONE(ONT_DOMAIN, "GeluMatMul", 1, matmul, 1) ONE(ONT_DOMAIN, "GeluMatMulGrad", 1, matmul, 1)
-    TWO("", "Conv", 1, conv) TWO(ONT_DOMAIN, "ConvGradInput", 1, conv) TWO(ONT_DOMAIN, "ConvGradWeight", 1, conv)
+    THREE("", "Conv", 1, conv) THREE(ONT_DOMAIN, "ConvGradInput", 1, conv)
+    THREE(ONT_DOMAIN, "ConvGradWeight", 1, conv)
     POOL(MaxPool) POOL(AveragePool) POOL(GlobalMaxPool) POOL(GlobalAveragePool)
     ONE(ONT_DOMAIN, "AdaptiveAveragePool", 1, pool, 0) ONE(ONT_DOMAIN, "AdaptiveAveragePoolGrad", 1, pool, 1)
     ONE("", "BatchNormalization", 1, batchnorm, 0) ONE(ONT_DOMAIN, "BatchNormGrad", 1, batchnorm, 1)

@@ -174,7 +174,7 @@ def gradient(op: dict[str, Any]) -> str:
 def on_cuda() -> dict[str, int]:
     """Operators of cuda/table.c, and the first opset of each; read from the source, as a build may be without CUDA."""
     lines = (ROOT / "cuda" / "table.c").read_text(encoding="utf-8").split("ont_cuda_lists[]")[1]
-    listed = re.findall(r'(?:ONE|TWO)\("", "(\w+)", (\d+),', lines)
+    listed = re.findall(r'(?:ONE|TWO|THREE)\("", "(\w+)", (\d+),', lines)
     return {name: int(since) for name, since in listed} | dict.fromkeys(re.findall(r"\b(?:EW|COPY|REDUCE|POOL)\((\w+)\)", lines), 1)
 
 

@@ -51,6 +51,7 @@ static const pass after_grad[] = {
     {"tile_mlp", ont_pass_tile_mlp, false, "MlpGrad", false, NULL},
     {"recompute_regions", ont_pass_recompute_regions, false, NULL, false, NULL},
     {"recompute", ont_pass_recompute, false, NULL, false, NULL},
+    {"channels_last", ont_pass_channels_last, false, NULL, true, NULL},
     {"fuse_norm", ont_pass_fuse_norm, false, "FusedNorm", true, NULL},
     {"fuse_elementwise", ont_pass_fuse_elementwise, false, "FusedElementwise", false, NULL},
     {"fuse_reductions", ont_pass_fuse_reductions, false, "FusedReduce", false, "fuse_elementwise"},

@@ -1,9 +1,10 @@
 /*
  * BatchNormalization over (N, C, D): statistics of ranges of a channel's elements, the ranges joined in order, then one
- * pass over the planes. 16-bit x and y have float32 scale, bias and statistics. Source of the joining: Chan, Golub and
+ * pass over the planes. Where D is 1, as in channels last, a block takes some columns of the matrix (N, C) instead of a
+ * plane. 16-bit x and y have float32 scale, bias and statistics. Source of the joining: Chan, Golub and
  * LeVeque, Updating Formulae and a Pairwise Algorithm for Computing Sample Variances, 1979.
  */
-#include "kernels/launch.cuh"
+#include "kernels/chunks.cuh"
 
 #include "kernels/kernels.h"
 
@@ -70,6 +71,142 @@ __global__ void __launch_bounds__(ONT_THREADS) batchnorm_parts_kernel(layout l, 
         __syncthreads();
     }
 }
+
+/* ---- rows of channels: (N, C), of which a thread reads CHUNK channels at once ---- */
+
+enum { LANES = 32 }; /* most threads beside each other in a row; the others have rows below */
+
+/* A thread's part of a range of rows. */
+struct column {
+    int64_t channel, first, last; /* rows */
+    int lane, row, rows;          /* of the threads of the block */
+    bool is_inside;
+};
+
+template <int CHUNK> ONT_DEVICE column column_of(const layout &l, int64_t b, int lanes)
+{
+    int64_t groups = (l.c + lanes * CHUNK - 1) / (lanes * CHUNK), r = b / groups;
+    int lane = (int)threadIdx.x % lanes, row = (int)threadIdx.x / lanes;
+    int64_t channel = (b % groups * lanes + lane) * CHUNK, first = r * l.each, last = first + l.each;
+    return {channel, first + row, last < l.n ? last : l.n, lane, row, ONT_THREADS / lanes, channel < l.c};
+}
+
+/* The sums over the threads of a channel, in their order. */
+template <class A, int CHUNK> ONT_DEVICE void add_rows(A (&v)[CHUNK], const column &c, int lanes, A *scratch)
+{
+    for (int k = 0; k < CHUNK; k++) scratch[(c.row * CHUNK + k) * lanes + c.lane] = v[k];
+    __syncthreads();
+    for (int k = 0; k < CHUNK; k++) {
+        v[k] = 0;
+        for (int row = 0; row < c.rows; row++) v[k] += scratch[(row * CHUNK + k) * lanes + c.lane];
+    }
+    __syncthreads();
+}
+
+template <class A, int CHUNK>
+ONT_DEVICE void store_parts(const layout &l, const column &c, int64_t range, const A (&left)[CHUNK],
+                            const A (&right)[CHUNK], A *parts)
+{
+    if (!c.is_inside || c.row) return;
+    for (int k = 0; k < CHUNK; k++) {
+        A *to = parts + ((c.channel + k) * l.ranges + range) * 2;
+        to[0] = left[k];
+        to[1] = right[k];
+    }
+}
+
+/* As batchnorm_parts_kernel. */
+template <class T, class A, int CHUNK>
+__global__ void __launch_bounds__(ONT_THREADS) batchnorm_row_parts_kernel(layout l, int lanes, const T *x, A *parts)
+{
+    __shared__ A scratch[ONT_THREADS * CHUNK];
+    int64_t groups = (l.c + lanes * CHUNK - 1) / (lanes * CHUNK);
+    for (int64_t b = blockIdx.x; b < groups * l.ranges; b += gridDim.x) {
+        column c = column_of<CHUNK>(l, b, lanes);
+        A mean[CHUNK] = {0}, square[CHUNK] = {0}, v[CHUNK], count = (A)count_of(l, b / groups);
+        for (int64_t row = c.first; c.is_inside && row < c.last; row += c.rows) {
+            load_chunk(x + row * l.c + c.channel, v);
+            for (int k = 0; k < CHUNK; k++) mean[k] += v[k];
+        }
+        add_rows(mean, c, lanes, scratch);
+        for (int k = 0; k < CHUNK; k++) mean[k] = count > 0 ? mean[k] / count : 0;
+        for (int64_t row = c.first; c.is_inside && row < c.last; row += c.rows) {
+            load_chunk(x + row * l.c + c.channel, v);
+            for (int k = 0; k < CHUNK; k++) square[k] += (v[k] - mean[k]) * (v[k] - mean[k]);
+        }
+        add_rows(square, c, lanes, scratch);
+        store_parts(l, c, b / groups, mean, square, parts);
+    }
+}
+
+/* As batchnorm_grad_parts_kernel. */
+template <class T, class A, int CHUNK>
+__global__ void __launch_bounds__(ONT_THREADS)
+    batchnorm_grad_row_parts_kernel(layout l, int lanes, const T *x, const A *mean, const T *dy, A *parts)
+{
+    __shared__ A scratch[ONT_THREADS * CHUNK];
+    int64_t groups = (l.c + lanes * CHUNK - 1) / (lanes * CHUNK);
+    for (int64_t b = blockIdx.x; b < groups * l.ranges; b += gridDim.x) {
+        column c = column_of<CHUNK>(l, b, lanes);
+        A sum[CHUNK] = {0}, dot[CHUNK] = {0}, middle[CHUNK] = {0}, v[CHUNK], g[CHUNK];
+        for (int k = 0; c.is_inside && k < CHUNK; k++) middle[k] = mean[c.channel + k];
+        for (int64_t row = c.first; c.is_inside && row < c.last; row += c.rows) {
+            load_chunk(x + row * l.c + c.channel, v);
+            load_chunk(dy + row * l.c + c.channel, g);
+            for (int k = 0; k < CHUNK; k++) {
+                sum[k] += g[k];
+                dot[k] += g[k] * (v[k] - middle[k]);
+            }
+        }
+        add_rows(sum, c, lanes, scratch);
+        add_rows(dot, c, lanes, scratch);
+        store_parts(l, c, b / groups, sum, dot, parts);
+    }
+}
+
+/* Elements of a matrix with c columns by a grid-stride loop, with one division at the start. */
+#define ONT_EACH_OF_ROWS(n, c, i, channel) \
+    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, stride_ = (int64_t)gridDim.x * blockDim.x, \
+                 step_ = stride_ % (c), channel = i % (c); \
+         i < (n); i += stride_, channel += step_, channel -= channel < (c) ? 0 : (c))
+
+template <class T, class A, int CHUNK>
+__global__ void __launch_bounds__(ONT_THREADS)
+    batchnorm_apply_rows_kernel(int64_t n, int64_t c, const T *x, const A *lines, T *y)
+{
+    ONT_EACH_OF_ROWS(n / CHUNK, c / CHUNK, i, chunk)
+    {
+        const A *line = lines + chunk * CHUNK * 2;
+        A v[CHUNK];
+        load_chunk(x + i * CHUNK, v);
+        for (int k = 0; k < CHUNK; k++) v[k] = v[k] * line[2 * k] + line[2 * k + 1];
+        store_chunk(y + i * CHUNK, v);
+    }
+}
+
+template <class T, class A, int CHUNK>
+__global__ void __launch_bounds__(ONT_THREADS)
+    batchnorm_dx_rows_kernel(int64_t n, int64_t c, const T *x, const A *mean, const A *lines, const T *dy, T *dx)
+{
+    ONT_EACH_OF_ROWS(n / CHUNK, c / CHUNK, i, chunk)
+    {
+        const A *line = lines + chunk * CHUNK * 3, *middle = mean + chunk * CHUNK;
+        A v[CHUNK], g[CHUNK];
+        load_chunk(x + i * CHUNK, v);
+        load_chunk(dy + i * CHUNK, g);
+        for (int k = 0; k < CHUNK; k++)
+            g[k] = line[3 * k] * (g[k] - line[3 * k + 1] - (v[k] - middle[k]) * line[3 * k + 2]);
+        store_chunk(dx + i * CHUNK, g);
+    }
+}
+
+template <class T>
+__global__ void __launch_bounds__(ONT_THREADS) row_bias_kernel(int64_t n, int64_t c, const T *bias, T *y)
+{
+    ONT_EACH_OF_ROWS(n, c, i, channel) ont_store(y + i, ont_load(y + i) + ont_load(bias + channel));
+}
+
+/* ---- by channel ---- */
 
 template <class A> struct channel_operands {
     bool training;
@@ -207,6 +344,63 @@ static unsigned piece_blocks(int64_t planes, int64_t d)
     return ont_blocks(planes * ((d + PIECE - 1) / PIECE), 1);
 }
 
+static bool has_rows(const layout &l)
+{
+    return l.d == 1 && l.c > 1;
+}
+
+/* Threads beside each other in a row. */
+static int lanes_of(const layout &l, int chunk)
+{
+    int lanes = 1;
+    while (lanes < LANES && lanes * chunk < l.c) lanes *= 2;
+    return lanes;
+}
+
+static unsigned row_part_blocks(const layout &l, int lanes, int chunk)
+{
+    return ont_blocks((l.c + lanes * chunk - 1) / (lanes * chunk) * l.ranges, 1);
+}
+
+/* Elements of T in 16 bytes. */
+template <class T> struct full {
+    enum { CHUNK = 16 / sizeof(T) };
+};
+
+template <class T>
+static bool has_full_chunks(const layout &l, const void *first, const void *second, const void *third)
+{
+    const void *const pointers[] = {first, second, third};
+    return l.c % full<T>::CHUNK == 0 && are_aligned(pointers, 3);
+}
+
+template <class T, class A, int CHUNK>
+static int forward_of_rows(const layout &l, const channel_operands<A> &f, const T *x, T *y, void *stream)
+{
+    int lanes = lanes_of(l, CHUNK), error = 0;
+    if (f.training)
+        error = ONT_LAUNCH((batchnorm_row_parts_kernel<T, A, CHUNK>), row_part_blocks(l, lanes, CHUNK), ONT_THREADS, 0,
+                           stream, l, lanes, x, (A *)(uintptr_t)f.parts);
+    if (!error) error = ONT_LAUNCH(batchnorm_channel_kernel<A>, ont_blocks(l.c, 32), 32, 0, stream, l, f);
+    if (error || !l.n) return error;
+    return ONT_LAUNCH((batchnorm_apply_rows_kernel<T, A, CHUNK>), ont_blocks(l.n * l.c / CHUNK, ONT_THREADS),
+                      ONT_THREADS, 0, stream, l.n * l.c, l.c, x, (const A *)f.lines, y);
+}
+
+/* dx: NULL where it is not wanted. */
+template <class T, class A, int CHUNK>
+static int backward_of_rows(const layout &l, const channel_gradient_operands<A> &f, const T *x, const A *mean,
+                            const T *dy, T *dx, void *stream)
+{
+    int lanes = lanes_of(l, CHUNK);
+    int error = ONT_LAUNCH((batchnorm_grad_row_parts_kernel<T, A, CHUNK>), row_part_blocks(l, lanes, CHUNK),
+                           ONT_THREADS, 0, stream, l, lanes, x, mean, dy, (A *)(uintptr_t)f.parts);
+    if (!error) error = ONT_LAUNCH(batchnorm_grad_channel_kernel<A>, ont_blocks(l.c, 32), 32, 0, stream, l, f);
+    if (error || !dx || !l.n) return error;
+    return ONT_LAUNCH((batchnorm_dx_rows_kernel<T, A, CHUNK>), ont_blocks(l.n * l.c / CHUNK, ONT_THREADS), ONT_THREADS,
+                      0, stream, l.n * l.c, l.c, x, mean, (const A *)f.lines, dy, dx);
+}
+
 static unsigned channel_threads(int64_t n)
 {
     return ont_row_threads(n);
@@ -229,6 +423,9 @@ static int forward(const ont_batchnorm *s, const void *const *in, void *const *o
                              lines};
     int error = 0;
     if (!l.c) return 0;
+    if (has_rows(l) && has_full_chunks<T>(l, in[0], out[0], nullptr))
+        return forward_of_rows<T, A, full<T>::CHUNK>(l, f, (const T *)in[0], (T *)out[0], stream);
+    if (has_rows(l)) return forward_of_rows<T, A, 1>(l, f, (const T *)in[0], (T *)out[0], stream);
     if (s->training)
         error = ONT_LAUNCH((batchnorm_parts_kernel<T, A>), ont_blocks(l.c * l.ranges, 1), channel_threads(l.each), 0,
                            stream, l, (const T *)in[0], parts);
@@ -252,6 +449,9 @@ static int backward(const ont_batchnorm *s, const void *const *in, void *dx, voi
     channel_gradient_operands<A> f = {s->training != 0, parts, (const A *)in[1], (const A *)in[3], (A *)dscale,
                                       (A *)dbias, lines};
     if (!l.c) return 0;
+    if (has_rows(l) && has_full_chunks<T>(l, x, dy, dx))
+        return backward_of_rows<T, A, full<T>::CHUNK>(l, f, x, mean, dy, (T *)dx, stream);
+    if (has_rows(l)) return backward_of_rows<T, A, 1>(l, f, x, mean, dy, (T *)dx, stream);
     int error = ONT_LAUNCH((batchnorm_grad_parts_kernel<T, A>), ont_blocks(l.c * l.ranges, 1), channel_threads(l.each),
                            0, stream, l, x, mean, dy, parts);
     if (!error)
@@ -286,6 +486,9 @@ extern "C" int ont_launch_batchnorm_grad(const ont_batchnorm *s, const void *con
 
 template <class T> static int add_bias(int64_t images, int64_t c, int64_t d, const void *bias, void *y, void *stream)
 {
+    if (d == 1)
+        return ONT_LAUNCH(row_bias_kernel<T>, ont_blocks(images * c, ONT_THREADS), ONT_THREADS, 0, stream, images * c,
+                          c, (const T *)bias, (T *)y);
     return ONT_LAUNCH(channel_bias_kernel<T>, piece_blocks(images * c, d), channel_threads(d), 0, stream, images * c, c,
                       d, (const T *)bias, (T *)y);
 }

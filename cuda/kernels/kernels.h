@@ -110,12 +110,17 @@ int ont_launch_loss(const ont_loss *s, const void *const *in, void *const *out, 
 int ont_launch_loss_grad(const ont_loss *s, const void *const *in, void *dx, void *work, void *stream);
 
 /* pool.cu: `indices` and, for the gradient of a maximum, x as in ops/pool/pool.c */
-int ont_launch_pool(int dtype, const ont_pool *p, const void *x, void *y, int64_t *indices, void *stream);
+typedef struct ont_image_pool {
+    ont_pool planes;
+    int64_t channels; /* of images in channels last, which have no indices; else 1 */
+} ont_image_pool;
+int ont_launch_pool(int dtype, const ont_image_pool *p, const void *x, void *y, int64_t *indices, void *stream);
 size_t ont_pool_grad_work(const ont_pool *p);
-int ont_launch_pool_grad(int dtype, const ont_pool *p, const void *x, const void *dy, void *dx, void *work,
+int ont_launch_pool_grad(int dtype, const ont_image_pool *p, const void *x, const void *dy, void *dx, void *work,
                          void *stream);
 
-/* batchnorm.cu: x (n, c, d); scale, bias and statistics (c) are float32 for 16-bit x, else of the dtype of x */
+/* batchnorm.cu: x (n, c, d), where d is 1 for rows of channels, as in channels last; scale, bias and statistics (c) are
+ * float32 for 16-bit x, else of the dtype of x */
 typedef struct ont_batchnorm {
     int64_t n, c, d;
     double eps, momentum;
@@ -132,16 +137,18 @@ int ont_launch_batchnorm_grad(const ont_batchnorm *s, const void *const *in, voi
 int ont_launch_channel_bias(int dtype, int64_t images, int64_t c, int64_t d, const void *bias, void *y, void *stream);
 
 /* conv.cu: y (n, m, out) = x (n, c, in) * w (m, c / groups, kernel); spatial dims are right-aligned, absent ones
- * are 1 */
+ * are 1. With channels_last: y (n, out, m) = x (n, in, c) * w (m, kernel, c / groups). Compared by its bytes. */
 typedef enum ont_conv_kind { ONT_CONV_FORWARD, ONT_CONV_GRAD_INPUT, ONT_CONV_GRAD_WEIGHT } ont_conv_kind;
 typedef struct ont_conv_shape {
     int64_t n, c, m, groups;
     int64_t in[3], out[3], kernel[3], stride[3], dilation[3], pad[3];
     int64_t in_count, out_count, kernel_count;
-    int32_t dtype, spatial;
+    int32_t dtype, spatial, channels_last, unused;
 } ont_conv_shape;
-/* first, second: x, w; or dy, w; or dy, x */
-int ont_launch_conv(int kind, const ont_conv_shape *s, const void *first, const void *second, void *to, void *stream);
+/* first, second: x, w; or dy, w; or dy, x. Computes the last `count` elements of the result, of which to[0] is the
+ * first. */
+int ont_launch_conv(int kind, const ont_conv_shape *s, const void *first, const void *second, void *to, int64_t count,
+                    void *stream);
 
 #ifdef __cplusplus
 }

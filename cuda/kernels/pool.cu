@@ -50,8 +50,25 @@ ONT_DEVICE int64_t cell_of(const ont_pool &p, const window &w, int64_t a, int64_
            c * p.dilation[2];
 }
 
+/* Where element i of planes of `count` cells is; in channels last, the planes of an image alternate. */
+struct place {
+    int64_t cell, plane;
+};
+
+ONT_DEVICE place place_of(int64_t i, int64_t channels, int64_t count)
+{
+    if (channels == 1) return {i % count, i / count};
+    return {i / channels % count, i / channels / count * channels + i % channels};
+}
+
+/* The first element of a plane of `count` cells; the others are `channels` apart. */
+ONT_DEVICE int64_t first_of(int64_t plane, int64_t channels, int64_t count)
+{
+    return channels == 1 ? plane * count : plane / channels * channels * count + plane % channels;
+}
+
 /* -1: the window has no cell. */
-template <class T> ONT_DEVICE int64_t winner_of(const ont_pool &p, const T *x, int64_t o)
+template <class T> ONT_DEVICE int64_t winner_of(const ont_pool &p, int64_t channels, const T *x, int64_t o)
 {
     typedef typename ont_compute<T>::type A;
     window w = window_of(p, o);
@@ -61,7 +78,7 @@ template <class T> ONT_DEVICE int64_t winner_of(const ont_pool &p, const T *x, i
         for (int64_t b = w.lo[1]; b < w.hi[1]; b++)
             for (int64_t c = w.lo[2]; c < w.hi[2]; c++) {
                 int64_t at = cell_of(p, w, a, b, c);
-                A v = ont_load(x + at);
+                A v = ont_load(x + at * channels);
                 if (winner >= 0 && !(v > max_value) && v == v) continue;
                 winner = at;
                 max_value = v;
@@ -76,30 +93,34 @@ ONT_DEVICE int64_t stored_index(const ont_pool &p, int64_t at)
 }
 
 template <class T>
-__global__ void __launch_bounds__(ONT_THREADS) pool_max_kernel(ont_pool p, const T *x, T *y, int64_t *indices)
+__global__ void __launch_bounds__(ONT_THREADS)
+    pool_max_kernel(ont_pool p, int64_t channels, const T *x, T *y, int64_t *indices)
 {
     ONT_FOR(i, p.planes * p.out_count)
     {
-        int64_t plane = i / p.out_count, first = plane * p.in_count, winner = winner_of(p, x + first, i % p.out_count);
+        place to = place_of(i, channels, p.out_count);
+        int64_t first = first_of(to.plane, channels, p.in_count), winner = winner_of(p, channels, x + first, to.cell);
         if (winner < 0)
             ont_store(y + i, -INFINITY);
         else
-            y[i] = x[first + winner];
+            y[i] = x[first + winner * channels];
         if (indices) indices[i] = winner < 0 ? -1 : first + stored_index(p, winner);
     }
 }
 
-template <class T> __global__ void __launch_bounds__(ONT_THREADS) pool_mean_kernel(ont_pool p, const T *x, T *y)
+template <class T>
+__global__ void __launch_bounds__(ONT_THREADS) pool_mean_kernel(ont_pool p, int64_t channels, const T *x, T *y)
 {
     typedef typename ont_compute<T>::type A;
     ONT_FOR(i, p.planes * p.out_count)
     {
-        window w = window_of(p, i % p.out_count);
-        const T *plane = x + i / p.out_count * p.in_count;
+        place to = place_of(i, channels, p.out_count);
+        window w = window_of(p, to.cell);
+        const T *plane = x + first_of(to.plane, channels, p.in_count);
         A sum = 0;
         for (int64_t a = w.lo[0]; a < w.hi[0]; a++)
             for (int64_t b = w.lo[1]; b < w.hi[1]; b++)
-                for (int64_t c = w.lo[2]; c < w.hi[2]; c++) sum += ont_load(plane + cell_of(p, w, a, b, c));
+                for (int64_t c = w.lo[2]; c < w.hi[2]; c++) sum += ont_load(plane + cell_of(p, w, a, b, c) * channels);
         ont_store(y + i, w.cells ? sum / (A)(p.include_pad ? w.padded : w.cells) : (A)NAN);
     }
 }
@@ -122,10 +143,14 @@ __global__ void __launch_bounds__(ONT_THREADS) pool_plane_mean_kernel(int64_t pl
 /* ---- gradients ---- */
 
 template <class T>
-__global__ void __launch_bounds__(ONT_THREADS) pool_winners_kernel(ont_pool p, const T *x, int32_t *winners)
+__global__ void __launch_bounds__(ONT_THREADS)
+    pool_winners_kernel(ont_pool p, int64_t channels, const T *x, int32_t *winners)
 {
     ONT_FOR(i, p.planes * p.out_count)
-    winners[i] = (int32_t)winner_of(p, x + i / p.out_count * p.in_count, i % p.out_count);
+    {
+        place of = place_of(i, channels, p.out_count);
+        winners[i] = (int32_t)winner_of(p, channels, x + first_of(of.plane, channels, p.in_count), of.cell);
+    }
 }
 
 /* Outputs [first, last] whose windows cover cell `at` of dim d. */
@@ -143,12 +168,14 @@ ONT_DEVICE void outputs_over(const ont_pool &p, int d, int64_t at, int64_t *firs
 }
 
 template <class T>
-__global__ void __launch_bounds__(ONT_THREADS) pool_grad_kernel(ont_pool p, const int32_t *winners, const T *dy, T *dx)
+__global__ void __launch_bounds__(ONT_THREADS)
+    pool_grad_kernel(ont_pool p, int64_t channels, const int32_t *winners, const T *dy, T *dx)
 {
     typedef typename ont_compute<T>::type A;
     ONT_FOR(i, p.planes * p.in_count)
     {
-        int64_t cell = i % p.in_count, outputs = i / p.in_count * p.out_count, first[3], last[3];
+        place to = place_of(i, channels, p.in_count);
+        int64_t cell = to.cell, outputs = first_of(to.plane, channels, p.out_count), first[3], last[3];
         int64_t at[3] = {cell / p.in[2] / p.in[1], cell / p.in[2] % p.in[1], cell % p.in[2]};
         for (int d = 0; d < 3; d++) outputs_over(p, d, at[d], &first[d], &last[d]);
         A sum = 0;
@@ -158,13 +185,13 @@ __global__ void __launch_bounds__(ONT_THREADS) pool_grad_kernel(ont_pool p, cons
                 if ((at[1] + p.begin[1] - b * p.stride[1]) % p.dilation[1]) continue;
                 for (int64_t c = first[2]; c <= last[2]; c++) {
                     if ((at[2] + p.begin[2] - c * p.stride[2]) % p.dilation[2]) continue;
-                    int64_t o = (a * p.out[1] + b) * p.out[2] + c;
+                    int64_t o = (a * p.out[1] + b) * p.out[2] + c, from = outputs + o * channels;
                     if (winners) {
-                        if (winners[outputs + o] == cell) sum += ont_load(dy + outputs + o);
+                        if (winners[from] == cell) sum += ont_load(dy + from);
                         continue;
                     }
                     window w = window_of(p, o);
-                    sum += ont_load(dy + outputs + o) / (A)(p.include_pad ? w.padded : w.cells);
+                    sum += ont_load(dy + from) / (A)(p.include_pad ? w.padded : w.cells);
                 }
             }
         }
@@ -174,33 +201,39 @@ __global__ void __launch_bounds__(ONT_THREADS) pool_grad_kernel(ont_pool p, cons
 
 /* ---- launchers ---- */
 
-template <class T> static int forward(const ont_pool *p, const void *x, void *y, int64_t *indices, void *stream)
+template <class T>
+static int forward(const ont_image_pool *image, const void *x, void *y, int64_t *indices, void *stream)
 {
+    const ont_pool *p = &image->planes;
+    int64_t channels = image->channels;
     int64_t n = p->planes * p->out_count;
     if (!n) return 0;
     if (p->kind == ONT_POOL_MAX)
-        return ONT_LAUNCH(pool_max_kernel<T>, ont_blocks(n, ONT_THREADS), ONT_THREADS, 0, stream, *p, (const T *)x,
-                          (T *)y, indices);
-    bool whole = p->out_count == 1 && p->kernel[0] == 1 && p->kernel[1] == 1 && p->kernel[2] == p->in_count &&
-                 !p->begin[2] && p->limit[2] == p->in[2];
+        return ONT_LAUNCH(pool_max_kernel<T>, ont_blocks(n, ONT_THREADS), ONT_THREADS, 0, stream, *p, channels,
+                          (const T *)x, (T *)y, indices);
+    bool whole = channels == 1 && p->out_count == 1 && p->kernel[0] == 1 && p->kernel[1] == 1 &&
+                 p->kernel[2] == p->in_count && !p->begin[2] && p->limit[2] == p->in[2];
     if (whole)
         return ONT_LAUNCH(pool_plane_mean_kernel<T>, ont_blocks(p->planes, 1), ont_row_threads(p->in_count), 0, stream,
                           p->planes, p->in_count, (const T *)x, (T *)y);
-    return ONT_LAUNCH(pool_mean_kernel<T>, ont_blocks(n, ONT_THREADS), ONT_THREADS, 0, stream, *p, (const T *)x,
-                      (T *)y);
+    return ONT_LAUNCH(pool_mean_kernel<T>, ont_blocks(n, ONT_THREADS), ONT_THREADS, 0, stream, *p, channels,
+                      (const T *)x, (T *)y);
 }
 
 template <class T>
-static int backward(const ont_pool *p, const void *x, const void *dy, void *dx, int32_t *winners, void *stream)
+static int backward(const ont_image_pool *image, const void *x, const void *dy, void *dx, int32_t *winners,
+                    void *stream)
 {
+    const ont_pool *p = &image->planes;
+    int64_t channels = image->channels;
     int64_t outputs = p->planes * p->out_count, cells = p->planes * p->in_count;
     int error = 0;
     if (p->kind != ONT_POOL_MAX) winners = nullptr;
     if (winners && outputs)
         error = ONT_LAUNCH(pool_winners_kernel<T>, ont_blocks(outputs, ONT_THREADS), ONT_THREADS, 0, stream, *p,
-                           (const T *)x, winners);
+                           channels, (const T *)x, winners);
     if (!error && cells)
-        error = ONT_LAUNCH(pool_grad_kernel<T>, ont_blocks(cells, ONT_THREADS), ONT_THREADS, 0, stream, *p,
+        error = ONT_LAUNCH(pool_grad_kernel<T>, ont_blocks(cells, ONT_THREADS), ONT_THREADS, 0, stream, *p, channels,
                            (const int32_t *)winners, (const T *)dy, (T *)dx);
     return error;
 }
@@ -210,7 +243,8 @@ extern "C" size_t ont_pool_grad_work(const ont_pool *p)
     return p->kind == ONT_POOL_MAX ? (size_t)(p->planes * p->out_count) * sizeof(int32_t) : 0;
 }
 
-extern "C" int ont_launch_pool(int dtype, const ont_pool *p, const void *x, void *y, int64_t *indices, void *stream)
+extern "C" int ont_launch_pool(int dtype, const ont_image_pool *p, const void *x, void *y, int64_t *indices,
+                               void *stream)
 {
     switch (dtype) {
     case ONT_FLOAT32: return forward<float>(p, x, y, indices, stream);
@@ -220,8 +254,8 @@ extern "C" int ont_launch_pool(int dtype, const ont_pool *p, const void *x, void
     }
 }
 
-extern "C" int ont_launch_pool_grad(int dtype, const ont_pool *p, const void *x, const void *dy, void *dx, void *work,
-                                    void *stream)
+extern "C" int ont_launch_pool_grad(int dtype, const ont_image_pool *p, const void *x, const void *dy, void *dx,
+                                    void *work, void *stream)
 {
     switch (dtype) {
     case ONT_FLOAT32: return backward<float>(p, x, dy, dx, (int32_t *)work, stream);

@@ -1,11 +1,31 @@
 /*
- * Conv, its gradients, pooling and BatchNormalization on a device: nodes read into what the library (dnn.h) and the
- * launchers take.
+ * Conv, its gradients, pooling and BatchNormalization on a device: nodes read into what the library (dnn.h,
+ * conv_graph.h) and the launchers take.
+ *
+ * A node with attribute "channels_last" has its images in the order (N, H, W, C), and its weight in (M, H, W, C): the
+ * pass of csrc/passes/channels_last.c sets it.
  */
 #include <string.h>
 
+#include "libs/conv_graph.h"
 #include "libs/dnn.h"
+#include "ops/compare.h"
 #include "ops_common.h"
+
+static bool is_channels_last(const ont_node *node)
+{
+    return ont_attr_int(node, "channels_last", 0) != 0;
+}
+
+/* The shape of an image or a weight in the order (N, C, H, W). */
+static ont_shape planes_of(const ont_node *node, const ont_shape *shape)
+{
+    ont_shape planes = *shape;
+    if (!is_channels_last(node)) return planes;
+    for (int d = 2; d < shape->rank; d++) planes.dims[d] = shape->dims[d - 1];
+    planes.dims[1] = shape->dims[shape->rank - 1];
+    return planes;
+}
 
 /* ---- convolution ---- */
 
@@ -14,7 +34,8 @@ typedef struct conv_state {
     ont_conv_kind kind;
     const ont_dnn *dnn; /* NULL: the own kernels */
     void *plan;
-    bool even;          /* padding is the same before and behind */
+    ont_conv_plan *graph; /* of channels last */
+    bool even;            /* padding is the same before and behind */
 } conv_state;
 
 static ont_conv_kind kind_of(const ont_node *node)
@@ -28,19 +49,20 @@ static ont_conv_kind kind_of(const ont_node *node)
 static ont_status read_conv(const ont_node *node, conv_state *s)
 {
     ont_conv_kind kind = kind_of(node);
-    const ont_shape *x = &(kind == ONT_CONV_FORWARD      ? ont_node_in(node, 0)
-                           : kind == ONT_CONV_GRAD_INPUT ? node->outputs[0]
-                                                         : ont_node_in(node, 1))->shape;
-    const ont_shape *w = &(kind == ONT_CONV_GRAD_WEIGHT ? node->outputs[0] : ont_node_in(node, 1))->shape;
+    const ont_value *image = kind == ONT_CONV_FORWARD      ? ont_node_in(node, 0)
+                             : kind == ONT_CONV_GRAD_INPUT ? node->outputs[0]
+                                                           : ont_node_in(node, 1);
+    const ont_value *weight = kind == ONT_CONV_GRAD_WEIGHT ? node->outputs[0] : ont_node_in(node, 1);
+    const ont_shape x = planes_of(node, &image->shape), w = planes_of(node, &weight->shape);
     ont_window window;
-    ONT_TRY(ont_window_init(node, x, w->dims + 2, &window));
+    ONT_TRY(ont_window_init(node, &x, w.dims + 2, &window));
     *s = (conv_state){.kind = kind, .even = true};
-    s->shape = (ont_conv_shape){.n = x->dims[0], .c = x->dims[1], .m = w->dims[0],
+    s->shape = (ont_conv_shape){.n = x.dims[0], .c = x.dims[1], .m = w.dims[0],
                                 .groups = ont_attr_int(node, "group", 1), .in = {1, 1, 1}, .out = {1, 1, 1},
                                 .kernel = {1, 1, 1}, .stride = {1, 1, 1}, .dilation = {1, 1, 1},
                                 .in_count = window.in_count, .out_count = window.out_count,
                                 .kernel_count = window.kernel_count, .dtype = ont_node_in(node, 0)->dtype,
-                                .spatial = window.rank};
+                                .spatial = window.rank, .channels_last = is_channels_last(node)};
     for (int d = 0; d < window.rank; d++) {
         int e = 3 - window.rank + d;
         s->shape.in[e] = window.in[d];
@@ -63,6 +85,7 @@ static const char *conv_accept(const ont_node *node)
 {
     conv_state s;
     if (!ont_dtype_is_float(ont_node_in(node, 0)->dtype)) return "dtype";
+    if (is_channels_last(node)) return "channels last, which cuDNN alone computes in time";
     return read_conv(node, &s) == ONT_OK ? NULL : "shapes";
 }
 
@@ -71,10 +94,26 @@ static const char *conv_accept_dnn(const ont_node *node)
     conv_state s;
     const ont_dnn *dnn = ont_dnn_get();
     if (!ont_dtype_is_float(ont_node_in(node, 0)->dtype)) return "dtype";
+    if (is_channels_last(node)) return "channels last";
     if (!dnn) return "cuDNN is not found";
     if (read_conv(node, &s) != ONT_OK) return "shapes";
     if (!s.even) return "padding differs before and behind";
     return is_empty(&s.shape) ? "nothing to compute" : dnn->accept(&s.shape, s.kind);
+}
+
+static const char *plan_of(const ont_node *node, conv_state *s)
+{
+    if (read_conv(node, s) != ONT_OK) return "shapes";
+    if (!s->even) return "padding differs before and behind";
+    if (is_empty(&s->shape)) return "nothing to compute";
+    return ont_conv_plan_get(&s->shape, s->kind, s->kind == ONT_CONV_FORWARD && ont_node_in(node, 2), &s->graph);
+}
+
+/* The plan is made here, so that the pass learns what cuDNN takes, and the name of the kernel says what runs. */
+static const char *conv_accept_graph(const ont_node *node)
+{
+    conv_state s;
+    return is_channels_last(node) ? plan_of(node, &s) : "not in channels last";
 }
 
 static ont_status conv_prepare(const ont_node *node, ont_arena *arena, ont_prepared *out)
@@ -101,6 +140,16 @@ static ont_status conv_prepare_dnn(const ont_node *node, ont_arena *arena, ont_p
     return ONT_OK;
 }
 
+static ont_status conv_prepare_graph(const ont_node *node, ont_arena *arena, ont_prepared *out)
+{
+    ONT_TRY(conv_prepare(node, arena, out));
+    conv_state *s = out->state;
+    const char *refusal = plan_of(node, s);
+    if (refusal) return ont_fail(ONT_ESTATE, "cuDNN declined what it had accepted: %s", refusal);
+    out->work_bytes = ont_conv_plan_work_bytes(s->graph);
+    return ONT_OK;
+}
+
 static void conv_release(void *opaque)
 {
     conv_state *s = opaque;
@@ -113,26 +162,122 @@ static bool is_aligned(const void *first, const void *second, const void *to)
     return ((uintptr_t)first | (uintptr_t)second | (uintptr_t)to) % 16 == 0;
 }
 
-/* (x, w, bias) -> y, (dy, w) -> dx, (dy, x) -> dw */
-static ont_status conv_run(const ont_call *call)
+static int64_t results_of(const ont_call *call)
+{
+    return ont_shape_count(&call->node->outputs[0]->shape);
+}
+
+/* To the last `count` results, of which to[0] is the first. Channels last are rows of channels. */
+static ont_status add_bias(const ont_call *call, void *to, int64_t count)
 {
     const conv_state *s = call->state;
     const ont_conv_shape *c = &s->shape;
+    const void *bias = s->kind == ONT_CONV_FORWARD ? ont_operand(call, 2) : NULL;
+    int64_t cells = c->channels_last ? 1 : c->out_count;
+    if (!bias) return ONT_OK;
+    return ont_launched(ont_launch_channel_bias(c->dtype, count / c->m / cells, c->m, cells, bias, to, call->stream));
+}
+
+/* (x, w, bias) -> y, (dy, w) -> dx, (dy, x) -> dw: the last `count` results, of which to[0] is the first. */
+static ont_status run_own(const ont_call *call, void *to, int64_t count)
+{
+    const conv_state *s = call->state;
+    ONT_TRY(ont_launched(ont_launch_conv(s->kind, &s->shape, call->in[0], call->in[1], to, count, call->stream)));
+    return add_bias(call, to, count);
+}
+
+static ont_status conv_run(const ont_call *call)
+{
+    const conv_state *s = call->state;
     void *first = (void *)(uintptr_t)call->in[0], *second = (void *)(uintptr_t)call->in[1], *to = call->out[0];
-    if (!s->dnn || !is_aligned(first, second, to))
-        ONT_TRY(ont_launched(ont_launch_conv(s->kind, c, first, second, to, call->stream)));
-    else if (s->kind == ONT_CONV_FORWARD)
+    if (!s->dnn || !is_aligned(first, second, to)) return run_own(call, to, results_of(call));
+    if (s->kind == ONT_CONV_FORWARD)
         ONT_TRY(s->dnn->run(s->plan, first, second, to, call->work, call->stream));
     else if (s->kind == ONT_CONV_GRAD_INPUT)
         ONT_TRY(s->dnn->run(s->plan, to, second, first, call->work, call->stream));
     else
         ONT_TRY(s->dnn->run(s->plan, second, to, first, call->work, call->stream));
-    const void *bias = s->kind == ONT_CONV_FORWARD ? ont_operand(call, 2) : NULL;
-    if (!bias) return ONT_OK;
-    return ont_launched(ont_launch_channel_bias(c->dtype, c->n, c->m, c->out_count, bias, to, call->stream));
+    return add_bias(call, to, results_of(call));
 }
 
-const ont_kernel ont_cuda_conv_kernels[2] = {
+/* ---- channels last, by a plan of cuDNN ---- */
+
+static ont_conv_operands operands_of(const ont_call *call)
+{
+    const conv_state *s = call->state;
+    void *first = (void *)(uintptr_t)call->in[0], *second = (void *)(uintptr_t)call->in[1], *to = call->out[0];
+    void *bias = s->kind == ONT_CONV_FORWARD ? (void *)(uintptr_t)ont_operand(call, 2) : NULL;
+    ont_conv_operands o = {.bias = bias, .work = call->work, .stream = call->stream};
+    switch (s->kind) {
+    case ONT_CONV_FORWARD: o.x = first, o.w = second, o.y = to; break;
+    case ONT_CONV_GRAD_INPUT: o.y = first, o.w = second, o.x = to; break;
+    default: o.y = first, o.x = second, o.w = to;
+    }
+    return o;
+}
+
+/*
+ * The last results are computed by the own kernels too and compared: few enough to take milliseconds at most, since a
+ * result of the weight's gradient is a sum over all images. They come from all channels, and from the bottom right.
+ */
+enum { COMPARED = 1 << 16, COMPARED_WEIGHTS = 1 << 12, ROW = 64 };
+
+static ont_status compare_with_own(const ont_call *call, ont_verdict *verdict)
+{
+    const conv_state *s = call->state;
+    const ont_device_ops *ops = call->device->ops;
+    int64_t all = results_of(call), most = s->kind == ONT_CONV_GRAD_WEIGHT ? COMPARED_WEIGHTS : COMPARED;
+    int64_t unit = s->kind == ONT_CONV_FORWARD ? s->shape.m : 1; /* a bias is added to whole rows of channels */
+    int64_t count = all < most ? all : most / unit > 0 ? most / unit * unit : unit, row = count < ROW ? count : ROW;
+    size_t size = ont_dtype_size((ont_dtype)s->shape.dtype), bytes = (size_t)count * size;
+    ont_memory own = {0};
+    *verdict = ONT_VERDICT_ACCEPTED;
+    ONT_TRY(ops->alloc(call->device, bytes, ONT_UINT8, &own));
+    ont_status status = run_own(call, own.data, count);
+    if (status == ONT_OK)
+        status = ont_compare_rows(call, s->shape.dtype, (char *)call->out[0] + (size_t)(all - count) * size, own.data,
+                                  count / row, row, verdict);
+    if (status == ONT_OK) status = ops->synchronize(call->device, call->stream);
+    ops->free(call->device, &own, bytes);
+    return status;
+}
+
+/* Of results that cuDNN has just written. */
+static ont_status check(const ont_call *call)
+{
+    const conv_state *s = call->state;
+    ont_verdict verdict;
+    ONT_TRY(compare_with_own(call, &verdict));
+    ont_conv_plan_judge(s->graph, verdict);
+    if (verdict != ONT_VERDICT_REFUSED) return ONT_OK;
+    ont_log(ONT_LOG_WARNING, "%s '%s': cuDNN's results differ from those of the own kernels, which are used from now "
+            "on and are slow", call->node->op_type, call->node->name);
+    return run_own(call, call->out[0], results_of(call));
+}
+
+/*
+ * A captured graph that is the first use of a plan has cuDNN's kernel: gradients of the first steps may all be 0, or
+ * not finite, which decides nothing.
+ */
+static ont_status conv_run_graph(const ont_call *call)
+{
+    const conv_state *s = call->state;
+    ont_conv_operands o = operands_of(call);
+    bool capturing = call->device->ops->capturing(call->device, call->stream);
+    ont_verdict verdict = ont_conv_plan_verdict(s->graph);
+    if (verdict == ONT_VERDICT_REFUSED || !is_aligned(o.x, o.w, o.y) || (uintptr_t)o.bias % 16)
+        return run_own(call, call->out[0], results_of(call));
+    int error = ont_conv_plan_run(s->graph, &o, !capturing);
+    if (!error) return capturing || verdict == ONT_VERDICT_ACCEPTED ? ONT_OK : check(call);
+    if (capturing) return ont_fail(ONT_ESTATE, "cuDNN's convolution: status %d", error);
+    ont_log(ONT_LOG_WARNING, "%s '%s': cuDNN failed (status %d), the own kernels are used from now on and are slow",
+            call->node->op_type, call->node->name, error);
+    ont_conv_plan_judge(s->graph, ONT_VERDICT_REFUSED);
+    return run_own(call, call->out[0], results_of(call));
+}
+
+const ont_kernel ont_cuda_conv_kernels[3] = {
+    {.name = "cuda_conv_graph", .accept = conv_accept_graph, .prepare = conv_prepare_graph, .run = conv_run_graph},
     {.name = "cuda_conv_dnn", .accept = conv_accept_dnn, .prepare = conv_prepare_dnn, .run = conv_run,
      .release = conv_release},
     {.name = "cuda_conv", .accept = conv_accept, .prepare = conv_prepare, .run = conv_run},
@@ -144,19 +289,22 @@ static const char *pool_accept(const ont_node *node)
 {
     ont_pool p;
     const ont_value *x = ont_node_in(node, 0);
+    const ont_shape planes = planes_of(node, &x->shape);
     if (!ont_dtype_is_float(x->dtype)) return "dtype";
-    if (ont_pool_read(node, &x->shape, &p) != ONT_OK) return "window";
+    if (ont_pool_read(node, &planes, &p) != ONT_OK) return "window";
     return p.in_count > INT32_MAX ? "the planes are too large" : NULL;
 }
 
 static ont_status pool_prepare(const ont_node *node, ont_arena *arena, ont_prepared *out)
 {
-    ont_pool *p = ont_arena_alloc(arena, sizeof *p);
-    if (!p) return ONT_ENOMEM;
-    ONT_TRY(ont_pool_read(node, &ont_node_in(node, 0)->shape, p));
+    const ont_shape planes = planes_of(node, &ont_node_in(node, 0)->shape);
+    ont_image_pool *s = ont_arena_alloc(arena, sizeof *s);
+    if (!s) return ONT_ENOMEM;
+    ONT_TRY(ont_pool_read(node, &planes, &s->planes));
+    s->channels = is_channels_last(node) ? planes.dims[1] : 1;
     if (!*node->op->domain) out->work_bytes = 0;
-    else out->work_bytes = ont_pool_grad_work(p);
-    out->state = p;
+    else out->work_bytes = ont_pool_grad_work(&s->planes);
+    out->state = s;
     return ONT_OK;
 }
 
@@ -196,7 +344,9 @@ static ont_status bn_prepare(const ont_node *node, ont_arena *arena, ont_prepare
     const ont_shape *x = &ont_node_in(node, 0)->shape;
     ont_batchnorm *s = ont_arena_alloc(arena, sizeof *s);
     if (!s) return ONT_ENOMEM;
-    *s = (ont_batchnorm){.n = x->dims[0], .c = x->dims[1], .d = ont_shape_count_range(x, 2, x->rank),
+    int last = is_channels_last(node) ? x->rank - 1 : 1; /* channels last are rows of channels */
+    *s = (ont_batchnorm){.n = ont_shape_count_range(x, 0, last), .c = x->dims[last],
+                         .d = ont_shape_count_range(x, last + 1, x->rank),
                          .eps = ont_attr_float(node, "epsilon", 1e-5),
                          .momentum = ont_attr_float(node, "momentum", 0.9), .dtype = ont_node_in(node, 0)->dtype,
                          .training = ont_attr_int(node, "training_mode", 0) != 0};

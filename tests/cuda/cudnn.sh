@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Whether the true cuDNN takes the attention graphs of cuda/libs/sdpa.c, without a GPU: cudnn_plans.c says how. Installs
-# cuDNN, cuBLAS and NVRTC (wheels of about 900 MB together) into build/cudnn, and needs the headers of the CUDA
+# Whether the true cuDNN takes the graphs of cuda/libs/sdpa.c and conv_graph.c, without a GPU: cudnn_plans.c says how.
+# Installs cuDNN, cuBLAS and NVRTC (wheels of about 900 MB together) into build/cudnn, and needs the headers of the CUDA
 # toolkit.
 #
 #     PYTHON=python bash tests/cuda/cudnn.sh [cuDNN's version, such as 9.15.1.9]
@@ -14,5 +14,5 @@ cuda=$(PYTHONPATH=third_party "$python" -c 'import dependencies; print(dependenc
 flags=(-std=gnu11 -O1 -Wall -Wextra -D_GNU_SOURCE -Icuda -Icsrc)
 cc -shared -fPIC -Wl,-soname,libcuda.so.1 -o "$folder/libcuda.so.1" tests/cuda/driver.c
 cc "${flags[@]}" -isystem "$folder/nvidia/cudnn/include" -isystem "$cuda/include" -o "$folder/plans" \
-    tests/cuda/cudnn_plans.c cuda/libs/sdpa.c -ldl -lpthread -lm
+    tests/cuda/cudnn_plans.c cuda/libs/sdpa.c cuda/libs/conv_graph.c -ldl -lpthread -lm
 LD_LIBRARY_PATH=$folder:$folder/nvidia/cudnn/lib:$folder/nvidia/cu13/lib "$folder/plans" libcudnn.so.9

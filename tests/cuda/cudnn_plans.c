@@ -1,7 +1,7 @@
 /*
- * What the true cuDNN says of the graphs of cuda/libs/sdpa.c, without a GPU: it is given the properties of a device
- * instead of a handle, and plans, with all checks of support and the compilation of kernels. Nothing is executed.
- * cudnn.sh builds and runs it, beside a driver (driver.c) that answers nothing but that code was loaded.
+ * What the true cuDNN says of the graphs of cuda/libs/sdpa.c and conv_graph.c, without a GPU: it is given the properties
+ * of a device instead of a handle, and plans, with all checks of support and the compilation of kernels. Nothing is
+ * executed. cudnn.sh builds and runs it, beside a driver (driver.c) that answers nothing but that code was loaded.
  *
  * The numbers of dnn_graph.h are compared with cudnn_graph.h when this file is compiled.
  */
@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "cudnn_graph.h"
+#include "libs/conv_graph.h"
 #include "libs/dnn_graph.h"
 #include "libs/sdpa.h"
 
@@ -36,6 +37,19 @@ static const shape shapes[] = {
     {"heads of 128", 4, 32, 8, 8, 2048, 2048, 128, 128}, {"BERT", 64, 12, 12, 12, 128, 128, 64, 64},
     {"odd lengths", 2, 6, 3, 3, 999, 777, 64, 64},  {"heads of 80 and 96", 2, 4, 4, 4, 384, 640, 80, 96},
     {"heads of 8 and 24", 2, 4, 4, 4, 100, 60, 8, 24},
+};
+
+typedef struct image_shape {
+    const char *what;
+    int64_t c, m, groups, size, kernel, stride, pad;
+} image_shape;
+
+static const image_shape image_shapes[] = {
+    {"ResNet-50, first", 3, 64, 1, 224, 7, 2, 3},        {"ResNet-50, 1 x 1", 64, 256, 1, 56, 1, 1, 0},
+    {"ResNet-50, 3 x 3", 64, 64, 1, 56, 3, 1, 1},        {"ResNet-50, 3 x 3 by 2", 128, 128, 1, 56, 3, 2, 1},
+    {"ResNet-50, 1 x 1 by 2", 256, 512, 1, 56, 1, 2, 0}, {"ResNet-50, last", 512, 512, 1, 7, 3, 1, 1},
+    {"odd channels", 5, 7, 1, 30, 3, 1, 1},              {"32 groups", 128, 128, 32, 56, 3, 1, 1},
+    {"each channel", 96, 96, 96, 56, 3, 1, 1},
 };
 
 const ont_core *ont_cuda_core;
@@ -107,6 +121,11 @@ const ont_dnn_graph *ont_dnn_graph_get(void)
     return &table;
 }
 
+static bool is_deterministic(void)
+{
+    return false;
+}
+
 static bool load(const char *path)
 {
     void *library = dlopen(path, RTLD_NOW | RTLD_GLOBAL);
@@ -128,6 +147,7 @@ static bool load(const char *path)
     table.finalize = finalize;
     table.open = open_device;
     core.log = print_log;
+    core.gemm_is_deterministic = is_deterministic;
     core.calloc = (__typeof__(core.calloc))calloc;
     ont_cuda_core = &core;
     return true;
@@ -178,6 +198,29 @@ static const char *plan_of(const shape *s, int variant, size_t *bytes)
     return refusal;
 }
 
+/* Forward with bias, forward, and the gradients, of 32 images; the number of those without a plan. */
+static int plan_images(const char *name, const image_shape *s, ont_dtype dtype)
+{
+    static const char *const names[] = {"forward with bias", "forward", "gradient of the input",
+                                        "gradient of the weight"};
+    int64_t out = (s->size + 2 * s->pad - s->kernel) / s->stride + 1;
+    ont_conv_shape g = {.n = 32, .c = s->c, .m = s->m, .groups = s->groups, .in = {1, s->size, s->size},
+                        .out = {1, out, out}, .kernel = {1, s->kernel, s->kernel}, .stride = {1, s->stride, s->stride},
+                        .dilation = {1, 1, 1}, .pad = {0, s->pad, s->pad}, .in_count = s->size * s->size,
+                        .out_count = out * out, .kernel_count = s->kernel * s->kernel, .dtype = (int32_t)dtype,
+                        .spatial = 2, .channels_last = 1};
+    int missing = 0;
+    for (int i = 0; i < 4; i++) {
+        ont_conv_plan *plan;
+        const char *refusal = ont_conv_plan_get(&g, i < 2 ? ONT_CONV_FORWARD : (ont_conv_kind)(i - 1), i == 0, &plan);
+        missing += refusal != NULL;
+        printf("%s, %s, %s, %s: ", name, s->what, dtype == ONT_FLOAT16 ? "float16" : "bfloat16", names[i]);
+        if (refusal) printf("%s\n", refusal);
+        else printf("%.1f MiB\n", (double)ont_conv_plan_work_bytes(plan) / (1 << 20));
+    }
+    return missing;
+}
+
 int main(int argc, char **argv)
 {
     int missing = 0;
@@ -195,6 +238,13 @@ int main(int argc, char **argv)
                 if (refusal) printf("%s\n", refusal);
                 else printf("%.1f MiB\n", (double)bytes / (1 << 20));
             }
+    }
+    for (size_t i = 0; i < sizeof devices / sizeof *devices; i++) {
+        if (!choose(&devices[i])) return 2;
+        for (size_t k = 0; k < sizeof image_shapes / sizeof *image_shapes; k++) {
+            missing += plan_images(devices[i].name, &image_shapes[k], ONT_BFLOAT16);
+            missing += plan_images(devices[i].name, &image_shapes[k], ONT_FLOAT16);
+        }
     }
     size_t bytes;
     shape other = shapes[0]; /* without a plan yet */

@@ -18,6 +18,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable
 
+import conv_graph
 import gpu as bench
 import torch
 import torch.nn.functional as F
@@ -69,7 +70,7 @@ def task(name: str) -> Callable[[], Model]:
 
 MODELS = {"mlp": mlp, "cnn": cnn, "resnet": resnet, **{name: task(name) for name in bench.TASKS}}
 # These under bfloat16 autocast as well.
-EVERY = [*MODELS, *(f"{name} bf16" for name in ("resnet", "gpt2", "bert", "llama"))]
+EVERY = [*MODELS, *(f"{name} bf16" for name in ("cnn", "resnet", "gpt2", "bert", "llama"))]
 
 
 def train(model: nn.Module, batch: tuple[torch.Tensor, ...], loss: Callable[..., torch.Tensor],
@@ -112,6 +113,8 @@ def compare(name: str, half: bool, device: str) -> tuple[set[str], dict[str, int
              for _, op, kernel, *_ in session.timeline()]
     if name == "gpt2":  # its GELU is in the products, both ways
         assert {"GeluMatMul", "GeluMatMulGrad"} <= {op for op, _ in steps}, sorted({op for op, _ in steps})
+    if half and device == "emulated":  # where cuDNN takes every one of these
+        assert {kernel for op, kernel in steps if op in conv_graph.CONVOLUTIONS} <= {conv_graph.GRAPH}, steps
     if half and any(op == "SoftmaxCrossEntropyLoss" for op, _ in steps):  # it reads the logits in bfloat16
         assert any("stash_type" in session.text("program") for _, programs in model._all_programs()
                    for program in programs for session in program.sessions)

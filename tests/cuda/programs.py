@@ -18,6 +18,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+import conv_graph
 import onnx
 import rows
 import sdpa
@@ -150,6 +151,28 @@ def vision() -> set[str]:
         model.forward([t.to(place(DEVICE)) for t in tensors], mask)
         assert not [kernel for _, kernel, backward in model.kernels() if "cast" in kernel and not backward]
     return used
+
+
+def vision_in_planes() -> set[str]:
+    """The same where 16-bit images keep their order, as where cuDNN has no plan."""
+    _C.disable_passes(["channels_last"])
+    try:
+        used = vision()
+    finally:
+        _C.disable_passes([])
+    assert not any("graph" in kernel for kernel in used), used
+    return used
+
+
+def channels_last() -> set[str]:
+    """A convolution in 16 bits, by cuDNN's graphs where the device has them; tests/cuda/conv_graph.py has the cases."""
+    case = conv_graph.Case(torch.bfloat16, (2, 4, 7, 9), 6, (3, 3), (1, 2), (1, 1, 1, 1), bias=True)
+    session, tensors = _C.Session(conv_graph.model_of(case), 16, DEVICE), conv_graph.operands(case)
+    begin = len(MESSAGES.text)
+    got = conv_graph.step(session, case, [t.to(place(DEVICE)) for t in tensors])
+    assert "cuDNN" not in MESSAGES.text[begin:], MESSAGES.text[begin:]
+    conv_graph.agree(case, got, conv_graph.eager(case, tensors))
+    return {f"{op}:{kernel}" for op, kernel in conv_graph.kernels(session)}
 
 
 def by_rule() -> set[str]:
@@ -669,10 +692,11 @@ def generated() -> set[str]:
 
 MESSAGES = Messages()
 
-PROGRAMS: list[Callable[[], set[str]]] = [mlp, mlp_halves, unaligned, by_rule, gelu_epilogues, transformer, attention,
-                                          loss, loss_of_halves, sums, norms, hot_rows, copies, rotations, fault,
-                                          strided, rare, graphs, graph_shapes, graph_freed, graph_of_the_caller,
-                                          settings, vision, steps, drops, generated, ortmodule]
+PROGRAMS: list[Callable[[], set[str]]] = [mlp, mlp_halves, unaligned, channels_last, by_rule, gelu_epilogues,
+                                          transformer, attention, loss, loss_of_halves, sums, norms, hot_rows, copies,
+                                          rotations, fault, strided, rare, graphs, graph_shapes, graph_freed,
+                                          graph_of_the_caller, settings, vision, vision_in_planes, steps, drops, generated,
+                                          ortmodule]
 
 
 def main(plugin: str, device: str, which: str = "0/1") -> None:

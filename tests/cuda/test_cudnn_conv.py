@@ -19,7 +19,8 @@ FAULTS = {
         "p->conv, a->algorithm, c->work, a->memory / 2,\n                                &zero, p->y", "by_rule",
         "bytes of workspace, and the algorithm needs"),
     "arithmetic that an algorithm is not for": Fault(
-        FILE, "p->math == MATH_FMA ? MATH_FMA : a->math", "p->math", "vision", "and the algorithm is for"),
+        FILE, "p->math == MATH_FMA ? MATH_FMA : a->math", "p->math", "vision_in_planes",
+        "and the algorithm is for"),
     "a refusal that ends the step": Fault(
         FILE, "while (is_refusal(status) && ++candidate", "while (is_refusal(0 * status) && ++candidate", "by_rule",
         "cuDNN, a convolution: status 3000"),
@@ -29,7 +30,7 @@ FAULTS = {
     "strides of another layout": Fault(
         FILE, "stride *= dims[d];", "stride += dims[d];", "vision", "cudnnSetTensorNdDescriptor: stride"),
     "a convolution in 16 bits": Fault(
-        FILE, "dilation, CROSS_CORRELATION, DATA_FLOAT)", "dilation, CROSS_CORRELATION, type)", "vision",
+        FILE, "dilation, CROSS_CORRELATION, DATA_FLOAT)", "dilation, CROSS_CORRELATION, type)", "vision_in_planes",
         "cudnnSetConvolutionNdDescriptor: mode 1, type 2"),
     "operands that begin anywhere": Fault(
         "ops/conv.c", "!s->dnn || !is_aligned(first, second, to)", "!s->dnn && is_aligned(first, second, to)",

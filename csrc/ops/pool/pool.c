@@ -59,7 +59,7 @@ static ont_status read_adaptive(const ont_node *node, const ont_shape *x, ont_po
     int rank = x->rank - 2, n = rank;
     if (rank < 1 || rank > 3) return ont_fail(ONT_EUNSUPPORTED, "%d spatial dims, 1 to 3 are supported", rank);
     if (dy)
-        memcpy(sizes, dy->shape.dims + 2, (size_t)rank * sizeof *sizes);
+        memcpy(sizes, dy->shape.dims + (ont_attr_int(node, "channels_last", 0) ? 1 : 2), (size_t)rank * sizeof *sizes);
     else
         ONT_TRY(ont_const_ints(node, 1, NULL, sizes, 3, &n));
     if (n != rank) return ont_fail(ONT_EINVAL, "%d output sizes for %d spatial dims", n, rank);

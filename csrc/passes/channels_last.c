@@ -1,0 +1,339 @@
+/*
+ * Convolutions in 16 bits, and the nodes between them, on images in channels last: (batch, height, width, channels).
+ * Tensor cores multiply channels, so cuDNN transposes images of any other order before and behind a convolution. For
+ * devices, after differentiation, so that the gradients have the same order.
+ *
+ * A value in channels last is a value with permuted dims, so every kernel sees a dense tensor. Nodes for which the
+ * order of dims has a meaning learn it from their attributes: axes, shapes, and "channels_last" of convolutions,
+ * pooling and normalization. Models cannot have that attribute, as no operator declares it. Shape inference does not
+ * know it: no pass behind this one may infer the nodes again.
+ *
+ * Values whose order is the same, because one node reads or writes them all, form a group. A group with a convolution
+ * that the device takes in channels last becomes channels last; Transposes stand where a value enters or leaves it.
+ */
+#include <string.h>
+
+#include "base/assert.h"
+#include "passes/pass.h"
+
+typedef enum role { OTHER, CONVOLUTION, NORM, POOL, ELEMENTWISE, REDUCTION, SHAPED, EXPANSION, ALONG_AXIS, SLICE } role;
+
+enum { RANK = 4, CHANNELS = 1 }; /* the dims of an image, and the axis of its channels, in the order of the model */
+static const int64_t to_last[RANK] = {0, 2, 3, 1}, to_first[RANK] = {0, 3, 1, 2};
+static const char attribute[] = "channels_last";
+
+typedef struct state {
+    ont_graph *g;
+    uint32_t n;        /* values of the graph before the pass */
+    uint32_t *parent;  /* by value: another one of its group, or itself */
+    bool *has_conv;    /* by the first value of a group */
+    role *roles;       /* by node */
+    ont_value **moved; /* by value: the same in channels last, or NULL */
+} state;
+
+static bool is_image(const ont_value *v)
+{
+    return v && v->has_shape && v->shape.rank == RANK;
+}
+
+static ont_shape permuted(const ont_shape *shape, const int64_t *perm)
+{
+    ont_shape result = *shape;
+    for (int d = 0; d < RANK; d++) result.dims[d] = shape->dims[perm[d]];
+    return result;
+}
+
+/* ---- groups ---- */
+
+/* A copy of a node whose images are in channels last, which a kernel may accept. */
+static bool has_kernel_in_channels_last(const ont_graph *g, const ont_node *node)
+{
+    enum { MOST = 4 };
+    ont_value values[MOST];
+    ont_use uses[MOST];
+    ont_value *outputs[1];
+    ont_attr attr = {.next = node->attrs, .name = attribute, .kind = ONT_ATTR_INT, .count = 1, .i = 1};
+    ont_node copy = *node;
+    uint32_t n = 0;
+    if (node->n_inputs >= MOST || node->n_outputs != 1) return false;
+    for (uint32_t i = 0; i <= node->n_inputs; i++) {
+        const ont_value *v = i < node->n_inputs ? node->inputs[i].value : node->outputs[0];
+        if (i < node->n_inputs) uses[i] = (ont_use){.value = v ? &values[n] : NULL, .user = &copy};
+        else outputs[0] = &values[n];
+        if (!v) continue;
+        values[n] = *v;
+        if (is_image(v)) values[n].shape = permuted(&v->shape, to_last);
+        n++;
+    }
+    copy.inputs = uses;
+    copy.outputs = outputs;
+    copy.attrs = &attr;
+    return ont_op_has_kernel(&copy, g->device);
+}
+
+static bool is_conv(const ont_node *node)
+{
+    return ONT_IS(node, Conv) || ONT_IS(node, ConvGradInput) || ONT_IS(node, ConvGradWeight);
+}
+
+static bool is_pool(const ont_node *node)
+{
+    return ((ONT_IS(node, MaxPool) || ONT_IS(node, GlobalMaxPool)) && !ont_node_out(node, 1)) ||
+           ONT_IS(node, MaxPoolGrad) || ONT_IS(node, GlobalMaxPoolGrad) || ONT_IS(node, AveragePool) ||
+           ONT_IS(node, AveragePoolGrad) || ONT_IS(node, GlobalAveragePool) || ONT_IS(node, GlobalAveragePoolGrad) ||
+           ONT_IS(node, AdaptiveAveragePool) || ONT_IS(node, AdaptiveAveragePoolGrad);
+}
+
+/* A single element has no order. */
+static bool is_image_or_number(const ont_value *v)
+{
+    return is_image(v) || ont_shape_count(&v->shape) == 1;
+}
+
+/* Dropout draws a number for each element in the order of memory, which is that of the model in eager. */
+static bool is_elementwise(const ont_node *node)
+{
+    if (!node->op->tile && !ONT_IS(node, Clip) && !ONT_IS(node, HardTanh) && !ONT_IS(node, Pow)) return false;
+    if (node->op->flags & ONT_OP_RANDOM || ONT_IS(node, Dropout) || ONT_IS(node, DropoutGrad)) return false;
+    if (node->n_outputs != 1 || !is_image(node->outputs[0])) return false;
+    for (uint32_t i = 0; i < node->n_inputs; i++)
+        if (ont_node_in(node, i) && !is_image_or_number(ont_node_in(node, i))) return false;
+    return true;
+}
+
+/* The known axes of a node, by an input or by an attribute. */
+static bool read_axes(const ont_node *node, uint32_t input, int64_t axes[RANK], int *n)
+{
+    int from = node->n_inputs > input ? (int)input : -1;
+    if (ont_const_ints(node, from, "axes", axes, RANK, n) != ONT_OK || *n < 1) return false;
+    for (int i = 0; i < *n; i++) {
+        if (axes[i] < 0) axes[i] += RANK;
+        if (axes[i] < 0 || axes[i] >= RANK) return false;
+    }
+    return true;
+}
+
+static uint32_t axes_input(const ont_node *node)
+{
+    return ONT_IS(node, Slice) ? 3 : 1;
+}
+
+/* Whether a reduction leaves at most the batch and the channels: what is left has the same order. */
+static bool reduces_planes(const ont_node *node)
+{
+    int64_t axes[RANK];
+    int n;
+    bool is_reduced[RANK] = {false};
+    if (!read_axes(node, axes_input(node), axes, &n)) return false;
+    for (int i = 0; i < n; i++) is_reduced[axes[i]] = true;
+    return is_reduced[2] && is_reduced[3];
+}
+
+static bool is_along_channels(const ont_node *node)
+{
+    int64_t axis = ont_attr_int(node, "axis", 0);
+    for (uint32_t i = 0; ONT_IS(node, Concat) && i < node->n_inputs; i++)
+        if (!is_image(ont_node_in(node, i))) return false;
+    return (ONT_IS(node, Concat) || ONT_IS(node, Split)) && (axis == CHANNELS || axis == CHANNELS - RANK);
+}
+
+static role role_of(const ont_graph *g, const ont_node *node)
+{
+    int64_t axes[RANK];
+    int n;
+    const ont_value *x = ont_node_in(node, 0);
+    if (is_elementwise(node)) return ELEMENTWISE;
+    if (ONT_IS(node, Expand)) return is_image(node->outputs[0]) && is_image_or_number(x) ? EXPANSION : OTHER;
+    if (!is_image(x)) return OTHER;
+    if (is_conv(node)) return ont_dtype_is_half(x->dtype) && has_kernel_in_channels_last(g, node) ? CONVOLUTION : OTHER;
+    if (ONT_IS(node, BatchNormalization) || ONT_IS(node, BatchNormGrad)) return node->n_inputs == 5 ? NORM : OTHER;
+    if (is_pool(node)) return POOL;
+    if (ONT_IS(node, ReduceSum) || ONT_IS(node, ReduceMean) || ONT_IS(node, ReduceMax))
+        return reduces_planes(node) ? REDUCTION : OTHER;
+    if (ONT_IS(node, Slice)) return read_axes(node, axes_input(node), axes, &n) ? SLICE : OTHER;
+    if (ONT_IS(node, SumTo) || ONT_IS(node, PutSlice)) return is_image(node->outputs[0]) ? SHAPED : OTHER;
+    return is_along_channels(node) ? ALONG_AXIS : OTHER;
+}
+
+/* A weight has an order of its own, which the convolution alone determines. */
+static bool is_weight(const ont_node *node, bool is_input, uint32_t index)
+{
+    if (!is_conv(node)) return false;
+    return is_input ? index == 1 && !ONT_IS(node, ConvGradWeight) : ONT_IS(node, ConvGradWeight);
+}
+
+static uint32_t group_of(state *s, uint32_t id)
+{
+    while (s->parent[id] != id) id = s->parent[id] = s->parent[s->parent[id]];
+    return id;
+}
+
+/* The images of a node, in turn: its inputs, then its outputs; NULL behind the last one. */
+static ont_value *next_image(const ont_node *node, uint32_t *at)
+{
+    while (*at < node->n_inputs + node->n_outputs) {
+        uint32_t i = (*at)++;
+        bool is_input = i < node->n_inputs;
+        if (!is_input) i -= node->n_inputs;
+        ont_value *v = is_input ? ont_node_in(node, i) : ont_node_out(node, i);
+        if (is_image(v) && !is_weight(node, is_input, i)) return v;
+    }
+    return NULL;
+}
+
+static void join_images(state *s, const ont_node *node)
+{
+    uint32_t at = 0;
+    const ont_value *first = next_image(node, &at);
+    bool has_conv = s->roles[node->id] == CONVOLUTION;
+    for (const ont_value *v = first; v; v = next_image(node, &at)) {
+        uint32_t a = group_of(s, first->id), b = group_of(s, v->id);
+        s->parent[b] = a;
+        s->has_conv[a] |= s->has_conv[b] || has_conv;
+    }
+}
+
+/* ---- rewriting ---- */
+
+/* Whether the permutation leaves the elements where they are. */
+static bool is_view(const ont_shape *image_in_model_order)
+{
+    const int64_t *d = image_in_model_order->dims;
+    return d[CHANNELS] == 1 || d[2] * d[3] == 1;
+}
+
+static ont_status move_input(state *s, ont_node *node, uint32_t index)
+{
+    ont_value *v = ont_node_in(node, index);
+    ONT_ASSERT(v->id < s->n);
+    const ont_value *known = s->moved[v->id];
+    if (!known || (known->def->backward && !node->backward)) { /* in front of the first node that needs it */
+        ont_builder b = {.graph = s->g, .before = node, .backward = node->backward, .origin = ont_node_origin(node)};
+        ont_shape shape = permuted(&v->shape, to_last);
+        ont_value *moved = is_view(&v->shape) ? ont_build_reshape(&b, v, &shape) : ont_build_transpose(&b, v, to_last);
+        ONT_TRY(b.status);
+        s->moved[v->id] = moved;
+    }
+    ont_node_set_input(node, index, s->moved[v->id]);
+    return ONT_OK;
+}
+
+/* The node gets a new output. A Transpose takes over the old value with its users; where they move too, it is dead. */
+static ont_status move_output(state *s, ont_node *node, uint32_t index)
+{
+    ont_value *old = node->outputs[index], *moved;
+    bool views = is_view(&old->shape);
+    ont_builder b = {.graph = s->g, .before = node->next, .backward = node->backward,
+                     .origin = ont_node_origin(node)};
+    ONT_TRY(ont_graph_add_value(s->g, ONT_VALUE_NODE, NULL, &moved));
+    moved->dtype = old->dtype;
+    moved->has_shape = true;
+    moved->shape = permuted(&old->shape, to_last);
+    moved->def = node;
+    moved->def_index = index;
+    node->outputs[index] = moved;
+    s->moved[old->id] = moved;
+    ont_value *inputs[] = {moved, views ? ont_build_const_ints(&b, old->shape.dims, RANK) : NULL};
+    ONT_TRY(b.status);
+    const ont_node_spec spec = {.domain = "", .op_type = views ? "Reshape" : "Transpose", .inputs = inputs,
+                                .n_inputs = 2, .outputs = &old, .n_outputs = 1};
+    ont_node *back;
+    ONT_TRY(ont_graph_add_node(s->g, b.before, &spec, &back));
+    back->op = ont_op_find("", spec.op_type, INT64_MAX);
+    back->version = back->op->since;
+    back->backward = node->backward;
+    back->origin = b.origin;
+    back->region = node->region;
+    return views ? ont_attr_set_int(s->g, back, "allowzero", 1)
+                 : ont_attr_set_ints(s->g, back, "perm", to_first, RANK);
+}
+
+static ont_status set_constant(state *s, ont_node *node, uint32_t input, const int64_t *values, size_t n)
+{
+    ont_builder b = {.graph = s->g, .before = node, .backward = node->backward, .origin = ont_node_origin(node)};
+    ont_value *constant = ont_build_const_ints(&b, values, n);
+    ONT_TRY(b.status);
+    ont_node_set_input(node, input, constant);
+    return ONT_OK;
+}
+
+static ont_status move_axes(state *s, ont_node *node)
+{
+    int64_t axes[RANK];
+    uint32_t input = axes_input(node);
+    int n;
+    if (!read_axes(node, input, axes, &n)) return ont_fail(ONT_EINTERNAL, "'%s': axes", node->name);
+    for (int i = 0; i < n; i++) axes[i] = to_first[axes[i]]; /* to_first: where a dim of the model is */
+    return node->n_inputs > input ? set_constant(s, node, input, axes, (size_t)n)
+                                  : ont_attr_set_ints(s->g, node, "axes", axes, (size_t)n);
+}
+
+/* Attributes with an entry for each dim. */
+static ont_status move_dims(state *s, ont_node *node)
+{
+    static const char *const names[] = {"shape", "start", "step"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        size_t n;
+        const int64_t *dims = ont_attr_ints(node, names[i], &n);
+        ont_shape shape = {.rank = RANK};
+        if (!dims || n != RANK) continue;
+        memcpy(shape.dims, dims, sizeof *dims * RANK);
+        shape = permuted(&shape, to_last);
+        ONT_TRY(ont_attr_set_ints(s->g, node, names[i], shape.dims, RANK));
+    }
+    return ONT_OK;
+}
+
+static ont_status move_attributes(state *s, ont_node *node)
+{
+    switch (s->roles[node->id]) {
+    case ELEMENTWISE: return ONT_OK;
+    case REDUCTION:
+    case SLICE: return move_axes(s, node);
+    case SHAPED: return move_dims(s, node);
+    case ALONG_AXIS: return ont_attr_set_int(s->g, node, "axis", RANK - 1);
+    case EXPANSION: return set_constant(s, node, 1, permuted(&node->outputs[0]->shape, to_last).dims, RANK);
+    default: ONT_TRY(move_dims(s, node)); return ont_attr_set_int(s->g, node, attribute, 1);
+    }
+}
+
+static ont_status move_node(state *s, ont_node *node)
+{
+    ONT_TRY(move_attributes(s, node));
+    for (uint32_t i = 0; i < node->n_inputs; i++)
+        if (is_image(ont_node_in(node, i))) ONT_TRY(move_input(s, node, i));
+    for (uint32_t i = 0; i < node->n_outputs; i++)
+        if (is_image(ont_node_out(node, i))) ONT_TRY(move_output(s, node, i));
+    return ONT_OK;
+}
+
+static bool moves(state *s, const ont_node *node)
+{
+    uint32_t at = 0;
+    const ont_value *v = s->roles[node->id] ? next_image(node, &at) : NULL;
+    return v && s->has_conv[group_of(s, v->id)];
+}
+
+ont_status ont_pass_channels_last(ont_graph *g)
+{
+    state s = {.g = g, .n = g->n_values};
+    bool has_conv = false;
+    if (!g->device) return ONT_OK; /* the attribute means nothing to the kernels of the CPU */
+    s.parent = ont_arena_array(&g->arena, s.n + 1, sizeof *s.parent);
+    s.has_conv = ont_arena_array(&g->arena, s.n + 1, sizeof *s.has_conv);
+    s.moved = ont_arena_array(&g->arena, s.n + 1, sizeof *s.moved);
+    s.roles = ont_arena_array(&g->arena, g->n_nodes + 1, sizeof *s.roles);
+    if (!s.parent || !s.has_conv || !s.moved || !s.roles) return ONT_ENOMEM;
+    for (uint32_t i = 0; i < s.n; i++) s.parent[i] = i;
+    for (const ont_node *node = g->first; node; node = node->next) {
+        s.roles[node->id] = role_of(g, node);
+        has_conv |= s.roles[node->id] == CONVOLUTION;
+        if (s.roles[node->id]) join_images(&s, node);
+    }
+    if (!has_conv) return ONT_OK;
+    for (ont_node *node = g->first, *next; node; node = next) {
+        next = node->next;
+        if (moves(&s, node)) ONT_TRY(move_node(&s, node));
+    }
+    return ont_pass_dce(g);
+}

@@ -1,0 +1,305 @@
+"""Convolutions in channels last by cuDNN's graphs on a device: against eager in float64, in models whose images change
+their order, in recorded graphs, and with faults planted in the emulated library.
+
+    python tests/cuda/conv_graph.py PLUGIN DEVICE [part/parts | faults]
+
+Prints what checks.py says. With "faults" only those are planted, which needs the emulation.
+"""
+
+from __future__ import annotations
+
+import copy
+import ctypes
+import logging
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable
+from typing import NamedTuple
+
+import onnx
+import sdpa
+import torch
+import torch.nn.functional as F
+from checks import every_nth, run_checks
+from torch import nn
+
+from onnxtrain import _C, _report
+from onnxtrain.ortmodule import ORTModule, _module
+
+PLUGIN, DEVICE = "", "cpu"
+CONVOLUTIONS = ("Conv", "ConvGradInput", "ConvGradWeight")
+GRAPH = "cuda_conv_graph"
+MESSAGES = sdpa.Messages()
+
+
+class Case(NamedTuple):
+    dtype: torch.dtype
+    x: tuple[int, int, int, int]
+    m: int
+    kernel: tuple[int, int]
+    stride: tuple[int, int] = (1, 1)
+    pad: tuple[int, int, int, int] = (0, 0, 0, 0)  # top, left, bottom, right
+    dilation: tuple[int, int] = (1, 1)
+    groups: int = 1
+    bias: bool = False
+
+
+HALF, BRAIN = torch.float16, torch.bfloat16
+CASES = [Case(BRAIN, (2, 8, 7, 9), 5, (3, 3), pad=(1, 1, 1, 1), bias=True),
+         Case(HALF, (3, 3, 12, 11), 8, (5, 3), (2, 1), (2, 1, 2, 1)), Case(BRAIN, (2, 8, 9, 6), 16, (1, 1), (2, 2)),
+         Case(HALF, (1, 4, 11, 13), 6, (3, 2), pad=(2, 1, 2, 1), dilation=(2, 3), bias=True),
+         Case(BRAIN, (2, 6, 8, 5), 9, (3, 3), (1, 2), (1, 1, 1, 1), groups=3, bias=True),
+         Case(HALF, (2, 5, 6, 7), 5, (3, 3), (2, 2), (1, 1, 1, 1), groups=5), Case(BRAIN, (2, 1, 5, 5), 1, (2, 2)),
+         Case(HALF, (2, 7, 4, 3), 3, (3, 3), bias=True)]
+# Those that stay in the order (N, C, H, W).
+OTHERS = [Case(torch.float32, (2, 4, 6, 6), 4, (3, 3)), Case(BRAIN, (2, 4, 6, 6), 4, (3, 3), pad=(0, 1, 1, 2))]
+
+
+def operands(case: Case) -> list[torch.Tensor]:
+    torch.manual_seed(case.m * 100 + case.kernel[0])
+    shapes = [case.x, (case.m, case.x[1] // case.groups, *case.kernel), *[(case.m,)] * case.bias]
+    return [torch.randn(shape).to(case.dtype) for shape in shapes]
+
+
+def model_of(case: Case) -> bytes:
+    names = {HALF: "float16", BRAIN: "bfloat16", torch.float32: "float"}
+    shapes = [tuple(t.shape) for t in operands(case)]
+    inputs = ", ".join(f"{names[case.dtype]}[{', '.join(map(str, shape))}] {name}"
+                       for name, shape in zip("xwb", shapes, strict=False))
+    attributes = ", ".join(f"{name} = {value}" for name, value in (
+        ("strides", list(case.stride)), ("pads", list(case.pad)), ("dilations", list(case.dilation)),
+        ("group", case.groups)))
+    dims = ", ".join(map(str, eager(case, operands(case))[0].shape))
+    return onnx.parser.parse_model(
+        f'<ir_version: 10, opset_import: ["" : 20]> g ({inputs}) => ({names[case.dtype]}[{dims}] y) '
+        f'{{ y = Conv <{attributes}> ({", ".join("xwb"[:len(shapes)])}) }}').SerializeToString()
+
+
+def output_gradient(case: Case, shape: torch.Size) -> torch.Tensor:
+    torch.manual_seed(5)
+    return torch.randn(shape, dtype=torch.float64).to(case.dtype)
+
+
+def eager(case: Case, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Output and gradients in float64 of the same operands."""
+    wide = [t.double().requires_grad_() for t in tensors]
+    top, left, bottom, right = case.pad
+    y = F.conv2d(F.pad(wide[0], (left, right, top, bottom)), *wide[1:], stride=case.stride, dilation=case.dilation,
+                 groups=case.groups)
+    y.backward(output_gradient(case, y.shape).double())
+    return [y.detach(), *(t.grad for t in wide)]
+
+
+def step(session: _C.Session, case: Case, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    outputs, run = session.forward(tensors, bytes([1] * len(tensors)), 11)
+    saved = [tensors[i] for i in run.saved_inputs] + [outputs[i] for i in run.saved_outputs]
+    gradient = output_gradient(case, outputs[0].shape).to(tensors[0].device)
+    return [outputs[0].clone(), *(g.clone() for g in run.backward(saved, [gradient]))]
+
+
+def kernels(session: _C.Session) -> list[tuple[str, str]]:
+    return [(op, kernel) for _, op, kernel, *_ in session.timeline() if op in CONVOLUTIONS]
+
+
+def agree(case: Case, got: list[torch.Tensor], want: list[torch.Tensor]) -> None:
+    tol = {BRAIN: 2e-2, HALF: 3e-3, torch.float32: 1e-5}[case.dtype]
+    for k, (a, b) in enumerate(zip(got, want, strict=True)):
+        error = (a.cpu().double() - b).abs().max().item() / max(1.0, b.abs().max().item())
+        assert error < tol, f"{case}: {('y', 'dx', 'dw', 'db')[k]}: {error:.2e}"
+
+
+def is_exact() -> bool:
+    """Which kernel runs is known: on a GPU the library may decline."""
+    return not DEVICE.startswith("cuda")
+
+
+def runs() -> int:
+    """Graphs that the emulated library has computed; on a GPU nobody counts."""
+    return ctypes.CDLL(PLUGIN).ont_emulate_dnn_runs() if is_exact() else 0
+
+
+def on_device(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    return tensors if is_exact() else [t.to(DEVICE) for t in tensors]
+
+
+def cases() -> set[str]:
+    used: set[str] = set()
+    for case in CASES:
+        print(case, file=sys.stderr, flush=True)
+        tensors, before, session = operands(case), runs(), _C.Session(model_of(case), 16, DEVICE)
+        for _ in range(2):
+            agree(case, step(session, case, on_device(tensors)), eager(case, tensors))
+        if is_exact():
+            assert kernels(session) == [(op, GRAPH) for op in CONVOLUTIONS], kernels(session)
+            assert runs() == before + 6
+        used |= {f"{op}:{kernel}" for op, kernel in kernels(session)}
+    assert not MESSAGES.lines, MESSAGES.lines
+    return used
+
+
+def others() -> set[str]:
+    for case in OTHERS:
+        session = _C.Session(model_of(case), 16, DEVICE)
+        agree(case, step(session, case, on_device(operands(case))), eager(case, operands(case)))
+        assert all(kernel != GRAPH for _, kernel in kernels(session)), (case, kernels(session))
+    return set()
+
+
+def recorded() -> set[str]:
+    """Calls that are replayed from a graph give what those before them gave, bit for bit."""
+    case = Case(BRAIN, (2, 4, 6, 8), 6, (3, 3), (1, 2), (1, 1, 1, 1), bias=True)
+    _C.set_timing(False)
+    try:
+        session, tensors = _C.Session(model_of(case), 16, DEVICE), on_device(operands(case))
+        before, results = runs(), [step(session, case, tensors) for _ in range(8)]
+        agree(case, results[0], eager(case, operands(case)))
+        assert all(torch.equal(a, b) for later in results[1:] for a, b in zip(results[0], later, strict=True))
+        assert all(replayed >= 2 for _, _, replayed, _ in session.graphs()), session.graphs()
+        assert not is_exact() or runs() == before + 24
+    finally:
+        _C.set_timing(True)
+    return set()
+
+
+def unaligned() -> set[str]:
+    """An address that is not a multiple of 16: the input is transposed, so only the gradient of a view has one."""
+    case = Case(HALF, (2, 1, 6, 7), 4, (3, 3))  # with one channel, the image is a view
+    tensors = operands(case)
+    session, before = _C.Session(model_of(case), 16, DEVICE), runs()
+    odd = [torch.empty(t.numel() + 1, dtype=t.dtype)[1:].view(t.shape).copy_(t) for t in tensors]
+    for given in (odd, tensors):
+        agree(case, step(session, case, on_device(given)), eager(case, tensors))
+    assert not is_exact() or before < runs() < before + 6, runs() - before
+    return set()
+
+
+def measured() -> set[str]:
+    """The fastest of a plan's kernels, which the emulated library says is the last one, is chosen at the first call."""
+    if not is_exact():
+        return set()
+    os.environ["ONT_EMULATE_DNN_TIME"] = "1"
+    case = Case(BRAIN, (2, 4, 7, 6), 3, (3, 3), bias=True)
+    tensors = operands(case)
+    session, before = _C.Session(model_of(case), 16, DEVICE), runs()
+    for grown in (9, 3):  # each of two kernels is launched once to be timed
+        agree(case, step(session, case, tensors), eager(case, tensors))
+        assert runs() == before + grown, (runs() - before, grown)
+        before = runs()
+    del os.environ["ONT_EMULATE_DNN_TIME"]
+    return set()
+
+
+# ---- models ----
+
+
+class Cells(nn.Module):
+    """What stands between convolutions: normalization, activations, sums, products with a number for each channel or
+    place, concatenation, every kind of pooling, means; and what needs the order of the model: a reshape, dropout, and
+    an output.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1, bias=False), nn.BatchNorm2d(8), nn.ReLU6(),
+                                  nn.MaxPool2d(3, 2, 1))
+        self.wide = nn.Conv2d(8, 8, 3, padding=1, groups=4)
+        self.squeeze, self.excite = nn.Conv2d(8, 2, 1), nn.Conv2d(2, 8, 1)
+        self.narrow = nn.Sequential(nn.BatchNorm2d(16), nn.SiLU(), nn.Conv2d(16, 6, (1, 3)), nn.AvgPool2d(2, 1))
+        self.scale = nn.Parameter(torch.randn(6, 1, 1))
+        self.heads = nn.ModuleList([nn.Conv2d(6, 4, 1), nn.Conv2d(6, 4, 2, padding=1), nn.Conv2d(6, 4, 1)])
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x = self.stem(x)
+        gate = self.excite(F.relu(self.squeeze(x.mean((2, 3), keepdim=True)))).sigmoid()
+        x = torch.cat([x, self.wide(x) * gate], 1)
+        x = self.narrow(x) * self.scale + x.mean((2, 3), keepdim=True)[:, :6]
+        a, b, c = (head(x) for head in self.heads)
+        rows = a.flatten(2).transpose(1, 2).reshape(len(x), -1)
+        pooled = [F.adaptive_avg_pool2d(a, (2, 3)), F.adaptive_avg_pool2d(b, 1), F.adaptive_max_pool2d(c, 1),
+                  b.mean((2, 3))]
+        return torch.cat([rows, *(p.flatten(1) for p in pooled)], 1), c
+
+
+def train(model: nn.Module, x: torch.Tensor, half: bool = True) -> list[torch.Tensor]:
+    """Outputs, gradients and statistics of a step, under autocast or in float32."""
+    x = x.clone().requires_grad_()
+    with torch.autocast(x.device.type, BRAIN, enabled=half):
+        outputs = model(x)
+    torch.manual_seed(2)
+    loss = sum((o.float() * torch.randn(o.shape).to(o.device)).sum() for o in outputs)
+    loss.backward()
+    return [t.detach().float().cpu() for t in [*outputs, x.grad, *(p.grad for p in model.parameters()),
+                                               *(b for b in model.buffers() if b.is_floating_point())]]
+
+
+def sessions(model: nn.Module) -> list[_C.Session]:
+    return [session for _, programs in model._all_programs() for program in programs for session in program.sessions]
+
+
+def models() -> set[str]:
+    """A model whose images change their order in many places is as near to float32 as eager under autocast is."""
+    torch.manual_seed(0)
+    module, x = Cells(), torch.randn(2, 3, 21, 18)
+    place = "cpu" if is_exact() else DEVICE
+    want = train(copy.deepcopy(module).to(place), x.to(place), half=False)
+    near = train(copy.deepcopy(module).to(place), x.to(place))
+    _module.device_of = lambda tensors: DEVICE
+    model = ORTModule(copy.deepcopy(module).to(place))
+    got = train(model, x.to(place))
+    assert not _report.stats(model)["fallback_steps"], _report.stats(model)["reasons"]
+    for k, (a, b, c) in enumerate(zip(got, near, want, strict=True)):
+        ours, eagers = ((t - c).norm().item() / max(1e-3, c.norm().item()) for t in (a, b))
+        assert ours < 1.5 * eagers + 1e-2, f"tensor {k}: {ours:.2e}, eager {eagers:.2e}"
+    steps = [(op, kernel) for session in sessions(model) for _, op, kernel, *_ in session.timeline()]
+    counts = Counter(op for op, _ in steps)
+    if is_exact():
+        assert all(kernel == GRAPH for op, kernel in steps if op in CONVOLUTIONS), steps
+        assert counts["Transpose"] <= 24, counts  # 8 of weights, the others where images enter or leave
+    assert not any("cuDNN" in line for line in MESSAGES.lines), MESSAGES.lines
+    return {f"{op}:{kernel}" for op, kernel in steps}
+
+
+# What is planted, what the warning says of it, and the graphs that are computed at the first and at later steps.
+FAULTS = {**dict.fromkeys(("kernel", "layout", "dilation", "last"), ("differ", 3, 0)),
+          "execute": ("failed", 0, 0), "engine": ("", 3, 3), "finalize": ("", 0, 0)}
+
+
+def faults() -> set[str]:
+    """A graph that computes something else is noticed at its first run: the results are right, a warning says so, and
+    the graph is not run again. A kernel that is refused at a call is left for the next one; without any, the
+    convolution keeps its order.
+    """
+    for i, (fault, (message, first, later)) in enumerate(FAULTS.items()):
+        for dtype in (HALF, BRAIN):
+            os.environ["ONT_EMULATE_DNN_FAULT"] = fault
+            case = Case(dtype, (2, 4, 8 + i, 9), 3, (3, 2), (1, 2), (1, 1, 1, 1), (2, 1), bias=True)
+            tensors = operands(case)
+            session = _C.Session(model_of(case), 16, DEVICE)
+            for call in range(3):
+                before = runs()
+                agree(case, step(session, case, tensors), eager(case, tensors))
+                found = len([line for line in MESSAGES.lines if message and message in line])
+                assert found == (3 if message and not call else 0), (fault, call, MESSAGES.lines)
+                assert runs() == before + (later if call else first), (fault, call, runs() - before)
+                MESSAGES.lines.clear()
+            graph = fault != "finalize"
+            assert all((kernel == GRAPH) == graph for _, kernel in kernels(session)), (fault, kernels(session))
+            del os.environ["ONT_EMULATE_DNN_FAULT"]
+    return set()
+
+
+CHECKS: list[Callable[[], set[str]]] = [cases, others, recorded, unaligned, measured, models]
+
+
+def main(plugin: str, device: str, which: str = "0/1") -> None:
+    global PLUGIN, DEVICE
+    PLUGIN, DEVICE = plugin, device
+    logging.getLogger("onnxtrain").addHandler(MESSAGES)
+    _C.open_plugin(plugin or None)
+    _C.set_timing(True)
+    run_checks([faults] if which == "faults" else every_nth(CHECKS, which))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
