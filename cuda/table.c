@@ -51,7 +51,8 @@ const ont_kernel_list ont_cuda_lists[] = {
     THREE(ONT_DOMAIN, "ConvGradWeight", 1, conv)
     POOL(MaxPool) POOL(AveragePool) POOL(GlobalMaxPool) POOL(GlobalAveragePool)
     ONE(ONT_DOMAIN, "AdaptiveAveragePool", 1, pool, 0) ONE(ONT_DOMAIN, "AdaptiveAveragePoolGrad", 1, pool, 1)
-    ONE("", "BatchNormalization", 1, batchnorm, 0) ONE(ONT_DOMAIN, "BatchNormGrad", 1, batchnorm, 1)
+    ONE("", "BatchNormalization", 1, batchnorm, 0) ONE(ONT_DOMAIN, "FusedBatchNorm", 1, batchnorm, 0)
+    ONE(ONT_DOMAIN, "BatchNormGrad", 1, batchnorm, 1)
 };
 
 const size_t ont_cuda_n_lists = sizeof ont_cuda_lists / sizeof *ont_cuda_lists;

@@ -146,7 +146,7 @@ static role role_of(const ont_graph *g, const ont_node *node)
     if (ONT_IS(node, Expand)) return is_image(node->outputs[0]) && is_image_or_number(x) ? EXPANSION : OTHER;
     if (!is_image(x)) return OTHER;
     if (is_conv(node)) return ont_dtype_is_half(x->dtype) && has_kernel_in_channels_last(g, node) ? CONVOLUTION : OTHER;
-    if (ONT_IS(node, BatchNormalization) || ONT_IS(node, BatchNormGrad)) return node->n_inputs == 5 ? NORM : OTHER;
+    if (ONT_IS(node, BatchNormalization) || ONT_IS(node, FusedBatchNorm) || ONT_IS(node, BatchNormGrad)) return NORM;
     if (is_pool(node)) return POOL;
     if (ONT_IS(node, ReduceSum) || ONT_IS(node, ReduceMean) || ONT_IS(node, ReduceMax))
         return reduces_planes(node) ? REDUCTION : OTHER;

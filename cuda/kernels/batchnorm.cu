@@ -1,7 +1,8 @@
 /*
  * BatchNormalization over (N, C, D): statistics of ranges of a channel's elements, the ranges joined in order, then one
  * pass over the planes. Where D is 1, as in channels last, a block takes some columns of the matrix (N, C) instead of a
- * plane. 16-bit x and y have float32 scale, bias and statistics. Source of the joining: Chan, Golub and
+ * plane. 16-bit x and y have float32 scale, bias and statistics. A residual and a Relu behind the norm, and the Relu's
+ * gradient in front of the norm's, are computed in the same passes. Source of the joining: Chan, Golub and
  * LeVeque, Updating Formulae and a Pairwise Algorithm for Computing Sample Variances, 1979.
  */
 #include "kernels/chunks.cuh"
@@ -71,6 +72,38 @@ __global__ void __launch_bounds__(ONT_THREADS) batchnorm_parts_kernel(layout l, 
         __syncthreads();
     }
 }
+
+/* ---- what is fused ---- */
+
+/* y = relu(norm + residual) */
+template <class T> struct addition {
+    const T *residual; /* NULL: none */
+    bool relu;
+};
+
+template <class A> ONT_DEVICE A relu_of(A v, bool relu) { return relu && v < 0 ? 0 : v; }
+
+/* The Relu of which dy is the gradient: by its result y, or by the line of the norm in front of it. Neither: none. */
+template <class T, class A> struct gate {
+    const T *y;
+    const A *bias, *scale, *mean, *inv;
+};
+
+template <class A> struct line {
+    A slope, offset;
+};
+
+/* The line of forward, up to the rounding of the statistics. */
+template <class T, class A> ONT_DEVICE line<A> line_of(const gate<T, A> &g, int64_t channel)
+{
+    double slope = (double)g.inv[channel] * (double)g.scale[channel];
+    return {(A)slope, (A)((double)g.bias[channel] - (double)g.mean[channel] * slope)};
+}
+
+/* As in PyTorch, dy passes where the result is NaN. */
+template <class A> ONT_DEVICE A gated(A dy, A result) { return result <= 0 ? 0 : dy; }
+
+enum { DX_LINE = 5 }; /* entries of a channel: three of dx, then the line of the gate */
 
 /* ---- rows of channels: (N, C), of which a thread reads CHUNK channels at once ---- */
 
@@ -142,18 +175,25 @@ __global__ void __launch_bounds__(ONT_THREADS) batchnorm_row_parts_kernel(layout
 /* As batchnorm_grad_parts_kernel. */
 template <class T, class A, int CHUNK>
 __global__ void __launch_bounds__(ONT_THREADS)
-    batchnorm_grad_row_parts_kernel(layout l, int lanes, const T *x, const A *mean, const T *dy, A *parts)
+    batchnorm_grad_row_parts_kernel(layout l, int lanes, const T *x, gate<T, A> relu, const T *dy, A *parts)
 {
     __shared__ A scratch[ONT_THREADS * CHUNK];
     int64_t groups = (l.c + lanes * CHUNK - 1) / (lanes * CHUNK);
     for (int64_t b = blockIdx.x; b < groups * l.ranges; b += gridDim.x) {
         column c = column_of<CHUNK>(l, b, lanes);
-        A sum[CHUNK] = {0}, dot[CHUNK] = {0}, middle[CHUNK] = {0}, v[CHUNK], g[CHUNK];
-        for (int k = 0; c.is_inside && k < CHUNK; k++) middle[k] = mean[c.channel + k];
+        A sum[CHUNK] = {0}, dot[CHUNK] = {0}, middle[CHUNK] = {0}, v[CHUNK], g[CHUNK], y[CHUNK];
+        line<A> lines[CHUNK] = {};
+        for (int k = 0; c.is_inside && k < CHUNK; k++) {
+            middle[k] = relu.mean[c.channel + k];
+            if (relu.bias) lines[k] = line_of(relu, c.channel + k);
+        }
         for (int64_t row = c.first; c.is_inside && row < c.last; row += c.rows) {
             load_chunk(x + row * l.c + c.channel, v);
             load_chunk(dy + row * l.c + c.channel, g);
+            if (relu.y) load_chunk(relu.y + row * l.c + c.channel, y);
             for (int k = 0; k < CHUNK; k++) {
+                if (relu.y) g[k] = gated(g[k], y[k]);
+                else if (relu.bias) g[k] = gated(g[k], v[k] * lines[k].slope + lines[k].offset);
                 sum[k] += g[k];
                 dot[k] += g[k] * (v[k] - middle[k]);
             }
@@ -172,30 +212,35 @@ __global__ void __launch_bounds__(ONT_THREADS)
 
 template <class T, class A, int CHUNK>
 __global__ void __launch_bounds__(ONT_THREADS)
-    batchnorm_apply_rows_kernel(int64_t n, int64_t c, const T *x, const A *lines, T *y)
+    batchnorm_apply_rows_kernel(int64_t n, int64_t c, const T *x, const A *lines, addition<T> more, T *y)
 {
     ONT_EACH_OF_ROWS(n / CHUNK, c / CHUNK, i, chunk)
     {
         const A *line = lines + chunk * CHUNK * 2;
-        A v[CHUNK];
+        A v[CHUNK], added[CHUNK] = {0};
         load_chunk(x + i * CHUNK, v);
-        for (int k = 0; k < CHUNK; k++) v[k] = v[k] * line[2 * k] + line[2 * k + 1];
+        if (more.residual) load_chunk(more.residual + i * CHUNK, added);
+        for (int k = 0; k < CHUNK; k++) v[k] = relu_of(v[k] * line[2 * k] + line[2 * k + 1] + added[k], more.relu);
         store_chunk(y + i * CHUNK, v);
     }
 }
 
 template <class T, class A, int CHUNK>
 __global__ void __launch_bounds__(ONT_THREADS)
-    batchnorm_dx_rows_kernel(int64_t n, int64_t c, const T *x, const A *mean, const A *lines, const T *dy, T *dx)
+    batchnorm_dx_rows_kernel(layout l, const T *x, gate<T, A> relu, const A *lines, const T *dy, T *dx)
 {
-    ONT_EACH_OF_ROWS(n / CHUNK, c / CHUNK, i, chunk)
+    ONT_EACH_OF_ROWS(l.n * l.c / CHUNK, l.c / CHUNK, i, chunk)
     {
-        const A *line = lines + chunk * CHUNK * 3, *middle = mean + chunk * CHUNK;
-        A v[CHUNK], g[CHUNK];
+        const A *line = lines + chunk * CHUNK * DX_LINE, *middle = relu.mean + chunk * CHUNK;
+        A v[CHUNK], g[CHUNK], y[CHUNK];
         load_chunk(x + i * CHUNK, v);
         load_chunk(dy + i * CHUNK, g);
-        for (int k = 0; k < CHUNK; k++)
-            g[k] = line[3 * k] * (g[k] - line[3 * k + 1] - (v[k] - middle[k]) * line[3 * k + 2]);
+        if (relu.y) load_chunk(relu.y + i * CHUNK, y);
+        for (int k = 0; k < CHUNK; k++, line += DX_LINE) {
+            if (relu.y) g[k] = gated(g[k], y[k]);
+            else if (relu.bias) g[k] = gated(g[k], v[k] * line[3] + line[4]);
+            g[k] = line[0] * (g[k] - line[1] - (v[k] - middle[k]) * line[2]);
+        }
         store_chunk(dx + i * CHUNK, g);
     }
 }
@@ -253,12 +298,14 @@ enum { PIECE = 4096 };
              i < end_; i += blockDim.x)
 
 template <class T, class A>
-__global__ void __launch_bounds__(ONT_THREADS) batchnorm_apply_kernel(layout l, const T *x, const A *lines, T *y)
+__global__ void __launch_bounds__(ONT_THREADS)
+    batchnorm_apply_kernel(layout l, const T *x, const A *lines, addition<T> more, T *y)
 {
     ONT_EACH_PIECE(l.n * l.c, l.d, plane, i)
     {
         int64_t c = plane % l.c, at = plane * l.d + i;
-        ont_store(y + at, ont_load(x + at) * lines[c * 2] + lines[c * 2 + 1]);
+        A added = more.residual ? ont_load(more.residual + at) : 0;
+        ont_store(y + at, relu_of(ont_load(x + at) * lines[c * 2] + lines[c * 2 + 1] + added, more.relu));
     }
 }
 
@@ -267,16 +314,19 @@ __global__ void __launch_bounds__(ONT_THREADS) batchnorm_apply_kernel(layout l, 
 /* parts (C, ranges, 2): sum of dy, and of dy times the difference from the mean */
 template <class T, class A>
 __global__ void __launch_bounds__(ONT_THREADS)
-    batchnorm_grad_parts_kernel(layout l, const T *x, const A *mean, const T *dy, A *parts)
+    batchnorm_grad_parts_kernel(layout l, const T *x, gate<T, A> relu, const T *dy, A *parts)
 {
     __shared__ A scratch[32];
     for (int64_t b = blockIdx.x; b < l.c * l.ranges; b += gridDim.x) {
         int64_t channel = b / l.ranges, r = b % l.ranges;
-        A sum = 0, dot = 0, middle = mean[channel];
+        A sum = 0, dot = 0, middle = relu.mean[channel];
+        line<A> norm = relu.bias ? line_of(relu, channel) : line<A>{};
         each_element(l, channel, r, [&](int64_t at) {
-            A g = ont_load(dy + at);
+            A g = ont_load(dy + at), v = ont_load(x + at);
+            if (relu.y) g = gated(g, ont_load(relu.y + at));
+            else if (relu.bias) g = gated(g, v * norm.slope + norm.offset);
             sum += g;
-            dot += g * (ont_load(x + at) - middle);
+            dot += g * (v - middle);
         });
         sum = ont_block_sum(sum, scratch);
         dot = ont_block_sum(dot, scratch);
@@ -288,39 +338,49 @@ __global__ void __launch_bounds__(ONT_THREADS)
     }
 }
 
-template <class A> struct channel_gradient_operands {
+template <class T, class A> struct channel_gradient_operands {
     bool training;
-    const A *parts, *scale, *inv;
+    const A *parts;
+    gate<T, A> relu;
     A *dscale, *dbias, *lines;
 };
 
 /* By channel: dscale, dbias, and the line of dx = line[0] * (dy - line[1] - (x - mean) * line[2]). */
-template <class A> __global__ void batchnorm_grad_channel_kernel(layout l, const channel_gradient_operands<A> f)
+template <class T, class A>
+__global__ void batchnorm_grad_channel_kernel(layout l, const channel_gradient_operands<T, A> f)
 {
     ONT_FOR(c, l.c)
     {
-        double sum = 0, dot = 0, count = (double)(l.n * l.d), deviation = (double)f.inv[c];
+        double sum = 0, dot = 0, count = (double)(l.n * l.d), deviation = (double)f.relu.inv[c];
         for (int r = 0; r < l.ranges; r++) {
             sum += (double)f.parts[(c * l.ranges + r) * 2];
             dot += (double)f.parts[(c * l.ranges + r) * 2 + 1];
         }
         if (f.dscale) f.dscale[c] = count > 0 ? (A)(dot * deviation) : (A)0; /* 0 * NaN is NaN */
         if (f.dbias) f.dbias[c] = (A)sum;
-        f.lines[c * 3] = f.scale[c] * f.inv[c];
-        f.lines[c * 3 + 1] = f.training ? (A)(sum / count) : (A)0;
-        f.lines[c * 3 + 2] = f.training ? (A)(dot * deviation * deviation / count) : (A)0;
+        A *to = f.lines + c * DX_LINE;
+        to[0] = f.relu.scale[c] * f.relu.inv[c];
+        to[1] = f.training ? (A)(sum / count) : (A)0;
+        to[2] = f.training ? (A)(dot * deviation * deviation / count) : (A)0;
+        if (!f.relu.bias) continue;
+        line<A> norm = line_of(f.relu, c);
+        to[3] = norm.slope;
+        to[4] = norm.offset;
     }
 }
 
 template <class T, class A>
 __global__ void __launch_bounds__(ONT_THREADS)
-    batchnorm_dx_kernel(layout l, const T *x, const A *mean, const A *lines, const T *dy, T *dx)
+    batchnorm_dx_kernel(layout l, const T *x, gate<T, A> relu, const A *lines, const T *dy, T *dx)
 {
     ONT_EACH_PIECE(l.n * l.c, l.d, plane, i)
     {
         int64_t c = plane % l.c, at = plane * l.d + i;
-        A centred = ont_load(x + at) - mean[c];
-        ont_store(dx + at, lines[c * 3] * (ont_load(dy + at) - lines[c * 3 + 1] - centred * lines[c * 3 + 2]));
+        const A *line = lines + c * DX_LINE;
+        A v = ont_load(x + at), g = ont_load(dy + at);
+        if (relu.y) g = gated(g, ont_load(relu.y + at));
+        else if (relu.bias) g = gated(g, v * line[3] + line[4]);
+        ont_store(dx + at, line[0] * (g - line[1] - (v - relu.mean[c]) * line[2]));
     }
 }
 
@@ -367,15 +427,14 @@ template <class T> struct full {
     enum { CHUNK = 16 / sizeof(T) };
 };
 
-template <class T>
-static bool has_full_chunks(const layout &l, const void *first, const void *second, const void *third)
+template <class T> static bool has_full_chunks(const layout &l, const void *const (&pointers)[4])
 {
-    const void *const pointers[] = {first, second, third};
-    return l.c % full<T>::CHUNK == 0 && are_aligned(pointers, 3);
+    return l.c % full<T>::CHUNK == 0 && are_aligned(pointers, 4);
 }
 
 template <class T, class A, int CHUNK>
-static int forward_of_rows(const layout &l, const channel_operands<A> &f, const T *x, T *y, void *stream)
+static int forward_of_rows(const layout &l, const channel_operands<A> &f, const T *x, addition<T> more, T *y,
+                           void *stream)
 {
     int lanes = lanes_of(l, CHUNK), error = 0;
     if (f.training)
@@ -384,21 +443,21 @@ static int forward_of_rows(const layout &l, const channel_operands<A> &f, const 
     if (!error) error = ONT_LAUNCH(batchnorm_channel_kernel<A>, ont_blocks(l.c, 32), 32, 0, stream, l, f);
     if (error || !l.n) return error;
     return ONT_LAUNCH((batchnorm_apply_rows_kernel<T, A, CHUNK>), ont_blocks(l.n * l.c / CHUNK, ONT_THREADS),
-                      ONT_THREADS, 0, stream, l.n * l.c, l.c, x, (const A *)f.lines, y);
+                      ONT_THREADS, 0, stream, l.n * l.c, l.c, x, (const A *)f.lines, more, y);
 }
 
 /* dx: NULL where it is not wanted. */
 template <class T, class A, int CHUNK>
-static int backward_of_rows(const layout &l, const channel_gradient_operands<A> &f, const T *x, const A *mean,
-                            const T *dy, T *dx, void *stream)
+static int backward_of_rows(const layout &l, const channel_gradient_operands<T, A> &f, const T *x, const T *dy, T *dx,
+                            void *stream)
 {
     int lanes = lanes_of(l, CHUNK);
     int error = ONT_LAUNCH((batchnorm_grad_row_parts_kernel<T, A, CHUNK>), row_part_blocks(l, lanes, CHUNK),
-                           ONT_THREADS, 0, stream, l, lanes, x, mean, dy, (A *)(uintptr_t)f.parts);
-    if (!error) error = ONT_LAUNCH(batchnorm_grad_channel_kernel<A>, ont_blocks(l.c, 32), 32, 0, stream, l, f);
+                           ONT_THREADS, 0, stream, l, lanes, x, f.relu, dy, (A *)(uintptr_t)f.parts);
+    if (!error) error = ONT_LAUNCH((batchnorm_grad_channel_kernel<T, A>), ont_blocks(l.c, 32), 32, 0, stream, l, f);
     if (error || !dx || !l.n) return error;
     return ONT_LAUNCH((batchnorm_dx_rows_kernel<T, A, CHUNK>), ont_blocks(l.n * l.c / CHUNK, ONT_THREADS), ONT_THREADS,
-                      0, stream, l.n * l.c, l.c, x, mean, (const A *)f.lines, dy, dx);
+                      0, stream, l, x, f.relu, (const A *)f.lines, dy, dx);
 }
 
 static unsigned channel_threads(int64_t n)
@@ -409,7 +468,7 @@ static unsigned channel_threads(int64_t n)
 extern "C" size_t ont_batchnorm_work(const ont_batchnorm *s)
 {
     layout l = layout_of(s);
-    return (size_t)(l.c * l.ranges * 2 + l.c * 3) * sizeof(double);
+    return (size_t)(l.c * l.ranges * 2 + l.c * DX_LINE) * sizeof(double);
 }
 
 template <class T>
@@ -421,19 +480,22 @@ static int forward(const ont_batchnorm *s, const void *const *in, void *const *o
     channel_operands<A> f = {s->training != 0, s->eps, s->momentum, parts, (const A *)in[1], (const A *)in[2],
                              (const A *)in[3], (const A *)in[4], (A *)out[1], (A *)out[2], (A *)out[3], (A *)out[4],
                              lines};
+    const T *x = (const T *)in[0];
+    T *y = (T *)out[0];
+    addition<T> more = {(const T *)in[5], s->relu != 0};
     int error = 0;
     if (!l.c) return 0;
-    if (has_rows(l) && has_full_chunks<T>(l, in[0], out[0], nullptr))
-        return forward_of_rows<T, A, full<T>::CHUNK>(l, f, (const T *)in[0], (T *)out[0], stream);
-    if (has_rows(l)) return forward_of_rows<T, A, 1>(l, f, (const T *)in[0], (T *)out[0], stream);
+    if (has_rows(l) && has_full_chunks<T>(l, {x, y, more.residual, nullptr}))
+        return forward_of_rows<T, A, full<T>::CHUNK>(l, f, x, more, y, stream);
+    if (has_rows(l)) return forward_of_rows<T, A, 1>(l, f, x, more, y, stream);
     if (s->training)
         error = ONT_LAUNCH((batchnorm_parts_kernel<T, A>), ont_blocks(l.c * l.ranges, 1), channel_threads(l.each), 0,
-                           stream, l, (const T *)in[0], parts);
+                           stream, l, x, parts);
     if (!error)
         error = ONT_LAUNCH(batchnorm_channel_kernel<A>, ont_blocks(l.c, 32), 32, 0, stream, l, f);
     if (!error && l.n * l.d > 0)
         error = ONT_LAUNCH((batchnorm_apply_kernel<T, A>), piece_blocks(l.n * l.c, l.d), channel_threads(l.d), 0,
-                           stream, l, (const T *)in[0], (const A *)lines, (T *)out[0]);
+                           stream, l, x, (const A *)lines, more, y);
     return error;
 }
 
@@ -445,20 +507,19 @@ static int backward(const ont_batchnorm *s, const void *const *in, void *dx, voi
     layout l = layout_of(s);
     A *parts = (A *)work, *lines = parts + l.c * l.ranges * 2;
     const T *x = (const T *)in[0], *dy = (const T *)in[4];
-    const A *mean = (const A *)in[2];
-    channel_gradient_operands<A> f = {s->training != 0, parts, (const A *)in[1], (const A *)in[3], (A *)dscale,
-                                      (A *)dbias, lines};
+    gate<T, A> relu = {(const T *)in[5], (const A *)in[6], (const A *)in[1], (const A *)in[2], (const A *)in[3]};
+    channel_gradient_operands<T, A> f = {s->training != 0, parts, relu, (A *)dscale, (A *)dbias, lines};
     if (!l.c) return 0;
-    if (has_rows(l) && has_full_chunks<T>(l, x, dy, dx))
-        return backward_of_rows<T, A, full<T>::CHUNK>(l, f, x, mean, dy, (T *)dx, stream);
-    if (has_rows(l)) return backward_of_rows<T, A, 1>(l, f, x, mean, dy, (T *)dx, stream);
+    if (has_rows(l) && has_full_chunks<T>(l, {x, dy, dx, relu.y}))
+        return backward_of_rows<T, A, full<T>::CHUNK>(l, f, x, dy, (T *)dx, stream);
+    if (has_rows(l)) return backward_of_rows<T, A, 1>(l, f, x, dy, (T *)dx, stream);
     int error = ONT_LAUNCH((batchnorm_grad_parts_kernel<T, A>), ont_blocks(l.c * l.ranges, 1), channel_threads(l.each),
-                           0, stream, l, x, mean, dy, parts);
+                           0, stream, l, x, relu, dy, parts);
     if (!error)
-        error = ONT_LAUNCH(batchnorm_grad_channel_kernel<A>, ont_blocks(l.c, 32), 32, 0, stream, l, f);
+        error = ONT_LAUNCH((batchnorm_grad_channel_kernel<T, A>), ont_blocks(l.c, 32), 32, 0, stream, l, f);
     if (!error && dx && l.n * l.d > 0)
         error = ONT_LAUNCH((batchnorm_dx_kernel<T, A>), piece_blocks(l.n * l.c, l.d), channel_threads(l.d), 0, stream,
-                           l, x, mean, (const A *)lines, dy, (T *)dx);
+                           l, x, relu, (const A *)lines, dy, (T *)dx);
     return error;
 }
 

@@ -124,13 +124,14 @@ int ont_launch_pool_grad(int dtype, const ont_image_pool *p, const void *x, cons
 typedef struct ont_batchnorm {
     int64_t n, c, d;
     double eps, momentum;
-    int32_t dtype, training;
+    int32_t dtype, training, relu; /* relu: of y, in forward */
 } ont_batchnorm;
 size_t ont_batchnorm_work(const ont_batchnorm *s);
-/* in: x, scale, bias, running mean, running variance; out: y, and new mean, new variance, saved mean, saved inverse
- * standard deviation, each or NULL */
+/* in: x, scale, bias, running mean, running variance, a residual that is added or NULL; out: y, and new mean, new
+ * variance, saved mean, saved inverse standard deviation, each or NULL */
 int ont_launch_batchnorm(const ont_batchnorm *s, const void *const *in, void *const *out, void *work, void *stream);
-/* in: x, scale, mean, inverse standard deviation, dy */
+/* in: x, scale, mean, inverse standard deviation, dy, and of a Relu behind the norm its result or the norm's bias, each
+ * or NULL */
 int ont_launch_batchnorm_grad(const ont_batchnorm *s, const void *const *in, void *dx, void *dscale, void *dbias,
                               void *work, void *stream);
 /* y (images, c, d) += bias (c) */

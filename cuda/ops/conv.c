@@ -327,15 +327,22 @@ const ont_kernel ont_cuda_pool_kernels[2] = {
 
 /* ---- BatchNormalization ---- */
 
-/* x (and dy) in 16 bits with float32 for what is per channel, or all of one dtype. */
+static bool is_norm_grad(const ont_node *node)
+{
+    return !strcmp(node->op->name, "BatchNormGrad");
+}
+
+/* x, and what has its shape, in 16 bits with float32 for what is per channel, or all of one dtype. */
 static const char *bn_accept(const ont_node *node)
 {
     ont_dtype x = ont_node_in(node, 0)->dtype, channel = x == ONT_FLOAT64 ? ONT_FLOAT64 : ONT_FLOAT32;
-    bool grad = *node->op->domain;
+    uint32_t images = is_norm_grad(node) ? 1 << 4 | 1 << 5 : 1 << 5;
     if (!ont_dtype_is_float(x)) return "dtype";
     if (ont_attr_int(node, "spatial", 1) == 0) return "spatial is 0";
-    for (uint32_t i = 1; i < 5; i++)
-        if (ont_node_in(node, i)->dtype != (grad && i == 4 ? x : channel)) return "dtypes of scale and statistics";
+    for (uint32_t i = 1; i < node->n_inputs; i++) {
+        const ont_value *v = ont_node_in(node, i);
+        if (v && v->dtype != (images >> i & 1 ? x : channel)) return "dtypes of scale and statistics";
+    }
     return NULL;
 }
 
@@ -349,26 +356,40 @@ static ont_status bn_prepare(const ont_node *node, ont_arena *arena, ont_prepare
                          .d = ont_shape_count_range(x, last + 1, x->rank),
                          .eps = ont_attr_float(node, "epsilon", 1e-5),
                          .momentum = ont_attr_float(node, "momentum", 0.9), .dtype = ont_node_in(node, 0)->dtype,
-                         .training = ont_attr_int(node, "training_mode", 0) != 0};
+                         .training = ont_attr_int(node, "training_mode", 0) != 0,
+                         .relu = ont_attr_int(node, "relu", 0) != 0};
     out->state = s;
     out->work_bytes = ont_batchnorm_work(s);
     return ONT_OK;
 }
 
+enum { BN_OPERANDS = 7 };
+
+/* With NULL for those that the node does not have. */
+static void bn_operands(const ont_call *call, const void *in[BN_OPERANDS])
+{
+    for (uint32_t i = 0; i < BN_OPERANDS; i++) in[i] = ont_operand(call, i);
+}
+
 static ont_status bn_run(const ont_call *call)
 {
+    const void *in[BN_OPERANDS];
+    bn_operands(call, in);
     void *out[] = {call->out[0], ont_result(call, 1), ont_result(call, 2), ont_result(call, 3), ont_result(call, 4)};
-    return ont_launched(ont_launch_batchnorm(call->state, call->in, out, call->work, call->stream));
+    return ont_launched(ont_launch_batchnorm(call->state, in, out, call->work, call->stream));
 }
 
 static ont_status bn_grad_run(const ont_call *call)
 {
-    return ont_launched(ont_launch_batchnorm_grad(call->state, call->in, call->out[0], ont_result(call, 1),
+    const void *in[BN_OPERANDS];
+    bn_operands(call, in);
+    return ont_launched(ont_launch_batchnorm_grad(call->state, in, call->out[0], ont_result(call, 1),
                                                   ont_result(call, 2), call->work, call->stream));
 }
 
 const ont_kernel ont_cuda_batchnorm_kernels[2] = {
-    {.name = "cuda_batchnorm", .accept = bn_accept, .prepare = bn_prepare, .run = bn_run, .inplace = 1},
+    {.name = "cuda_batchnorm", .accept = bn_accept, .prepare = bn_prepare, .run = bn_run,
+     .inplace = 1 | 1 << 5},
     {.name = "cuda_batchnorm_grad", .accept = bn_accept, .prepare = bn_prepare, .run = bn_grad_run,
-     .inplace = 1 | 1 << 4},
+     .inplace = 1 | 1 << 4 | 1 << 5},
 };

@@ -113,6 +113,8 @@ def compare(name: str, half: bool, device: str) -> tuple[set[str], dict[str, int
              for _, op, kernel, *_ in session.timeline()]
     if name == "gpt2":  # its GELU is in the products, both ways
         assert {"GeluMatMul", "GeluMatMulGrad"} <= {op for op, _ in steps}, sorted({op for op, _ in steps})
+    if name == "resnet":  # with its residual or Relu in the same kernel, in bfloat16 too
+        assert Counter(op for op, _ in steps)["FusedBatchNorm"] == 5, steps
     if half and device == "emulated":  # where cuDNN takes every one of these
         assert {kernel for op, kernel in steps if op in conv_graph.CONVOLUTIONS} <= {conv_graph.GRAPH}, steps
     if half and any(op == "SoftmaxCrossEntropyLoss" for op, _ in steps):  # it reads the logits in bfloat16

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import ctypes
+import itertools
 import logging
 import os
 import subprocess
@@ -161,6 +162,45 @@ def vision_in_planes() -> set[str]:
     finally:
         _C.disable_passes([])
     assert not any("graph" in kernel for kernel in used), used
+    return used
+
+
+NORMS_OF_IMAGES = """<ir_version: 10, opset_import: ["" : 17]>
+    g (TYPE[DIMS] x, TYPE[DIMS] r, WIDE[C] s, WIDE[C] t, WIDE[C] m, WIDE[C] v) => (TYPE[DIMS] y, TYPE[DIMS] z, TYPE[DIMS] w) {
+        a = BatchNormalization <training_mode = MODE> (x, s, t, m, v)
+        b = Add(a, r)  y = Relu(b)
+        c = BatchNormalization <training_mode = MODE> (r, s, t, m, v)
+        z = Relu(c)
+        d = BatchNormalization <training_mode = MODE> (y, s, t, m, v)
+        w = Add(d, z)
+    }"""
+
+
+def norms_of_images() -> set[str]:
+    """Batch normalization with what is behind it: a residual and a Relu, a Relu, a residual. In 16 bits, a few sums
+    are on the other side of 0 than on the CPU, which rounds each operator: the norms of all differences are compared.
+    """
+    used: set[str] = set()
+    types = ((torch.float32, "float", "float", 1e-6), (torch.float64, "double", "double", 1e-14),
+             (torch.float16, "float16", "float", 5e-2), (torch.bfloat16, "bfloat16", "float", 5e-2))
+    sizes = ((6, 5, 7, 4), (33, 24), (70, 40), (5, 3, 1, 1), (4, 16, 9))
+    for dims, training, (dtype, name, wide, tol) in itertools.product(sizes, (1, 0), types):
+        torch.manual_seed(len(dims) + training)
+        text = NORMS_OF_IMAGES.replace("TYPE", name).replace("WIDE", wide).replace("MODE", str(training))
+        text = text.replace("DIMS", ", ".join(map(str, dims))).replace("[C]", f"[{dims[1]}]")
+        model, mask = onnx.parser.parse_model(text).SerializeToString(), bytes([1, 1, 1, 1, 0, 0])
+        channels = [torch.rand(dims[1]) + 0.5, torch.randn(dims[1]), torch.randn(dims[1]), torch.rand(dims[1]) + 0.5]
+        tensors = [*(torch.randn(dims).to(dtype) for _ in range(2)),
+                   *(c.to(torch.float64 if wide == "double" else torch.float32) for c in channels)]
+        want, got = step(model, tensors, "cpu", 3, mask), step(model, tensors, DEVICE, 3, mask)
+        for k, (a, b) in enumerate(zip([*want[0], *want[1]], [*got[0], *got[1]], strict=True)):
+            assert (a is None) == (b is None)
+            if a is not None:
+                error = (a.double() - b.double()).norm().item() / max(1.0, a.double().norm().item())
+                assert error < tol, f"{dims}, {name}, training {training}, tensor {k}: {error:.2e}"
+        assert {"FusedBatchNorm:cuda_batchnorm", "BatchNormGrad:cuda_batchnorm_grad"} <= got[2], got[2]
+        assert not {"Relu:cuda_elementwise", "ReluGrad:cuda_elementwise"} & got[2], got[2]
+        used |= got[2]
     return used
 
 
@@ -695,8 +735,8 @@ MESSAGES = Messages()
 PROGRAMS: list[Callable[[], set[str]]] = [mlp, mlp_halves, unaligned, channels_last, by_rule, gelu_epilogues,
                                           transformer, attention, loss, loss_of_halves, sums, norms, hot_rows, copies,
                                           rotations, fault, strided, rare, graphs, graph_shapes, graph_freed,
-                                          graph_of_the_caller, settings, vision, vision_in_planes, steps, drops, generated,
-                                          ortmodule]
+                                          graph_of_the_caller, settings, vision, vision_in_planes, norms_of_images,
+                                          steps, drops, generated, ortmodule]
 
 
 def main(plugin: str, device: str, which: str = "0/1") -> None:

@@ -67,9 +67,9 @@ static ont_status bn_infer(ont_graph *g, ont_node *node)
     for (uint32_t i = BN_SCALE; i <= BN_RUNNING_VAR; i++) {
         ont_value *v;
         ONT_TRY(ont_need_input(node, i, &v));
-        /* From opset 15 on, x, scale and bias, and the statistics may have three dtypes. */
+        /* From opset 15 on, and in our domain, x, scale and bias, and the statistics may have three dtypes. */
         uint32_t group = i < BN_RUNNING_MEAN ? BN_SCALE : BN_RUNNING_MEAN;
-        ont_dtype like = node->version < 15 ? x->dtype : ont_node_in(node, group)->dtype;
+        ont_dtype like = !*node->domain && node->version < 15 ? x->dtype : ont_node_in(node, group)->dtype;
         if (v->dtype != like || !ont_dtype_is_float(like) || !ont_shape_equal(&v->shape, &channels))
             return ont_fail(ONT_EINVAL, "'%s' must have %lld entries of %s", v->name,
                             (long long)ont_shape_count(&channels),
@@ -92,17 +92,20 @@ static void bn_expand(ont_builder *b, ont_node *node, ont_value **outputs)
     bool spatial = is_spatial(node), same = spatial;
     for (uint32_t i = BN_X; i <= BN_RUNNING_VAR; i++)
         if (ont_node_in(node, i)->dtype == ONT_FLOAT64) wide = ONT_FLOAT64;
-    for (uint32_t i = BN_X; i <= BN_RUNNING_VAR; i++) same &= ont_node_in(node, i)->dtype == wide;
-    if (same) { /* the expansion would be this node again */
+    for (uint32_t i = BN_SCALE; i <= BN_RUNNING_VAR; i++) same &= ont_node_in(node, i)->dtype == wide;
+    /* Devices have kernels for x in 16 bits: where what is per channel is float32 already, they have declined. */
+    bool keeps_x = b->graph->device && spatial && !same && ont_dtype_is_half(ont_node_in(node, BN_X)->dtype);
+    if (same && ont_node_in(node, BN_X)->dtype == wide) { /* the expansion would be this node again */
         b->status = ont_fail(ONT_EUNSUPPORTED, "every kernel that supports it is disabled");
         return;
     }
     for (uint32_t i = BN_X; i <= BN_RUNNING_VAR; i++) {
-        operands[i] = ont_build_cast(b, ont_node_in(node, i), wide);
+        operands[i] = i == BN_X && keeps_x ? ont_node_in(node, i) : ont_build_cast(b, ont_node_in(node, i), wide);
         if (!spatial) operands[i] = ont_build_reshape(b, operands[i], i == BN_X ? &flat : &entries);
     }
     uint32_t n = is_training(node) ? 3 : 1;
     ont_node *norm = ont_build_node(b, "", "BatchNormalization", operands, BN_RUNNING_VAR + 1, n);
+    if (norm) norm->version = 15; /* the first one in which x has a dtype of its own */
     if (norm) b->status = ont_attr_set_int(b->graph, norm, "training_mode", is_training(node));
     if (b->status == ONT_OK)
         b->status = ont_attr_set_float(b->graph, norm, "epsilon", ont_attr_float(node, "epsilon", 1e-5));
@@ -476,7 +479,8 @@ static ont_status grad_infer(ont_graph *g, ont_node *node)
 {
     const ont_value *x = ont_node_in(node, BN_GRAD_X), *y = ont_node_in(node, BN_GRAD_Y),
                     *bias = ont_node_in(node, BN_GRAD_BIAS);
-    if (bias && (bias->dtype != x->dtype || !ont_shape_equal(&bias->shape, &ont_node_in(node, BN_GRAD_SCALE)->shape)))
+    const ont_value *scale = ont_node_in(node, BN_GRAD_SCALE);
+    if (bias && (bias->dtype != scale->dtype || !ont_shape_equal(&bias->shape, &scale->shape)))
         return ont_fail(ONT_EINVAL, "the bias must have the scale's dtype and shape");
     if (y && (y->dtype != x->dtype || !ont_shape_equal(&y->shape, &x->shape)))
         return ont_fail(ONT_EINVAL, "y must have the input's dtype and shape");
