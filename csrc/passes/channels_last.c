@@ -207,7 +207,8 @@ static ont_status move_input(state *s, ont_node *node, uint32_t index)
     ont_value *v = ont_node_in(node, index);
     ONT_ASSERT(v->id < s->n);
     const ont_value *known = s->moved[v->id];
-    if (!known || (known->def->backward && !node->backward)) { /* in front of the first node that needs it */
+    bool is_late = known && known->def && known->def->backward && !node->backward;
+    if (!known || is_late) { /* in front of the first node that needs it */
         ont_builder b = {.graph = s->g, .before = node, .backward = node->backward, .origin = ont_node_origin(node)};
         ont_shape shape = permuted(&v->shape, to_last);
         ont_value *moved = is_view(&v->shape) ? ont_build_reshape(&b, v, &shape) : ont_build_transpose(&b, v, to_last);
