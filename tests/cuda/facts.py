@@ -1,7 +1,7 @@
 """What NVIDIA's toolchain says, without a GPU, of what cuda/ writes by hand, generates and compiles.
 
     export PYTHONPATH=tests
-    python tests/cuda/facts.py fetch nvrtc|headers      from PyPI's wheels to build/nvidia: 58 MB, 960 MB
+    python tests/cuda/facts.py fetch nvrtc|headers|nvdisasm     PyPI's wheels to build/nvidia: 58 MB, 960 MB, 5 MB
     python tests/cuda/facts.py headers                  cuda/libs against the headers of cuBLASLt and cuDNN
     python tests/cuda/facts.py generated [COUNT]        generated kernels through NVRTC, for each of ARCHITECTURES
     python tests/cuda/facts.py registers [--write]      kernels.tsv against what ptxas has said in the build in place
@@ -33,7 +33,8 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 FOLDER = ROOT / "build/nvidia"
 BUILD = f"build/temp.*-{sys.version_info.major}{sys.version_info.minor}"  # setup.py's
-WHEELS = {"nvrtc": ("nvidia-cuda-nvrtc",), "headers": ("nvidia-cublas", "nvidia-cudnn-cu13")}
+WHEELS = {"nvrtc": ("nvidia-cuda-nvrtc",), "headers": ("nvidia-cublas", "nvidia-cudnn-cu13"),
+          "nvdisasm": ("nvidia-cuda-nvdisasm",)}
 ARCHITECTURES = (80, 90, 100)
 TABLE = HERE / "kernels.tsv"
 
@@ -42,7 +43,7 @@ TABLE = HERE / "kernels.tsv"
 
 def fetch(part: str) -> None:
     """Headers and NVRTC of wheels that pip downloads; the rest of cuBLAS and cuDNN is a gigabyte, and not needed."""
-    wanted = re.compile(r"/include/|/lib/libnvrtc")
+    wanted = re.compile(r"/include/|/lib/libnvrtc|/bin/nvdisasm")
     with tempfile.TemporaryDirectory(dir=ROOT / "build") as folder:
         subprocess.run([sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", folder, *WHEELS[part]],
                        check=True)

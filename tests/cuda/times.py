@@ -1,0 +1,494 @@
+"""A model of how long each kernel of a training step takes on an H100, from sizes and counts of instructions.
+
+    export PYTHONPATH=.:tests:tests/bench
+    python tests/cuda/times.py PLUGIN [MODEL...] [--tiny] [--rows N] [--own-attention]
+
+This is a model, not a measurement: nothing runs, and no GPU is needed. PLUGIN is the emulated device
+(cuda/emulate/build.py prints its path), for which the programs of gpt2 and llama (tests/bench/gpu.py, full sizes) are
+built. A kernel takes as long as its bytes take at the bandwidth of memory, or its arithmetic at the rate of the units
+that it is bound by, whichever is longer, and a constant per launch. CONSTANTS has every number with its source. Printed
+are the sums by part of the step, beside the best known figures, and the N longest rows of equal nodes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import gpu as bench
+import planned
+import sass
+import torch
+from planned import SIZES, Node, Value
+
+from onnxtrain import _C
+
+
+class Constant(NamedTuple):
+    value: float
+    unit: str
+    source: str
+
+
+CONSTANTS = {
+    "multiprocessors": Constant(132, "", "NVIDIA, H100 SXM5"),
+    "clock": Constant(1.755e9, "Hz", "what an H100 SXM5 holds under load; its boost clock is 1.98 GHz"),
+    "copy": Constant(3.0e12, "bytes/s", "QuACK, memory-bound kernels on an H100 (2025): 3.0 of 3.35e12"),
+    "tensor": Constant(790e12, "FLOP/s", "large bfloat16 products of cuBLASLt, as tests/bench/gpu.py has it; peak 989e12"),
+    "float32": Constant(50e12, "FLOP/s", "assumed: three quarters of the peak of float32 without tensor cores, 67e12"),
+    "fill": Constant(1.0e-6, "s", "assumed: of a product's tile before its first and after its last instruction"),
+    "library": Constant(0.9, "", "assumed: of that model, what cuBLASLt reaches"),
+    "launch": Constant(2.0e-6, "s", "assumed: between kernels of a replayed graph, with the first load and the last store"),
+    "scan": Constant(1.0e-6, "s", "assumed: a step of the one block that scans the counts of a sort, 17 barriers"),
+    "forward causal 64": Constant(288e12, "FLOP/s", "FlashAttention-3 (2024), cuDNN, length 1024"),
+    "forward full 64": Constant(373e12, "FLOP/s", "the same"),
+    "gradient full 64": Constant(348e12, "FLOP/s", "the same; without a causal figure: scaled as forward"),
+    "forward causal 128": Constant(410e12, "FLOP/s", "the same"),
+    "forward full 128": Constant(574e12, "FLOP/s", "the same"),
+    "gradient full 128": Constant(408e12, "FLOP/s", "the same"),
+    "longer": Constant(1.13, "", "the same: the gradient at 2048 and more over that at 1024, 395 over 348"),
+    "elementwise": Constant(0.95, "", "assumed: of the copy's bandwidth"),
+    "norm": Constant(0.9, "", "assumed, the same"),
+    "norm gradient": Constant(0.8, "", "assumed, the same: two blocks of 384 threads with 128 registers"),
+    "columns": Constant(0.9, "", "assumed, the same"),
+    "loss": Constant(0.9, "", "assumed, the same"),
+    "transpose": Constant(0.75, "", "assumed, the same: copies, transposes and gathers"),
+    "optimizer": Constant(0.9, "", "assumed, the same"),
+}
+C = {name: constant.value for name, constant in CONSTANTS.items()}
+PARTS = ("products", "attention", "loss", "norms, elementwise", "copies", "bias gradients", "weights in 16 bits",
+         "embeddings", "optimizer", "launches")
+# The best known figures of whole steps in ms, and of their parts where there are estimates.
+BEST = {
+    "gpt2": {"step": (36.0, "torch.compile; 35.2 was measured on an H200"), "products": 20.0, "attention": 5.0,
+             "loss": 3.0, "norms, elementwise": 4.0, "bias gradients": 0.3, "weights in 16 bits": 0.3,
+             "embeddings": 0.7, "optimizer": 2.0, "launches": 1.0},
+    "llama": {"step": (150.0, "eager; an estimate"), "products": 95.0, "attention": 18.0},
+}
+
+
+class Cost(NamedTuple):
+    """Of one node. `busy`: seconds at the rate of the units that bound it, if not memory; `share`: of the copy's
+    bandwidth that such a kernel reaches.
+    """
+
+    part: str
+    launches: int
+    nbytes: float
+    busy: float = 0.0
+    flops: float = 0.0  # on tensor cores
+    share: float = 1.0
+
+    @property
+    def seconds(self) -> float:
+        """Without the launches' own time."""
+        return max(self.nbytes / (self.share * C["copy"]), self.busy)
+
+
+# ---- sizes ----
+
+def all_bytes(node: Node) -> int:
+    return sum(value.nbytes for value in node.operands())
+
+
+def is_half(value: Value) -> bool:
+    return SIZES[value.dtype] == 2
+
+
+def up(a: float, b: float) -> int:
+    return math.ceil(a / b)
+
+
+# ---- products ----
+
+TILES = ((128, 256, 1.0), (256, 128, 1.0), (128, 128, 0.9), (64, 64, 0.6))  # and what each reaches, assumed
+SPLITS = (1, 2, 4, 8)  # of k, where there are fewer tiles than multiprocessors
+
+
+def product_seconds(m: int, n: int, k: int, batch: int, rate: float) -> float:
+    """Of the best tile: waves of tiles on all multiprocessors, and what a split of k writes and reads in float32."""
+    def of(tile: tuple[int, int, float], split: int) -> float:
+        rows, columns, reached = tile
+        waves = up(up(m, rows) * up(n, columns) * batch * split, C["multiprocessors"])
+        each = 2.0 * rows * columns * up(k, split) / (reached * rate / C["multiprocessors"]) + C["fill"]
+        return waves * each + (8.0 * m * n * batch * split / C["copy"] if split > 1 else 0.0)
+
+    return min(of(tile, split) for tile in TILES for split in SPLITS) / C["library"]
+
+
+def sizes_of_product(node: Node) -> tuple[int, int, int, int]:
+    """m, n, k and the number of products, as cuda/ops/matmul.c reads them."""
+    a, b = ((1, *v.shape) if i == 0 and len(v.shape) == 1 else (*v.shape, 1) if len(v.shape) == 1 else v.shape
+            for i, v in enumerate(node.inputs[:2]))
+    if node.attributes.get("transA", 0):
+        a = (*a[:-2], a[-1], a[-2])
+    if node.attributes.get("transB", 0):
+        b = (*b[:-2], b[-1], b[-2])
+    batch, m = math.prod(node.outputs[0].shape) // (a[-2] * b[-1]), a[-2]
+    if math.prod(b[:-2]) == 1 and not node.attributes.get("transA", 0):
+        return m * batch, b[-1], a[-1], 1
+    return m, b[-1], a[-1], batch
+
+
+def product(node: Node) -> Cost:
+    m, n, k, batch = sizes_of_product(node)
+    rate = C["tensor"] if is_half(node.inputs[0]) else C["float32"]
+    added, result = node.input(2), node.outputs[0]
+    is_bias = added is not None and added.count == n and added.shape[-1:] == (n,) and added.dtype == result.dtype
+    spreads = (added is not None and not node.op.startswith("Gelu") and not is_bias
+               and node.attributes.get("beta", 1.0) != 0)
+    return Cost("products", 1 + spreads, all_bytes(node) + spreads * 2 * result.nbytes,
+                product_seconds(m, n, k, batch, rate), 2.0 * m * n * k * batch)
+
+
+# ---- attention ----
+
+class Attention(NamedTuple):
+    heads: int  # times batch
+    queries: int
+    keys: int
+    width: int  # of Q and K
+    width_v: int
+    causal: bool
+
+    @property
+    def scores(self) -> float:
+        """That are not masked, over all heads; half of them if causal, as publications count."""
+        return self.heads * self.queries * self.keys * (0.5 if self.causal else 1.0)
+
+    @property
+    def flops(self) -> float:
+        """Of the forward products."""
+        return 2.0 * self.scores * (self.width + self.width_v)
+
+
+def attention_of(node: Node) -> Attention:
+    queries, keys, width, width_v = node.attributes["sizes"]
+    heads = math.prod(node.attributes["batch_dims"])
+    return Attention(heads, queries, keys, width, width_v, bool(node.attributes.get("causal", 0)))
+
+
+def published(a: Attention, gradient: bool) -> float:
+    """cuDNN's FLOP/s."""
+    width = 64 if a.width <= 64 else 128
+    full, causal = C[f"forward full {width}"], C[f"forward causal {width}"]
+    rate = C[f"gradient full {width}"] if gradient else full
+    return rate * (causal / full if a.causal else 1.0) * (C["longer"] if a.queries >= 2048 else 1.0)
+
+
+def attention_dnn(node: Node) -> Cost:
+    """cuDNN, and a kernel that converts the statistics."""
+    a = attention_of(node)
+    return Cost("attention", 2, all_bytes(node), a.flops / published(a, False), a.flops)
+
+
+def attention_grad_dnn(node: Node) -> Cost:
+    """Two and a half times forward's products. The deterministic kernel stores the scores' gradients in 16 bits, and
+    reads them for dQ in a kernel of its own, which waits for memory.
+    """
+    a = attention_of(node)
+    return Cost("attention", 4, all_bytes(node) + 4.0 * a.scores,
+                2.5 * a.flops / published(a, True) + 2.0 * a.scores / C["copy"], 2.5 * a.flops)
+
+
+def own_attention(node: Node, kernel: str, products: int) -> float:
+    """Seconds of one of the kernels of flash_mma.cu, at the least: of its loop over tiles, by loops.tsv, that unit is
+    counted which is busy longest.
+    """
+    a = attention_of(node)
+    loop = sass.read_table().get(f"{kernel}<{64 if a.width <= 64 else 128}>")
+    if loop is None or not is_half(node.inputs[0]):  # tiles in float32: four multiply-adds at once and no tensor cores
+        return products * a.flops / 2 / (0.5 * C["float32"])
+    per_score = sass.cycles(loop) / loop.scores
+    return a.scores * per_score / (C["multiprocessors"] * C["clock"])
+
+
+def attention_own(node: Node) -> Cost:
+    a = attention_of(node)
+    return Cost("attention", 1, all_bytes(node), own_attention(node, "flash_mma_kernel", 2), a.flops)
+
+
+def attention_grad_own(node: Node) -> Cost:
+    """Sums of dy * y, dQ with three products, dK and dV with four: seven, where five would do. Where heads share either
+    K or V alone, dK and dV have a kernel with three products each.
+    """
+    a = attention_of(node)
+    shared = [[stride == 0 for stride in node.attributes[name][1:-1]] for name in "kv"]
+    passes = 1 if shared[0] == shared[1] else 2
+    busy = own_attention(node, "flash_mma_dq_kernel", 3)
+    busy += own_attention(node, "flash_mma_dkv_kernel", 4) * (1.0 if passes == 1 else 1.5)
+    return Cost("attention", 2 + passes, all_bytes(node), busy, 2.5 * a.flops)
+
+
+# ---- what is bound by memory ----
+
+def elementwise(node: Node) -> Cost:
+    """One pass over all operands. Groups are taken to be generated; the interpreter is slower."""
+    sources = {value.source for value in node.inputs if value is not None and value.count > 1}
+    is_weight = node.op in ("Cast", "FusedElementwise") and sources == {"input"} and is_half(node.outputs[0])
+    return Cost("weights in 16 bits" if is_weight else "norms, elementwise", 1, all_bytes(node),
+                share=C["elementwise"])
+
+
+def copy(node: Node) -> Cost:
+    moved = 2 * sum(value.nbytes for value in node.outputs if value is not None)
+    launches = sum(value is not None for value in node.outputs)
+    if node.op == "Concat":
+        launches = len(node.inputs)
+    if node.op == "PutSlice":  # zeros, and then the slice
+        return Cost("copies", 2, moved / 2 + 2 * node.inputs[0].nbytes, share=C["transpose"])
+    return Cost("copies", launches, moved, share=C["transpose"])
+
+
+def gather(node: Node) -> Cost:
+    return Cost("embeddings", 1, node.inputs[1].nbytes + 2 * node.outputs[0].nbytes, share=C["transpose"])
+
+
+def gather_grad(node: Node) -> Cost:
+    """Zeros; the sort, with three kernels for each byte of an index; sums over pieces of 32 rows, and over pieces."""
+    dy, table = node.inputs[0], node.outputs[0]
+    count = node.inputs[1].count
+    passes = max(1, up(table.shape[node.attributes.get("axis", 0)].bit_length(), 8))
+    partial = 2 * up(count, 32) * 4.0 * dy.count / max(count, 1)
+    nbytes = table.nbytes + 2 * dy.nbytes + 2 * partial
+    scan = passes * up(256 * up(count, 512), 256) * C["scan"]
+    return Cost("embeddings", 2 + 3 * passes + 1 + (count > 32), nbytes,
+                nbytes / (C["transpose"] * C["copy"]) + scan, share=C["transpose"])
+
+
+def axes_of_sum(node: Node) -> tuple[int, ...]:
+    """Dims that a reduction sums over."""
+    x, y = node.inputs[0], node.outputs[0]
+    if node.op == "SumTo":
+        lead = len(x.shape) - len(y.shape)
+        return (*range(lead), *(d for d in range(lead, len(x.shape)) if y.shape[d - lead] != x.shape[d]))
+    given = node.input(1)
+    axes = node.constants.get(given.name) if given else node.attributes.get("axes")
+    return tuple(sorted(axis % len(x.shape) for axis in axes)) if axes else tuple(range(len(x.shape)))
+
+
+def ranges_of_sum(node: Node) -> int:
+    """Blocks that share a result, as reduce.cu chooses them; their sums are added by another kernel."""
+    x = node.inputs[0]
+    axes = [d for d in axes_of_sum(node) if x.shape[d] > 1]
+    is_one_dim = axes and all(x.shape[d] == 1 or d in axes for d in range(axes[0], axes[-1]))
+    if x.dtype not in ("float", "double", "float16", "bfloat16") or not is_one_dim:
+        return 1
+    n, tail = math.prod(x.shape[d] for d in axes), math.prod(x.shape[axes[-1] + 1:])
+    lead, size = x.count // (n * tail), SIZES[x.dtype]
+    if tail == 1:
+        return 1 if node.op == "ReduceLogSumExp" else max(1, min(n // (16 * 256), 1024 // lead))
+    if node.op not in ("SumTo", "ReduceSum", "ReduceMean"):
+        return 1
+    chunks = lead * tail // (1 if tail % (16 // size) else 16 // size)
+    lanes = min(32, 1 << (chunks - 1).bit_length())
+    return max(1, min(1024 // up(chunks, lanes), n * lanes // (8 * 256), 256))
+
+
+def reduction(node: Node) -> Cost:
+    x, y = node.inputs[0], node.outputs[0]
+    ranges = ranges_of_sum(node)
+    is_bias = node.backward and y.count == x.shape[-1] and 0 in axes_of_sum(node)
+    partial = 8.0 * y.count * ranges if ranges > 1 else 0.0
+    return Cost("bias gradients" if is_bias else "norms, elementwise", 1 + (ranges > 1), all_bytes(node) + partial,
+                share=C["columns"])
+
+
+def norm(node: Node) -> Cost:
+    return Cost("norms, elementwise", 1, all_bytes(node), share=C["norm"])
+
+
+def partial_sums(rows: int, n: int) -> int:
+    """Blocks of norm_grad_kernel, as norm.cu chooses them; 0 where rows are not kept in registers."""
+    if n % 8 or n > 8192:
+        return 0
+    chunks = 1 if n <= 8 * 384 else 2
+    width = up(n // 8, chunks * 32) * 32
+    at_once = 384 // width if chunks == 1 else 1
+    steps, most = up(rows, at_once), 132 * 768 // (width * at_once)
+    return up(steps, up(steps, most))
+
+
+def norm_grad(node: Node) -> Cost:
+    """One kernel, and one that adds its partial sums; or two passes and the same."""
+    x, n = node.inputs[0], node.inputs[1].count
+    rows, sums = x.count // n, any(node.output(i) is not None for i in (1, 2))
+    parts = partial_sums(rows, n)
+    nbytes = all_bytes(node) + 2 * sums * 8.0 * (parts or min(256, up(rows, 32))) * n
+    if not parts:
+        nbytes += sums * (x.nbytes + node.inputs[4].nbytes)
+    return Cost("norms, elementwise", 1 + sums if parts else 1 + 2 * sums, nbytes, share=C["norm gradient"])
+
+
+def loss(node: Node) -> Cost:
+    return Cost("loss", 2, all_bytes(node), share=C["loss"])
+
+
+def loss_grad(node: Node) -> Cost:
+    mean = node.attributes.get("reduction", b"mean") == b"mean"
+    return Cost("loss", 1 + mean, all_bytes(node), share=C["loss"])
+
+
+def one_pass(node: Node) -> Cost:
+    return Cost("norms, elementwise", 1, all_bytes(node), share=C["norm"])
+
+
+def pool_grad(node: Node) -> Cost:
+    """Of the largest: an element of each window is found first."""
+    return one_pass(node)._replace(launches=2 if "Max" in node.op else 1)
+
+
+def convolution(node: Node) -> Cost:
+    """(x, w, bias) -> y, (dy, w) -> dx, (dy, x) -> dw; by cuDNN at three fifths of what products reach: assumed."""
+    kernel = node.outputs[0] if node.op == "ConvGradWeight" else node.inputs[1]
+    result = node.outputs[0] if node.op == "Conv" else node.inputs[0]
+    flops = 2.0 * result.count * math.prod(kernel.shape[1:])
+    rate = C["tensor"] if is_half(node.inputs[0]) else C["float32"]
+    with_bias = node.op == "Conv" and node.input(2) is not None
+    return Cost("products", 1 + with_bias, all_bytes(node) + 2 * with_bias * result.nbytes, flops / (0.6 * rate), flops)
+
+
+def batchnorm(node: Node) -> Cost:
+    """Statistics or sums of x (and dy), what follows for each channel, and another pass."""
+    passes = 1 if node.op == "BatchNormalization" else 2
+    training = passes == 2 or bool(node.attributes.get("training_mode", 0))
+    return Cost("norms, elementwise", 2 + training, all_bytes(node) + training * passes * node.inputs[0].nbytes,
+                share=C["norm"])
+
+
+MODELS: dict[str, Callable[[Node], Cost]] = {
+    "cuda_matmul": product, "cuda_gelu_matmul": product,
+    "cuda_attention_dnn": attention_dnn, "cuda_attention_grad_dnn": attention_grad_dnn,
+    "cuda_attention": attention_own, "cuda_attention_grad": attention_grad_own,
+    "cuda_elementwise": elementwise, "cuda_copy": copy, "cuda_rotate": one_pass, "cuda_range": one_pass,
+    "cuda_trilu": one_pass, "cuda_gather": gather, "cuda_gather_grad": gather_grad, "cuda_reduce": reduction,
+    "cuda_norm": norm, "cuda_fused_norm": norm, "cuda_norm_grad": norm_grad, "cuda_fused_norm_grad": norm_grad,
+    "cuda_softmax": one_pass, "cuda_softmax_grad": one_pass,
+    "cuda_cross_entropy": loss, "cuda_cross_entropy_grad": loss_grad,
+    "cuda_conv_dnn": convolution, "cuda_conv": convolution, "cuda_pool": one_pass, "cuda_pool_grad": pool_grad,
+    "cuda_batchnorm": batchnorm, "cuda_batchnorm_grad": batchnorm,
+}
+# cuDNN's kernels, and the own ones that run where cuDNN declines.
+OWN = {"cuda_attention_dnn": "cuda_attention", "cuda_attention_grad_dnn": "cuda_attention_grad"}
+
+
+def cost_of(node: Node, own_attention_kernels: bool = False) -> Cost:
+    """Raises KeyError, with the node, where its kernel has no model."""
+    kernel = OWN.get(node.kernel, node.kernel) if own_attention_kernels else node.kernel
+    if kernel not in MODELS:
+        raise KeyError(f"{node.op} '{node.name}': no model of the kernel {kernel}")
+    return MODELS[kernel](node)
+
+
+PHASES, KEY = 2, Cost("norms, elementwise", 1, 24.0)  # each begins with a kernel that stores its random key
+
+
+def optimizer(parameters: Iterable[torch.nn.Parameter]) -> Cost:
+    """AdamW in float32: reads four numbers of each element and writes three; in a few launches."""
+    return Cost("optimizer", 4, 28.0 * sum(p.numel() for p in parameters), share=C["optimizer"])
+
+
+# ---- tables ----
+
+class Row(NamedTuple):
+    """Equal nodes together."""
+    what: str
+    count: int
+    cost: Cost
+
+    @property
+    def seconds(self) -> float:
+        return self.count * self.cost.seconds
+
+    @property
+    def launches(self) -> int:
+        return self.count * self.cost.launches
+
+    @property
+    def least(self) -> float:
+        """Seconds at the rates of memory and of products without what is assumed for the kernel."""
+        return self.count * max(self.cost.nbytes / C["copy"], self.cost.flops / C["tensor"])
+
+
+def shown(value: Value | None) -> str:
+    short = {"float": "f32", "bfloat16": "bf16", "float16": "f16", "double": "f64", "int64": "i64", "int32": "i32"}
+    return "-" if value is None else f"{short.get(value.dtype, value.dtype)}{list(value.shape)}".replace(" ", "")
+
+
+def described(node: Node) -> str:
+    """Operator and operands; long lists of them are cut."""
+    inputs, outputs = ([shown(v) for v in values if v is not None] for values in (node.inputs, node.outputs))
+    cut = lambda texts: " ".join(texts[:4]) + (" ..." if len(texts) > 4 else "")  # noqa: E731
+    return f"{node.op} {cut(inputs)} -> {cut(outputs)}"
+
+
+def rows_of(nodes: Iterable[Node], parameters: Iterable[torch.nn.Parameter], own: bool = False) -> list[Row]:
+    """The longest first."""
+    found: dict[tuple[str, Cost], int] = {}
+    for node in nodes:
+        key = described(node), cost_of(node, own)
+        found[key] = found.get(key, 0) + 1
+    rows = [Row(what, count, cost) for (what, cost), count in found.items()]
+    more = [Row("AdamW, torch's or FusedAdam", 1, optimizer(parameters)), Row("random key of a phase", PHASES, KEY)]
+    return sorted([*rows, *more], key=lambda row: -row.seconds)
+
+
+def by_part(rows: Iterable[Row]) -> dict[str, tuple[float, int, float, float, float]]:
+    """Seconds, launches, bytes, FLOP on tensor cores, and least seconds of each part."""
+    sums = dict.fromkeys(PARTS, (0.0, 0, 0.0, 0.0, 0.0))
+    launches = 0
+    for row in rows:
+        more = (row.seconds, row.launches, row.count * row.cost.nbytes, row.count * row.cost.flops, row.least)
+        sums[row.cost.part] = tuple(map(sum, zip(sums[row.cost.part], more)))
+        launches += row.launches
+    sums["launches"] = (launches * C["launch"], launches, 0.0, 0.0, 0.0)
+    return sums
+
+
+def part_table(name: str, rows: list[Row]) -> list[str]:
+    best = BEST.get(name, {})
+    lines = ["| part | launches | GB | TFLOP | at the peaks, ms | model, ms | best known, ms |",
+             "| --- | --- | --- | --- | --- | --- | --- |"]
+    total = [0.0, 0.0]
+    for part, (seconds, launches, nbytes, flops, least) in by_part(rows).items():
+        known = f"{best[part]:.1f}" if part in best else "-"
+        lines.append(f"| {part} | {launches} | {nbytes / 1e9:.2f} | {flops / 1e12:.2f} | {least * 1e3:.2f} | "
+                     f"{seconds * 1e3:.2f} | {known} |")
+        total[0] += least
+        total[1] += seconds
+    whole = f"{best['step'][0]:.0f}, {best['step'][1]}" if best else "-"
+    return [*lines, f"| all | | | | {total[0] * 1e3:.2f} | {total[1] * 1e3:.2f} | {whole} |"]
+
+
+def row_table(rows: list[Row], most: int) -> list[str]:
+    lines = ["| ms | at the peaks | nodes | launches | MB each | part | node |", "| --- | --- | --- | --- | --- | --- | --- |"]
+    lines += [f"| {row.seconds * 1e3:.3f} | {row.least * 1e3:.3f} | {row.count} | {row.launches} | "
+              f"{row.cost.nbytes / 1e6:.1f} | {row.cost.part} | {row.what} |" for row in rows[:most]]
+    rest = rows[most:]
+    if rest:
+        lines.append(f"| {sum(r.seconds for r in rest) * 1e3:.3f} | {sum(r.least for r in rest) * 1e3:.3f} | "
+                     f"{sum(r.count for r in rest)} | {sum(r.launches for r in rest)} | | | the others |")
+    return lines
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("plugin")
+    parser.add_argument("model", nargs="*", default=["gpt2", "llama"])
+    parser.add_argument("--tiny", action="store_true", help="the small sizes of tests/bench/gpu.py")
+    parser.add_argument("--rows", type=int, default=25)
+    parser.add_argument("--own-attention", action="store_true", help="as where cuDNN declines")
+    chosen = parser.parse_args(arguments)
+    _C.open_plugin(chosen.plugin)
+    for name in chosen.model:
+        nodes, parameters = planned.planned(lambda: bench.TASKS[name](chosen.tiny), "emulated")
+        rows = rows_of(nodes, parameters, chosen.own_attention)
+        print(f"{name}: {len(nodes)} nodes; a model, not a measurement\n")
+        print("\n".join([*part_table(name, rows), "", *row_table(rows, chosen.rows), ""]), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
