@@ -94,10 +94,11 @@ int ont_launch_softmax_grad(const ont_softmax *s, const void *y, const void *dy,
 /*
  * loss.cu: scores (rows, classes, inner), labels (rows, inner); float32, float64, float16, bfloat16. Statistics and,
  * where wide_loss and wide_weights say so, the loss with its gradient and the weights are in float32 for 16-bit scores;
- * all else has the dtype of the scores, but for a 16-bit gradient of float32 scores (grad_dtype).
+ * all else has the dtype of the scores, but for a 16-bit gradient of float32 scores (grad_dtype). Where inner is 1,
+ * scores and their gradient may have more columns than classes: the others are not read, and their gradient is 0.
  */
 typedef struct ont_loss {
-    int64_t rows, classes, inner, ignored;
+    int64_t rows, classes, inner, ignored, columns;
     int32_t dtype, grad_dtype, reduction; /* reduction: 0 none, 1 sum, 2 mean */
     int32_t ignores, wide, softmax, step; /* wide: labels are int64 */
     int32_t wide_loss, wide_weights;      /* 1 for float32 and float64 scores */

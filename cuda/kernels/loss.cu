@@ -141,7 +141,7 @@ __global__ void __launch_bounds__(ONT_THREADS)
 {
     __shared__ C scratch[32];
     for (int64_t i = blockIdx.x; i < s.rows * s.inner; i += gridDim.x) {
-        int64_t base = i / s.inner * s.classes * s.inner + i % s.inner, label = label_at(s, labels, i);
+        int64_t base = i / s.inner * s.columns * s.inner + i % s.inner, label = label_at(s, labels, i);
         bool real = counts(s, label, i, !threadIdx.x);
         C score = real ? (C)ont_load(&x[base + label * s.inner]) : (C)0; /* early: the end of the row waits for it */
         C w = !real ? (C)0 : weights ? element_at<T>(weights, s.wide_weights, label) : (C)1;
@@ -257,16 +257,17 @@ __global__ void __launch_bounds__(ONT_THREADS) loss_grad_kernel(const ont_loss s
     typedef typename ont_compute<T>::type C;
     enum { N = 16 / sizeof(D) };
     for (int64_t i = blockIdx.x; i < s.rows * s.inner; i += gridDim.x) {
-        const int64_t base = i / s.inner * s.classes * s.inner + i % s.inner;
+        const int64_t base = i / s.inner * s.columns * s.inner + i % s.inner;
         const T *x = f.x + base;
         D *dx = f.dx + base;
         const row_gradient<C> r = row_gradient_of(s, f, i);
         for_row<N>(
-            chunked_part<N>(x, dx, s.classes, s.inner), s.classes,
+            chunked_part<N>(x, dx, s.classes, s.inner), s.columns,
             [&](int64_t c) {
-                C v[1] = {r.dense ? (C)ont_load(&x[c * s.inner]) : (C)0};
+                const bool is_class = c < s.classes;
+                C v[1] = {r.dense && is_class ? (C)ont_load(&x[c * s.inner]) : (C)0};
                 scores_to_gradient<D>(r, c, v);
-                ont_store(&dx[c * s.inner], v[0]);
+                ont_store(&dx[c * s.inner], is_class ? v[0] : (C)0);
             },
             [&](int64_t c, int64_t step) {
                 C v[2][N] = {};

@@ -201,8 +201,9 @@ static ont_status loss_read(const ont_node *node, const ont_value *loss, ont_are
     bool half = ont_dtype_is_half(x->dtype);
     ont_loss *s = ont_arena_alloc(arena, sizeof *s);
     if (!s) return ONT_ENOMEM;
-    *s = (ont_loss){.rows = x->shape.dims[0], .classes = x->shape.dims[1],
-                    .inner = ont_shape_count_range(&x->shape, 2, x->shape.rank), .ignores = ignore != NULL,
+    *s = (ont_loss){.rows = x->shape.dims[0], .classes = ont_attr_int(node, "classes", x->shape.dims[1]),
+                    .columns = x->shape.dims[1], .inner = ont_shape_count_range(&x->shape, 2, x->shape.rank),
+                    .ignores = ignore != NULL,
                     .ignored = ignore ? ignore->i : 0, .wide = label->dtype == ONT_INT64, .dtype = x->dtype,
                     .grad_dtype = (int32_t)ont_attr_int(node, "to", x->dtype),
                     .softmax = !strncmp(node->op->name, "SoftmaxCross", 12),

@@ -338,6 +338,10 @@ def sums() -> set[str]:
     return rows.sums(DEVICE)
 
 
+def heads() -> set[str]:
+    return rows.heads(DEVICE)
+
+
 def norms() -> set[str]:
     return rows.norms(DEVICE)
 
@@ -733,7 +737,7 @@ def generated() -> set[str]:
 MESSAGES = Messages()
 
 PROGRAMS: list[Callable[[], set[str]]] = [mlp, mlp_halves, unaligned, channels_last, by_rule, gelu_epilogues,
-                                          transformer, attention, loss, loss_of_halves, sums, norms, hot_rows, copies,
+                                          transformer, attention, loss, loss_of_halves, heads, sums, norms, hot_rows, copies,
                                           rotations, fault, strided, rare, graphs, graph_shapes, graph_freed,
                                           graph_of_the_caller, settings, vision, vision_in_planes, norms_of_images,
                                           steps, drops, generated, ortmodule]

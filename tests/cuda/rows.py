@@ -1,4 +1,4 @@
-"""Reductions and normalizations on a device against torch in float64, 16-bit floats included; for programs.py."""
+"""Reductions, normalizations and losses on a device against torch in float64, 16-bit floats included; for programs.py."""
 
 from __future__ import annotations
 
@@ -169,4 +169,54 @@ def norms(device: str) -> set[str]:
                 for shape in sizes:
                     used |= check_norm(form, norm, wide, half, shape, 0, device)
                 used |= check_norm(form, norm, wide, half, (5, 16), 1, device)
+    return used
+
+
+HEAD = """g (TYPE[16, 2048] x, TYPE[8197, 2048] w, int64[16] labels, float[8197] v) => (OUTPUTS) {
+    z = Gemm <transB = 1> (x, w)
+    wide = Cast <to = 1> (z)
+    y = SoftmaxCrossEntropyLoss <ignore_index = -1, reduction = "REDUCTION"> (wide, labels, v) }"""
+
+
+def step_of_head(name: str, outputs: str, reduction: str, tensors: list[torch.Tensor],
+                 device: str) -> tuple[list[torch.Tensor], _C.Session]:
+    """The loss, and the gradients of x and w."""
+    text = HEAD.replace("TYPE", name).replace("OUTPUTS", outputs).replace("REDUCTION", reduction)
+    session = session_of(text, device)
+    results, run = session.forward(tensors, b"\1\1\0\0")
+    saved = [tensors[i] for i in run.saved_inputs] + [results[i] for i in run.saved_outputs]
+    given = [torch.full(results[0].shape, 0.75, device=place(device)), None][:len(results)]
+    return [results[0].cpu(), *(g.cpu() for g in run.backward(saved, given)[:2])], session
+
+
+def heads(device: str) -> set[str]:
+    """An odd number of classes: the columns that align them are no classes, for labels either. Where the scores are a
+    result as well, they are cut out of the aligned ones.
+    """
+    used: set[str] = set()
+    for dtype, reduction in ((torch.bfloat16, "mean"), (torch.float16, "sum")):
+        torch.manual_seed(0)
+        x, w = torch.randn(16, 2048).to(dtype), torch.randn(8197, 2048).div(40).to(dtype)
+        labels, v = torch.randint(0, 8197, (16,)), torch.rand(8197) + 0.1
+        labels[3], labels[5] = -1, 8196
+        tensors = [t.to(place(device)) for t in (x, w, labels, v)]
+        got, session = step_of_head(NAMES[dtype], "float y", reduction, tensors, device)
+        cut, other = step_of_head(NAMES[dtype], f"float y, {NAMES[dtype]} z", reduction, tensors, device)
+        leaves = [t.double().requires_grad_() for t in (x, w)]
+        scores = leaves[0] @ leaves[1].T
+        want = torch.nn.functional.cross_entropy(scores, labels, v.double(), ignore_index=-1, reduction=reduction)
+        want.backward(torch.full(want.shape, 0.75, dtype=torch.double))
+        for a, b, right in zip(got, cut, [want.detach(), *(t.grad for t in leaves)], strict=True):
+            limit = 4 * ULPS[dtype] * right.abs().max()
+            assert (a.double() - right).abs().max() < limit and (a.double() - b.double()).abs().max() < limit / 4
+        assert "classes = 8197" in session.text("program") and "PutSlice" not in session.text("program")
+        assert "classes = 8197" not in other.text("program") and "PutSlice" in other.text("program")
+        used |= kernels(session)
+        tensors[2][7] = 8198  # a column, and no class
+        try:
+            step_of_head(NAMES[dtype], "float y", reduction, tensors, device)
+            session.forward(tensors, bytes(4))
+            raise AssertionError("a label out of range is no error")
+        except IndexError as error:
+            assert "8198" in str(error) and "8197" in str(error), error
     return used

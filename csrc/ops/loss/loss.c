@@ -4,11 +4,15 @@
  * logarithm of the sum of exponentials, in float32 where the scores have 16 bits: rounded to those, the logarithm would
  * put an error of some percent on the whole gradient. Only the scores themselves are saved besides, and their gradient
  * overwrites them.
+ *
+ * Attribute "classes" of our own operators: the first so many columns of scores (N, columns) are the classes. The
+ * others (passes/align_products.c adds them) are not read, and their gradient is 0. Only devices have such kernels.
  */
 #include <inttypes.h>
 #include <math.h>
 #include <string.h>
 
+#include "base/assert.h"
 #include "base/parallel.h"
 #include "ops/loss/loss.h"
 #include "simd/simd.h"
@@ -46,11 +50,17 @@ static bool is_softmax(const ont_node *node)
 static ont_status read_state(const ont_node *node, loss_state *s)
 {
     const ont_value *x = ont_node_in(node, 0);
-    *s = (loss_state){.rows = x->shape.dims[0], .classes = x->shape.dims[1],
+    *s = (loss_state){.rows = x->shape.dims[0], .classes = ont_attr_int(node, "classes", x->shape.dims[1]),
                       .inner = ont_shape_count_range(&x->shape, 2, x->shape.rank),
                       .half = ont_dtype_is_half(x->dtype) ? x->dtype : ONT_UNDEFINED,
                       .softmax = is_softmax(node)};
     return ont_labels_read(node, ont_node_in(node, 1), s->classes, &s->labels);
+}
+
+static bool has_other_columns(const ont_node *node)
+{
+    const int64_t columns = ont_node_in(node, 0)->shape.dims[1];
+    return ont_attr_int(node, "classes", columns) != columns;
 }
 
 static ont_status loss_infer(ont_graph *g, ont_node *node)
@@ -70,13 +80,13 @@ static ont_status loss_infer(ont_graph *g, ont_node *node)
         return ont_fail(ONT_EINVAL, "labels are %s, expected %s", ont_shape_text(&label->shape, got),
                         ont_shape_text(&expected, want));
     }
+    ONT_ASSERT(!has_other_columns(node) || (x->shape.rank == 2 && !ont_node_out(node, 1)));
+    ONT_TRY(read_state(node, &s));
     ont_dtype dtype = (ont_dtype)ont_attr_int(node, "stash_type", x->dtype);
     const ont_value *weight = ont_node_in(node, 2);
     if (weight && ((weight->dtype != x->dtype && weight->dtype != dtype) ||
-                   ont_shape_count(&weight->shape) != x->shape.dims[1]))
-        return ont_fail(ONT_EINVAL, "weights must be %" PRId64 " entries of %s", x->shape.dims[1],
-                        ont_dtype_name(x->dtype));
-    ONT_TRY(read_state(node, &s));
+                   ont_shape_count(&weight->shape) != s.classes))
+        return ont_fail(ONT_EINVAL, "weights must be %" PRId64 " entries of %s", s.classes, ont_dtype_name(x->dtype));
     if (dtype != x->dtype && (dtype != ONT_FLOAT32 || !ont_dtype_is_half(x->dtype)))
         return ont_fail(ONT_EUNSUPPORTED, "stash_type %d is not supported for scores in %s", (int)dtype,
                         ont_dtype_name(x->dtype));
@@ -391,6 +401,7 @@ static ont_status grad_columns(const ont_call *call)
 static const char *accept_any_rows(const ont_node *node)
 {
     loss_state s;
+    if (has_other_columns(node)) return "columns that are no classes";
     return read_state(node, &s) == ONT_OK && s.inner == 1 && s.softmax ? NULL : "not rows";
 }
 
@@ -567,9 +578,14 @@ static const char *accept_grad_half(const ont_node *node)
     return same_dtype(node) ? "the dtype of the scores" : accept_rows(node);
 }
 
+static const char *accept_ref(const ont_node *node)
+{
+    return has_other_columns(node) ? "columns that are no classes" : ont_accept_float(node);
+}
+
 static const char *accept_grad(const ont_node *node)
 {
-    return same_dtype(node) ? ont_accept_float(node) : "another dtype";
+    return same_dtype(node) ? accept_ref(node) : "another dtype";
 }
 
 static const char *accept_grad_columns(const ont_node *node)
@@ -638,7 +654,7 @@ static const ont_kernel loss_kernels[] = {
     {.name = "cross_entropy_f32_rows", .accept = accept_rows, .prepare = prepare, .run = loss_fast},
     {.name = "cross_entropy_half_rows", .accept = accept_half_rows, .prepare = prepare, .run = loss_half},
     {.name = "cross_entropy_f32_columns", .accept = accept_columns, .prepare = prepare, .run = loss_columns},
-    {.name = "cross_entropy_ref", .accept = ont_accept_float, .prepare = prepare, .run = loss_ref},
+    {.name = "cross_entropy_ref", .accept = accept_ref, .prepare = prepare, .run = loss_ref},
 };
 static const ont_kernel grad_kernels[] = {
     {.name = "cross_entropy_grad_f32_rows", .accept = accept_grad_rows, .prepare = grad_prepare, .run = grad_fast,
@@ -657,11 +673,11 @@ static const ont_kernel grad_kernels[] = {
                                             ONT_KERNELS(loss_kernels)}
 #define LOSS_GRAD_OP(name_, operands) \
     const ont_op ont_op_##name_ = {.domain = ONT_DOMAIN, .name = #name_, .since = 1, .min_inputs = operands, \
-                                   .max_inputs = operands, .attributes = "ignore_index:i reduction:s to:i", \
+                                   .max_inputs = operands, .attributes = "ignore_index:i reduction:s to:i classes:i", \
                                    .infer = grad_infer, \
                                    ONT_KERNELS(grad_kernels)}
 LOSS_OP("", SoftmaxCrossEntropyLoss, , 12, "ignore_index:i reduction:s");
 LOSS_OP("", NegativeLogLikelihoodLoss, , 12, "ignore_index:i reduction:s");
-LOSS_OP(ONT_DOMAIN, SoftmaxCrossEntropyLoss, Pairs, 1, "ignore_index:i reduction:s stash_type:i");
+LOSS_OP(ONT_DOMAIN, SoftmaxCrossEntropyLoss, Pairs, 1, "ignore_index:i reduction:s stash_type:i classes:i");
 LOSS_GRAD_OP(SoftmaxCrossEntropyGrad, 5);
 LOSS_GRAD_OP(NegativeLogLikelihoodGrad, 4);
