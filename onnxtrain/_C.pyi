@@ -18,8 +18,9 @@ class Session:
         torch_random: Dropout nodes draw the same random words as torch's CUDA kernel. This needs a device that reports
             how many blocks that kernel launches (not the CPU), and a graph whose shapes do not depend on values.
         recompute: how much backward may recompute. 0, on the CPU: elementwise operators, norms and attention, at most
-            2% of a step's work; 1: matrix products too, on every device, at most 20%; 2: at most 45%. The CPU never
-            stores more than a tile of the scores of a large vocabulary.
+            2% of a step's work, and on a device elementwise operators within the groups that read them; 1: matrix
+            products too, on every device, at most 20%; 2: at most 45%. The CPU never stores more than a tile of the
+            scores of a large vocabulary.
         parameters: one byte per graph input, nonzero for a parameter of the module. A parameter changes only between
             steps, so backward may round it to 16 bits again. Empty: no input is a parameter.
         budget: limit of the slab of each program with a backward, in bytes; at most 1: a fraction of the plan for

@@ -21,6 +21,10 @@
  * norm, which eager keeps as well, and parameters that autocast rounds: eager keeps the rounded copies (237 MiB for
  * GPT-2), but raises an exception for a parameter modified before backward as soon as autocast is off.
  *
+ * A device waits for memory, not for arithmetic, and fuses elementwise nodes. So at the lowest level it recomputes
+ * elementwise values whose users in backward are elementwise too, where that reads no more bytes than the value has:
+ * the float32 values in which an activation function of 16-bit values is computed are neither written nor read.
+ *
  * Source: Chen, Xu, Zhang and Guestrin, Training Deep Nets with Sublinear Memory Cost, 2016.
  */
 #include "passes/recompute.h"
@@ -52,6 +56,7 @@ typedef struct pass_state {
     uint32_t capacity;   /* of both arrays */
     int64_t *live_bytes; /* live bytes by position */
     double budget;       /* cost that may still be added */
+    bool fused_only;     /* the lowest level of a device */
 } pass_state;
 
 /* A rematerialization of output 0 of `node` in front of `before`. */
@@ -61,7 +66,9 @@ typedef struct remat {
     size_t bytes_saved, bytes_added, bytes_transient;
     double cost;
     const ont_value *extended[MAX_DEPTH]; /* values whose live range is extended */
-    int n_extended, depth;
+    const ont_value *read[MAX_DEPTH];     /* values that the copies read, none of them a copy's; bytes_read: of all */
+    size_t bytes_read;
+    int n_extended, n_read, depth;
 } remat;
 
 static bool everywhere;
@@ -205,8 +212,17 @@ ont_status ont_recompute_copy(ont_graph *g, const ont_node *node, ont_node *befo
     return ONT_OK;
 }
 
+/* Whether fuse_elementwise.c may join copies of the node with their users. */
+static bool is_fusable(const ont_node *node)
+{
+    return node->op->tile && !(node->op->flags & ONT_OP_RANDOM);
+}
+
 static bool is_recomputable(const pass_state *s, const ont_node *node)
 {
+    if (s->fused_only && !ont_node_is_view(node) &&
+        (!is_fusable(node) || rounds_parameter(node) || promotes_parameter(node)))
+        return false;
     return ont_recompute_is_recomputable(s->g, node);
 }
 
@@ -308,6 +324,18 @@ static bool is_extended(const remat *p, const ont_value *root)
     return false;
 }
 
+/* False if there are too many. */
+static bool add_read(remat *p, const ont_value *root)
+{
+    size_t bytes;
+    for (int i = 0; i < p->n_read; i++)
+        if (p->read[i] == root) return true;
+    if (p->n_read == MAX_DEPTH || ont_shape_bytes(&root->shape, root->dtype, &bytes) != ONT_OK) return false;
+    p->read[p->n_read++] = root;
+    p->bytes_read += bytes;
+    return true;
+}
+
 /*
  * Adds the operands of `node` to the rematerialization: operands that are not live are recomputed too, or else their
  * live range is extended. False if neither is possible.
@@ -318,11 +346,14 @@ static bool add_operands(const pass_state *s, remat *p, const ont_node *node)
     p->cost += ont_recompute_node_cost(node);
     for (uint32_t i = 0; i < node->n_inputs; i++) {
         const ont_value *v = node->inputs[i].value;
-        if (!v || is_live_at(s, ont_value_root(v), p->first_backward_use) || is_extended(p, ont_value_root(v)))
-            continue;
+        if (!v) continue;
         const ont_value *root = ont_value_root(v);
+        if (is_live_at(s, root, p->first_backward_use) || is_extended(p, root)) {
+            if (!add_read(p, root)) return false;
+            continue;
+        }
         if (root->kind == ONT_VALUE_INPUT) {
-            if (!may_extend_input(s, node)) return false;
+            if (!may_extend_input(s, node) || !add_read(p, root)) return false;
             continue;
         }
         remat extended_remat = *p;
@@ -331,7 +362,7 @@ static bool add_operands(const pass_state *s, remat *p, const ont_node *node)
             *p = extended_remat;
             continue;
         }
-        if (is_graph_output(s, root) || p->n_extended == MAX_DEPTH) return false;
+        if (is_graph_output(s, root) || p->n_extended == MAX_DEPTH || !add_read(p, root)) return false;
         p->extended[p->n_extended++] = root;
         p->bytes_added += s->ranges[root->id].bytes;
     }
@@ -348,6 +379,19 @@ static void find_first_backward_user(const pass_state *s, const ont_value *v, on
     }
 }
 
+/* Whether all backward users, directly or through views, may be fused with a copy. */
+static bool has_fusable_users(const ont_value *v)
+{
+    for (const ont_use *use = v->uses; use; use = use->next) {
+        const ont_node *user = use->user;
+        if (ont_node_is_view(user) && use == &user->inputs[0]) {
+            if (!has_fusable_users(user->outputs[0])) return false;
+        } else if (user->backward && !is_fusable(user))
+            return false;
+    }
+    return true;
+}
+
 static bool find_remat(const pass_state *s, ont_node *node, remat *p)
 {
     const ont_value *v = ont_node_out(node, 0);
@@ -359,8 +403,9 @@ static bool find_remat(const pass_state *s, ont_node *node, remat *p)
     p->last_forward_use = range->last_forward;
     p->first_backward_use = range->first_backward;
     find_first_backward_user(s, v, &p->before);
-    return p->before && p->last_forward_use + 1 < p->first_backward_use && add_operands(s, p, node) &&
-           p->bytes_added * 2 <= p->bytes_saved;
+    if (!p->before || p->last_forward_use + 1 >= p->first_backward_use || !add_operands(s, p, node)) return false;
+    if (s->fused_only) return p->bytes_read <= p->bytes_saved && has_fusable_users(v);
+    return p->bytes_added * 2 <= p->bytes_saved;
 }
 
 /* ---- the profile ---- */
@@ -518,6 +563,21 @@ static ont_status choose_candidates(pass_state *s, candidate *candidates, uint32
     return ONT_OK;
 }
 
+/* All that find_remat() finds; where an operand is recomputed, its users may follow in the next round. */
+static ont_status recompute_fused(pass_state *s)
+{
+    for (bool found = true; found;) {
+        found = false;
+        for (ont_node *node = s->g->first; node && !node->backward; node = node->next) {
+            remat p;
+            if (!find_remat(s, node, &p)) continue;
+            ONT_TRY(apply_remat(s, &p));
+            found = true;
+        }
+    }
+    return ONT_OK;
+}
+
 static ont_status recompute(pass_state *s)
 {
     ONT_TRY(init(s));
@@ -526,6 +586,7 @@ static ont_status recompute(pass_state *s)
     s->budget = ont_recompute_is_everywhere() ? 1e300
                                               : s->g->recompute.step * fraction - s->g->recompute.cost;
     if (s->live_bytes[peak_position(s)] < MIN_PEAK_BYTES && !ont_recompute_is_everywhere()) return ONT_OK;
+    if (s->fused_only) return recompute_fused(s);
     candidate *candidates = ont_calloc((size_t)s->n_positions + 1, sizeof *candidates);
     if (!candidates) return ONT_ENOMEM;
     uint32_t n = 0;
@@ -545,8 +606,8 @@ ont_status ont_pass_recompute(ont_graph *g)
     pass_state s = {.g = g};
     bool backward = g->last && g->last->backward;
     bool light = g->recompute.level == ONT_RECOMPUTE_MEMORY_BOUND && !g->recompute.limit;
-    if (!backward || (g->device && light && !ont_recompute_is_everywhere()))
-        return ONT_OK;
+    if (!backward) return ONT_OK;
+    s.fused_only = g->device && light && !ont_recompute_is_everywhere();
     if (!g->recompute.step) g->recompute.step = ont_recompute_graph_cost(g);
     bool evicts = g->recompute.limit || g->recompute.level > ONT_RECOMPUTE_MEMORY_BOUND;
     if (evicts && !ont_recompute_is_everywhere()) return ont_recompute_evict(g);

@@ -8,7 +8,8 @@
 #include "passes/pass.h"
 
 enum {
-    /* elementwise nodes, norms and layout operators; CPU only, at most 2% of the cost of a step */
+    /* elementwise nodes, norms and layout operators, at most 2% of the cost of a step; on a device, elementwise nodes
+     * that are fused with their users */
     ONT_RECOMPUTE_MEMORY_BOUND,
     ONT_RECOMPUTE_LAYERS,  /* also matmuls and attention, on every device: up to 20% of the cost of a step */
     ONT_RECOMPUTE_SEGMENTS, /* the same, several times where need be: up to 45% */

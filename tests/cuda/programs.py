@@ -339,7 +339,7 @@ def sums() -> set[str]:
 
 
 def heads() -> set[str]:
-    return rows.heads(DEVICE)
+    return rows.heads(DEVICE) | rows.gates(DEVICE)
 
 
 def norms() -> set[str]:
