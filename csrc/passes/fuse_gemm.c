@@ -66,6 +66,15 @@ static ont_node *cast_of(const ont_graph *g, const ont_node *product)
     return user && ONT_IS(user, Cast) && user->outputs[0]->dtype == ONT_FLOAT32 ? user : NULL;
 }
 
+/*
+ * On a device: the gradient of a weight, which no other node reads. Kernels that read another Cast's result read its 16
+ * bits in place of it. A bias would need the dtype of C, by cuBLASLt.
+ */
+static bool absorbs(const ont_graph *g, const ont_node *product, const ont_node *cast)
+{
+    return !g->device || (product->n_inputs < 3 && !cast->outputs[0]->uses && ont_value_is_output(g, cast->outputs[0]));
+}
+
 static ont_status absorb_cast(ont_graph *g, ont_node *product, ont_node *cast)
 {
     const ont_op *op = ont_op_find(ONT_DOMAIN, "FusedMatMul", INT64_MAX);
@@ -94,7 +103,8 @@ ont_status ont_pass_fuse_gemm(ont_graph *g)
         ont_value *bias = user ? added_bias(node, user) : NULL;
         if (bias && next == user) next = user->next;
         if (bias) ONT_TRY(fuse_bias(g, node, user, bias, &node));
-        cast = g->device ? NULL : cast_of(g, node); /* cuBLASLt takes the bias in the dtype of C */
+        cast = cast_of(g, node);
+        if (cast && !absorbs(g, node, cast)) cast = NULL;
         if (cast && next == cast) next = cast->next;
         if (cast) ONT_TRY(absorb_cast(g, node, cast));
     }

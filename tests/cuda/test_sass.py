@@ -76,6 +76,7 @@ def test_a_slower_loop_is_found():
 def test_loops_are_those_of_the_sources():
     """Tensor-core instructions of a pass are those that the sizes of the tiles give."""
     for name, loop in sass.read_table().items():
-        products = {"flash_mma_kernel": 2, "flash_mma_dq_kernel": 3, "flash_mma_dkv_kernel": 4}[re.match(r"\w+", name)[0]]
+        kernel = re.match(r"\w+", name)[0]
+        products = {"flash_mma_kernel": 2, "flash_mma_dq_kernel": 3, "flash_mma_dkv_kernel": 4}[kernel]
         width = int(re.search(r"<(\d+)>", name)[1])
         assert loop.hmma == products * loop.scores * width // (16 * 8 * 16), name

@@ -37,11 +37,11 @@ CONSTANTS = {
     "multiprocessors": Constant(132, "", "NVIDIA, H100 SXM5"),
     "clock": Constant(1.755e9, "Hz", "what an H100 SXM5 holds under load; its boost clock is 1.98 GHz"),
     "copy": Constant(3.0e12, "bytes/s", "QuACK, memory-bound kernels on an H100 (2025): 3.0 of 3.35e12"),
-    "tensor": Constant(790e12, "FLOP/s", "large bfloat16 products of cuBLASLt, as tests/bench/gpu.py has it; peak 989e12"),
+    "tensor": Constant(790e12, "FLOP/s", "large bfloat16 products of cuBLASLt, as in tests/bench/gpu.py; peak 989e12"),
     "float32": Constant(50e12, "FLOP/s", "assumed: three quarters of the peak of float32 without tensor cores, 67e12"),
     "fill": Constant(1.0e-6, "s", "assumed: of a product's tile before its first and after its last instruction"),
     "library": Constant(0.9, "", "assumed: of that model, what cuBLASLt reaches"),
-    "launch": Constant(2.0e-6, "s", "assumed: between kernels of a replayed graph, with the first load and the last store"),
+    "launch": Constant(2.0e-6, "s", "assumed: between kernels of a replayed graph, with first load and last store"),
     "scan": Constant(1.0e-6, "s", "assumed: a step of the one block that scans the counts of a sort, 17 barriers"),
     "forward causal 64": Constant(288e12, "FLOP/s", "FlashAttention-3 (2024), cuDNN, length 1024"),
     "forward full 64": Constant(373e12, "FLOP/s", "the same"),
@@ -464,7 +464,8 @@ def part_table(name: str, rows: list[Row]) -> list[str]:
 
 
 def row_table(rows: list[Row], most: int) -> list[str]:
-    lines = ["| ms | at the peaks | nodes | launches | MB each | part | node |", "| --- | --- | --- | --- | --- | --- | --- |"]
+    lines = ["| ms | at the peaks | nodes | launches | MB each | part | node |",
+             "| --- | --- | --- | --- | --- | --- | --- |"]
     lines += [f"| {row.seconds * 1e3:.3f} | {row.least * 1e3:.3f} | {row.count} | {row.launches} | "
               f"{row.cost.nbytes / 1e6:.1f} | {row.cost.part} | {row.what} |" for row in rows[:most]]
     rest = rows[most:]
