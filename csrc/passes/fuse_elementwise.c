@@ -5,7 +5,8 @@
  * Greedy, in graph order: a node joins the groups of its producers one by one. A group runs at one point of the order,
  * after the producers of its operands and before all other users of its results. The slot of a node is twice its
  * position, which leaves room in between; the slot of a group is the last one before its users. A merge creates no
- * cycle exactly if the slots of all producers are below that of the group and those of all users above it.
+ * cycle exactly if the slots of all producers are below that of the group and those of all users above it. On a device,
+ * where a pass over memory is dear, a producer is tried again after others have joined: those may have been in its way.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -17,12 +18,12 @@
 
 enum {
     SHORT_ROW = 64,   /* elements per row; for shorter rows call overhead exceeds the savings */
-    GROUP_NODES = 24, /* at most */
+    GROUP_NODES = 24, /* at most, on the CPU; on a device as many as a program has steps */
 };
 
 typedef struct group {
     int n;
-    uint32_t member[GROUP_NODES]; /* positions in the graph, ascending */
+    uint32_t member[ONT_TILE_STEPS]; /* positions in the graph, ascending */
     int64_t slot;
 } group;
 
@@ -66,10 +67,10 @@ static int64_t slot_of(const fusion *f, uint32_t position)
 }
 
 /* Merges the members of both in graph order; false if there are too many. */
-static bool merge_members(const group *a, const group *b, group *merged)
+static bool merge_members(const fusion *f, const group *a, const group *b, group *merged)
 {
     *merged = (group){0};
-    if (a->n + b->n > GROUP_NODES) return false;
+    if (a->n + b->n > (f->g->device ? (int)ONT_TILE_STEPS : (int)GROUP_NODES)) return false;
     for (int i = 0, j = 0; i < a->n || j < b->n;) {
         bool first = j == b->n || (i < a->n && a->member[i] < b->member[j]);
         merged->member[merged->n++] = first ? a->member[i++] : b->member[j++];
@@ -162,30 +163,39 @@ static bool write_program(const fusion *f, const group *a, ont_tile_program *p, 
     return ont_tile_link(p);
 }
 
-static void try_join(fusion *f, uint32_t from, uint32_t to)
+static bool try_join(fusion *f, uint32_t from, uint32_t to)
 {
     group *a = &f->groups[from], *b = &f->groups[to], merged;
     ont_tile_program p;
     ont_value *operands[ONT_TILE_OPERANDS], *results[ONT_TILE_RESULTS];
-    if (from == to || !a->n || !b->n || !ont_shape_equal(shape_of(f, a), shape_of(f, b))) return;
-    if (f->nodes[a->member[0]]->backward != f->nodes[b->member[0]]->backward) return;
-    if (!merge_members(a, b, &merged) || !find_slot(f, &merged) || !write_program(f, &merged, &p, operands, results))
-        return;
+    if (from == to || !a->n || !b->n || !ont_shape_equal(shape_of(f, a), shape_of(f, b))) return false;
+    if (f->nodes[a->member[0]]->backward != f->nodes[b->member[0]]->backward) return false;
+    if (!merge_members(f, a, b, &merged) || !find_slot(f, &merged) || !write_program(f, &merged, &p, operands, results))
+        return false;
     for (int i = 0; i < merged.n; i++) f->group_of[merged.member[i]] = to;
     a->n = 0;
     *b = merged;
+    return true;
+}
+
+/* Joins the node with its producers; whether one has joined. */
+static bool join_producers(fusion *f, uint32_t i)
+{
+    const ont_node *node = f->nodes[i];
+    bool joined = false;
+    for (uint32_t k = 0; k < node->n_inputs; k++) {
+        const ont_value *x = node->inputs[k].value;
+        if (x && x->kind == ONT_VALUE_NODE)
+            joined |= try_join(f, f->group_of[f->position[x->def->id]], f->group_of[i]);
+    }
+    return joined;
 }
 
 static void find_groups(fusion *f)
 {
-    for (uint32_t i = 0; i < f->n; i++) {
-        const ont_node *node = f->nodes[i];
-        if (!f->groups[i].n) continue;
-        for (uint32_t k = 0; k < node->n_inputs; k++) {
-            const ont_value *x = node->inputs[k].value;
-            if (x && x->kind == ONT_VALUE_NODE) try_join(f, f->group_of[f->position[x->def->id]], f->group_of[i]);
-        }
-    }
+    for (uint32_t i = 0; i < f->n; i++)
+        if (f->groups[i].n)
+            while (join_producers(f, i) && f->g->device) continue;
 }
 
 /* ---- rewriting ---- */

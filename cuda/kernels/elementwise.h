@@ -7,7 +7,7 @@
 
 #include "device/device.h"
 
-enum { ONT_EW_RANK = 12, ONT_EW_OPERANDS = 14, ONT_EW_RESULTS = 6, ONT_EW_STEPS = 24 };
+enum { ONT_EW_RANK = 12, ONT_EW_OPERANDS = 14, ONT_EW_RESULTS = 6, ONT_EW_STEPS = 32 };
 
 typedef enum ont_ew_kind { /* the first five equal ont_tile_kind */
     ONT_EW_UNARY,
