@@ -347,7 +347,7 @@ def convolution(node: Node) -> Cost:
     result = node.outputs[0] if node.op == "Conv" else node.inputs[0]
     flops = 2.0 * result.count * math.prod(kernel.shape[1:])
     rate = C["tensor"] if is_half(node.inputs[0]) else C["float32"]
-    with_bias = node.op == "Conv" and node.input(2) is not None
+    with_bias = node.op == "Conv" and node.input(2) is not None and node.kernel != "cuda_conv_graph"  # joins the bias
     return Cost("products", 1 + with_bias, all_bytes(node) + 2 * with_bias * result.nbytes, flops / (0.6 * rate), flops)
 
 
@@ -368,7 +368,8 @@ MODELS: dict[str, Callable[[Node], Cost]] = {
     "cuda_norm": norm, "cuda_fused_norm": norm, "cuda_norm_grad": norm_grad, "cuda_fused_norm_grad": norm_grad,
     "cuda_softmax": one_pass, "cuda_softmax_grad": one_pass,
     "cuda_cross_entropy": loss, "cuda_cross_entropy_grad": loss_grad,
-    "cuda_conv_dnn": convolution, "cuda_conv": convolution, "cuda_pool": one_pass, "cuda_pool_grad": pool_grad,
+    "cuda_conv_graph": convolution, "cuda_conv_dnn": convolution, "cuda_conv": convolution,
+    "cuda_pool": one_pass, "cuda_pool_grad": pool_grad,
     "cuda_batchnorm": batchnorm, "cuda_batchnorm_grad": batchnorm,
 }
 # cuDNN's kernels, and the own ones that run where cuDNN declines.
