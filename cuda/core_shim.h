@@ -55,6 +55,11 @@ extern const ont_core *ont_cuda_core;
 #define ont_tune_find ont_cuda_core->tune_find
 #define ont_tune_keep ont_cuda_core->tune_keep
 #define ont_gemm_is_deterministic ont_cuda_core->gemm_is_deterministic
+#define ont_pad_read ont_cuda_core->pad_read
+#define ont_resize_read ont_cuda_core->resize_read
+#define ont_resize_taps ont_cuda_core->resize_taps
+#define ont_taps_transpose ont_cuda_core->taps_transpose
+#define ont_scatter_reduction ont_cuda_core->scatter_reduction
 
 /* random.h has inline functions that call the core. */
 #include "ops/random/random.h"

@@ -24,6 +24,9 @@ static inline void *ont_result(const ont_call *call, uint32_t index)
     return index < call->node->n_outputs ? call->out[index] : NULL;
 }
 
+/* Whether 32 bits are too few to count the elements. */
+static inline bool ont_is_long(const ont_value *v) { return ont_shape_count(&v->shape) > INT32_MAX; }
+
 static inline bool ont_is_float32_or_64(ont_dtype dtype)
 {
     return dtype == ONT_FLOAT32 || dtype == ONT_FLOAT64;
@@ -42,7 +45,7 @@ extern const size_t ont_cuda_n_lists;
 
 /* For each family, the array of kernels and their number. */
 #define ONT_CUDA_FAMILIES(X) X(elementwise) X(move) X(reduce) X(norm) X(softmax) X(loss) X(matmul) X(attention) \
-    X(attention_grad) X(conv) X(pool) X(batchnorm)
+    X(attention_grad) X(conv) X(pool) X(batchnorm) X(group_norm) X(pad) X(resize) X(index) X(grouped) X(recurrent)
 #define X(family) extern const ont_kernel ont_cuda_##family##_kernels[];
 ONT_CUDA_FAMILIES(X)
 #undef X

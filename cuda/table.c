@@ -53,6 +53,20 @@ const ont_kernel_list ont_cuda_lists[] = {
     ONE(ONT_DOMAIN, "AdaptiveAveragePool", 1, pool, 0) ONE(ONT_DOMAIN, "AdaptiveAveragePoolGrad", 1, pool, 1)
     ONE("", "BatchNormalization", 1, batchnorm, 0) ONE(ONT_DOMAIN, "FusedBatchNorm", 1, batchnorm, 0)
     ONE(ONT_DOMAIN, "BatchNormGrad", 1, batchnorm, 1)
+    TWO(ONT_DOMAIN, "ConvTranspose", 1, conv)
+    ONE(ONT_DOMAIN, "GroupNorm", 1, group_norm, 0) ONE(ONT_DOMAIN, "GroupNormGrad", 1, group_norm, 1)
+    ONE("", "Pad", 1, pad, 0) ONE(ONT_DOMAIN, "PadGrad", 1, pad, 1) ONE("", "Resize", 10, resize, 0)
+    ONE("", "Upsample", 1, resize, 0) ONE(ONT_DOMAIN, "ResizeGrad", 1, resize, 0)
+    ONE("", "GatherElements", 11, index, 0) ONE(ONT_DOMAIN, "TorchGatherElements", 1, index, 0)
+    ONE("", "GatherND", 11, index, 0) ONE(ONT_DOMAIN, "GatherNDGrad", 1, index, 2)
+    ONE("", "ScatterElements", 11, index, 1) ONE(ONT_DOMAIN, "TorchScatterElements", 1, index, 1)
+    ONE("", "Scatter", 9, index, 1) ONE("", "ScatterND", 11, index, 1)
+    ONE("", "CumSum", 11, index, 3) ONE("", "CumProd", 26, index, 3) ONE(ONT_DOMAIN, "TorchCumProd", 1, index, 3)
+    ONE(ONT_DOMAIN, "CumProdGrad", 1, index, 4)
+    ONE("", "ArgMax", 1, index, 5) ONE("", "ArgMin", 1, index, 5) ONE("", "TopK", 1, index, 5)
+    ONE(ONT_DOMAIN, "TorchTopK", 1, index, 5)
+    ONE(ONT_DOMAIN, "GroupedMatMul", 1, grouped, 0) ONE(ONT_DOMAIN, "GroupedMatMulGrad", 1, grouped, 0)
+    ONE(ONT_DOMAIN, "RecurrentSteps", 1, recurrent, 0) ONE(ONT_DOMAIN, "RecurrentStepsGrad", 1, recurrent, 1)
 };
 
 const size_t ont_cuda_n_lists = sizeof ont_cuda_lists / sizeof *ont_cuda_lists;

@@ -12,12 +12,15 @@
 #include "ops/support/broadcast.h"
 #include "ops/random/dropout.h"
 #include "ops/attention/fused_attention.h"
+#include "ops/index/scatter.h"
+#include "ops/layout/pad.h"
 #include "ops/op.h"
 #include "ops/pool/pool.h"
 #include "ops/reduce/reduce.h"
 #include "ops/support/strided.h"
 #include "ops/elementwise/tile_program.h"
 #include "ops/support/window.h"
+#include "ops/vision/resize.h"
 
 #define ONT_CORE_LIST(X) \
     X(set_error) X(context) X(error_message) X(arena_alloc) X(arena_array) X(malloc) X(calloc) X(free) X(log) \
@@ -26,7 +29,8 @@
     X(shape_axis) X(shape_of) X(shape_equal) X(shape_text) X(dtype_size) X(dtype_name) X(dtype_is_float) \
     X(dtype_is_int) X(tile_read) X(tile_link) X(bcast_init) X(strided_init) X(reduce_read) X(window_init) X(pool_read) \
     X(attention_read) X(attention_covered) X(dropout_rule_of) X(tune_fastest) X(tune_find) X(tune_keep) \
-    X(gemm_is_deterministic)
+    X(gemm_is_deterministic) X(pad_read) X(resize_read) X(resize_taps) X(taps_transpose) \
+    X(scatter_reduction)
 
 typedef struct ont_core {
     int version;

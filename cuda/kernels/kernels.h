@@ -8,6 +8,7 @@
 #include "device/device.h"
 #include "kernels/elementwise.h"
 #include "simd/pool/pool.h"
+#include "simd/recurrent/recurrent.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -151,6 +152,114 @@ typedef struct ont_conv_shape {
  * first. */
 int ont_launch_conv(int kind, const ont_conv_shape *s, const void *first, const void *second, void *to, int64_t count,
                     void *stream);
+
+/* group_norm.cu: x (n, groups, channels, d) in float32 or float64, fewer than 2^31 elements in a group */
+typedef struct ont_groupnorm {
+    int64_t n, groups, channels, d;
+    double eps;
+    int32_t dtype;
+} ont_groupnorm;
+/* in: x, scale, bias; out: y, and mean and inverse standard deviation (n, groups), each or NULL */
+int ont_launch_groupnorm(const ont_groupnorm *s, const void *const *in, void *const *out, void *stream);
+size_t ont_groupnorm_grad_work(const ont_groupnorm *s);
+/* in: x, scale, mean, inverse standard deviation, dy; out: dx, dscale, dbias, each or NULL */
+int ont_launch_groupnorm_grad(const ont_groupnorm *s, const void *const *in, void *const *out, void *work,
+                              void *stream);
+
+/* pad.cu: fewer than 2^31 elements */
+enum { ONT_PAD_CONSTANT, ONT_PAD_REFLECT, ONT_PAD_EDGE, ONT_PAD_WRAP, ONT_PAD_RANK = 12 };
+typedef struct ont_pad_shape {
+    int32_t mode, rank;
+    int32_t narrow[ONT_PAD_RANK], wide[ONT_PAD_RANK], low[ONT_PAD_RANK]; /* dims without and with pads */
+    int64_t stride[ONT_PAD_RANK]; /* of the tensor without pads */
+    int64_t narrow_count, wide_count;
+    uint64_t fill; /* the bits of an element, where no value is given */
+} ont_pad_shape;
+int ont_launch_pad(const ont_pad_shape *p, int size, const void *x, const void *value, void *y, void *stream);
+int ont_launch_pad_grad(const ont_pad_shape *p, int dtype, const void *dy, void *dx, void *stream);
+
+/* resize.cu: words of 8 bytes, read at the call */
+int ont_launch_upload(void *to, const void *host, size_t n_words, void *stream);
+enum { ONT_RESAMPLE_RANK = 12, ONT_RESAMPLE_AXES = 3 };
+typedef struct ont_resample {
+    int32_t rank, dtype, size, copies; /* copies: elements of `size` bytes are copied, one for each */
+    int64_t dims[ONT_RESAMPLE_RANK];   /* of the result; fewer than 2^31 elements */
+    int64_t stride[ONT_RESAMPLE_RANK]; /* of the input, in elements */
+    int32_t axis[ONT_RESAMPLE_RANK];   /* which of the resized axes a dim is, or -1 */
+    int64_t count, axis_stride[ONT_RESAMPLE_AXES];
+    /* places in the tables, in words: int32 first (n + 1), int32 index, double weight; int32 outside (n), or -1 */
+    int64_t first[ONT_RESAMPLE_AXES], index[ONT_RESAMPLE_AXES], weight[ONT_RESAMPLE_AXES], outside[ONT_RESAMPLE_AXES];
+    double extrapolation;
+} ont_resample;
+int ont_launch_resample(const ont_resample *r, const void *tables, const void *x, void *y, void *stream);
+
+/* scan.cu: x (outer, n, inner) along n, in float32, float64, int32, uint32, int64, uint64 */
+typedef struct ont_scan {
+    int64_t outer, n, inner;
+    int32_t product, exclusive, reverse, dtype;
+} ont_scan;
+int ont_launch_scan(const ont_scan *s, const void *x, void *y, void *stream);
+int ont_launch_product_grad(const ont_scan *s, const void *x, const void *dy, void *dx, void *stream);
+
+/* index.cu: fewer than 2^31 elements in data, indices and updates */
+enum { ONT_INDEX_NONE, ONT_INDEX_ADD, ONT_INDEX_MUL, ONT_INDEX_MAX, ONT_INDEX_MIN, ONT_INDEX_RANK = 12 };
+typedef struct ont_index {
+    int64_t count, slice;      /* of indices or tuples; elements that each names */
+    int64_t places;            /* slices of the data */
+    int32_t depth;             /* length of a tuple; 0: an index for each element, along an axis */
+    int32_t rank, wide, from_end; /* rank: of the indices; wide: int64; from_end: indices below 0 are allowed */
+    int64_t sizes[ONT_INDEX_RANK], strides[ONT_INDEX_RANK]; /* of the indexed dims, in slices; of an axis the first */
+    int64_t per_batch, batch_slices;                        /* tuples, and slices of the data, of a batch */
+    int64_t index_dims[ONT_INDEX_RANK], data_strides[ONT_INDEX_RANK]; /* an axis: stride 0 */
+    int64_t along, inner;      /* an axis: its indices, and the elements after it */
+    int32_t size, dtype, reduction, step;
+    ont_fault *fault;
+} ont_index;
+int ont_launch_index_gather(const ont_index *s, const void *data, const void *indices, void *out, void *stream);
+/* The place of each index or tuple, `places` where it is out of range. */
+int ont_launch_places(const ont_index *s, const void *indices, int32_t *places, void *stream);
+/* in: data, indices, updates. last (places) is zero before. out may be the data. */
+int ont_launch_put(const ont_index *s, const void *const *in, void *out, int32_t *last, void *stream);
+int ont_launch_index_add(int dtype, int64_t n, const void *data, const void *sums, void *out, void *stream);
+/* out, which has the data, takes the updates in their order. */
+int ont_launch_combine(const ont_index *s, const int32_t *places, const void *updates, void *out, void *stream);
+
+/* select.cu: x (outer, n, inner) along n; the first k, in order; float32, float64, int32, int64, uint64 */
+enum { ONT_SELECT_LARGEST, ONT_SELECT_SMALLEST, ONT_SELECT_ASCENDING };
+typedef struct ont_select {
+    int64_t outer, n, inner, k;
+    int32_t kind, last, dtype; /* last: among equals the last one; ascending: the smallest with NaN above all */
+} ont_select;
+/* values and positions (int64) may be NULL. */
+int ont_launch_select(const ont_select *s, const void *x, void *values, void *positions, void *stream);
+
+/* grouped.cu: x (rows, k), w (groups, k, n) or transposed, ends; of the gradient rows (rows, k) and (rows, n) */
+typedef struct ont_grouped {
+    int64_t rows, groups, k, n;
+    int32_t dtype, wide, trans, step; /* wide: ends are int64 */
+    ont_fault *fault;
+} ont_grouped;
+int64_t ont_grouped_blocks(const ont_grouped *s, int gradient);
+int ont_launch_grouped(const ont_grouped *s, int gradient, const void *const *in, void *out, void *stream);
+
+/* recurrent.cu: step t of all sequences; rows of `gates` and of `runs` times `hidden` numbers in float32 or float64 */
+typedef struct ont_cell_step {
+    int64_t batch, hidden, t;
+    int32_t cell, gates, runs, dtype; /* cell: ont_cell */
+} ont_cell_step;
+/* As in ont_cell_row and ont_cell_grad_row, for all sequences; bias, lengths (int64), y, dy and dx may be NULL. */
+typedef struct ont_cell_operands {
+    const void *x, *q, *bias, *lengths;
+    void *h, *c, *saved, *y; /* c: LSTM alone */
+} ont_cell_operands;
+int ont_launch_cell(const ont_cell_step *s, const ont_cell_operands *o, void *stream);
+typedef struct ont_cell_grad_operands {
+    const void *saved, *lengths, *dy, *dr;
+    void *dh, *dc, *dq, *dx;
+} ont_cell_grad_operands;
+int ont_launch_cell_grad(const ont_cell_step *s, const ont_cell_grad_operands *o, void *stream);
+/* sums (n) over rows that are `pitch` apart */
+int ont_launch_column_sums(int dtype, int64_t rows, int64_t n, int64_t pitch, const void *x, void *sums, void *stream);
 
 #ifdef __cplusplus
 }

@@ -42,7 +42,7 @@ static ont_conv_kind kind_of(const ont_node *node)
 {
     const char *name = node->op->name;
     if (!strcmp(name, "Conv")) return ONT_CONV_FORWARD;
-    return !strcmp(name, "ConvGradInput") ? ONT_CONV_GRAD_INPUT : ONT_CONV_GRAD_WEIGHT;
+    return !strcmp(name, "ConvGradWeight") ? ONT_CONV_GRAD_WEIGHT : ONT_CONV_GRAD_INPUT; /* or ConvTranspose */
 }
 
 /* x and w, as tensors or as the results that the gradients have. */
@@ -172,13 +172,16 @@ static ont_status add_bias(const ont_call *call, void *to, int64_t count)
 {
     const conv_state *s = call->state;
     const ont_conv_shape *c = &s->shape;
-    const void *bias = s->kind == ONT_CONV_FORWARD ? ont_operand(call, 2) : NULL;
-    int64_t cells = c->channels_last ? 1 : c->out_count;
+    const void *bias = ont_operand(call, 2); /* gradients have none */
+    bool transposed = s->kind != ONT_CONV_FORWARD;
+    int64_t channels = transposed ? c->c : c->m, cells = transposed ? c->in_count : c->out_count;
     if (!bias) return ONT_OK;
-    return ont_launched(ont_launch_channel_bias(c->dtype, count / c->m / cells, c->m, cells, bias, to, call->stream));
+    if (c->channels_last) cells = 1;
+    return ont_launched(ont_launch_channel_bias(c->dtype, count / channels / cells, channels, cells, bias, to,
+                                                call->stream));
 }
 
-/* (x, w, bias) -> y, (dy, w) -> dx, (dy, x) -> dw: the last `count` results, of which to[0] is the first. */
+/* (x, w, bias) -> y, (dy, w) -> dx or, of ConvTranspose, (x, w, bias) -> y, (dy, x) -> dw: the last `count` results, of which to[0] is the first. */
 static ont_status run_own(const ont_call *call, void *to, int64_t count)
 {
     const conv_state *s = call->state;

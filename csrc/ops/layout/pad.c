@@ -7,6 +7,7 @@
 
 #include "base/parallel.h"
 #include "ops/index/indexed.h"
+#include "ops/layout/pad.h"
 
 /* ---- Pad ---- */
 
@@ -99,35 +100,46 @@ typedef struct pad_state {
     size_t size;
 } pad_state;
 
-/* `wide` is the shape of the padded tensor, `x` that of the unpadded one; the node has the attributes or inputs of
- * Pad. */
-static ont_status pad_tables(const ont_node *node, const ont_shape *x, const ont_shape *wide, ont_arena *arena,
-                             pad_state **out)
+ont_status ont_pad_read(const ont_node *node, const ont_shape *x, const ont_shape *wide, ont_pad *p)
 {
     int64_t low[ONT_MAX_RANK], high[ONT_MAX_RANK];
     pad_mode mode;
-    pad_state *s = ont_arena_alloc(arena, sizeof *s);
-    if (!s) return ONT_ENOMEM;
     ONT_TRY(pad_mode_of(node, &mode));
     ONT_TRY(pads_of(node, x->rank, low, high));
+    *p = (ont_pad){.mode = (int)mode};
+    for (int d = 0; d < x->rank; d++) {
+        int64_t n = x->dims[d];
+        if (p->rank && mode == CONSTANT && !low[d] && !high[d]) {
+            int last = p->rank - 1;
+            p->narrow[last] *= n;
+            p->low[last] *= n;
+            p->high[last] *= n;
+            p->wide[last] *= n;
+            continue;
+        }
+        p->low[p->rank] = low[d];
+        p->high[p->rank] = high[d];
+        p->wide[p->rank] = wide->dims[d];
+        p->narrow[p->rank++] = n;
+    }
+    return ONT_OK;
+}
+
+/* As for ont_pad_read(). */
+static ont_status pad_tables(const ont_node *node, const ont_shape *x, const ont_shape *wide, ont_arena *arena,
+                             pad_state **out)
+{
+    ont_pad p;
+    pad_state *s = ont_arena_alloc(arena, sizeof *s);
+    if (!s) return ONT_ENOMEM;
+    ONT_TRY(ont_pad_read(node, x, wide, &p));
+    pad_mode mode = (pad_mode)p.mode;
+    int64_t *low = p.low, *high = p.high;
     s->rows = 1;
     s->once = mode == CONSTANT;
     s->all = true;
-    ont_shape merged = {0};
-    for (int d = 0; d < x->rank; d++) { /* a dim without pads is merged into the one before */
-        int64_t n = x->dims[d];
-        if (merged.rank && mode == CONSTANT && !low[d] && !high[d]) {
-            merged.dims[merged.rank - 1] *= n;
-            low[merged.rank - 1] *= n;
-            high[merged.rank - 1] *= n;
-            s->wide[merged.rank - 1] *= n;
-            continue;
-        }
-        low[merged.rank] = low[d];
-        high[merged.rank] = high[d];
-        s->wide[merged.rank] = wide->dims[d];
-        merged.dims[merged.rank++] = n;
-    }
+    ont_shape merged = ont_shape_of(p.rank, p.narrow);
+    memcpy(s->wide, p.wide, sizeof s->wide);
     x = &merged;
     s->rank = x->rank;
     ont_shape_strides(x, s->strides);

@@ -379,8 +379,10 @@ static ont_cell known_cell(const recurrent *r, const ont_node *node, int d)
 {
     static const char *const torchs[] = {"Sigmoid", "Tanh", "Tanh"};
     const activation *act = &r->act[d * r->acts];
-    bool device = r->b->graph->device != NULL, whole = r->dtype == ONT_FLOAT32 || r->dtype == ONT_FLOAT64;
-    if (device || !whole || r->clip > 0 || r->input_forget || ont_node_in(node, 7) || !r->steps || !r->batch ||
+    bool whole = r->dtype == ONT_FLOAT32 || r->dtype == ONT_FLOAT64;
+    uint32_t n_kernels;
+    ont_op_kernels(&ont_op_RecurrentSteps, r->b->graph->device, &n_kernels);
+    if (!n_kernels || !whole || r->clip > 0 || r->input_forget || ont_node_in(node, 7) || !r->steps || !r->batch ||
         !r->hidden)
         return ONT_CELLS;
     if (r->cell == CELL_RNN)
