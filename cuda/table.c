@@ -65,6 +65,8 @@ const ont_kernel_list ont_cuda_lists[] = {
     ONE(ONT_DOMAIN, "CumProdGrad", 1, index, 4)
     ONE("", "ArgMax", 1, index, 5) ONE("", "ArgMin", 1, index, 5) ONE("", "TopK", 1, index, 5)
     ONE(ONT_DOMAIN, "TorchTopK", 1, index, 5)
+    ONE(ONT_DOMAIN, "CountNonZero", 1, nonzero, 0) ONE(ONT_DOMAIN, "NonZeroOf", 1, nonzero, 1)
+    ONE(ONT_DOMAIN, "CTCLoss", 1, ctc, 0) ONE(ONT_DOMAIN, "CTCLossGrad", 1, ctc, 0)
     ONE(ONT_DOMAIN, "GroupedMatMul", 1, grouped, 0) ONE(ONT_DOMAIN, "GroupedMatMulGrad", 1, grouped, 0)
     ONE(ONT_DOMAIN, "RecurrentSteps", 1, recurrent, 0) ONE(ONT_DOMAIN, "RecurrentStepsGrad", 1, recurrent, 1)
 };

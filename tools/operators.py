@@ -178,9 +178,9 @@ def on_cuda() -> dict[str, int]:
     return {name: int(since) for name, since in listed} | dict.fromkeys(re.findall(r"\b(?:EW|COPY|REDUCE|POOL)\((\w+)\)", lines), 1)
 
 
-NOT_ON_CUDA = {"Compress", "DeformConv", "Mean",
+NOT_ON_CUDA = {"DeformConv", "Mean",
                # Built from parts of which one has no kernel there; tests/cuda holds it.
-               "NonMaxSuppression", "NonZero", "PRelu", "TensorScatter", "Unique"}
+               "NonMaxSuppression", "PRelu", "Unique"}
 
 
 def cuda(op: dict[str, Any], listed: dict[str, int]) -> str:

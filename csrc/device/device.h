@@ -25,7 +25,9 @@ typedef enum ont_fault_code {
     ONT_FAULT_NONE,
     ONT_FAULT_INDEX,
     ONT_FAULT_LABEL,
-    ONT_FAULT_ZERO_DIVISION
+    ONT_FAULT_ZERO_DIVISION,
+    ONT_FAULT_LENGTH, /* the length `value` of sample `position` is outside 0 to `limit` */
+    ONT_FAULT_COUNT   /* `value` elements are not zero, where `limit` were counted */
 } ont_fault_code;
 
 typedef struct ont_memory {

@@ -145,6 +145,12 @@ ont_status ont_device_check_fault(const ont_program *p)
     const char *op = node ? node->op_type : "?", *name = node ? node->name : "?";
     if (found.code == ONT_FAULT_ZERO_DIVISION)
         return ont_fail(ONT_EINVAL, "%s '%s': integer division by zero at position %" PRId64, op, name, found.position);
+    if (found.code == ONT_FAULT_LENGTH)
+        return ont_fail(ONT_EINDEX, "%s '%s': length %" PRId64 " of sample %" PRId64 " is outside 0 to %" PRId64, op,
+                        name, found.value, found.position, found.limit);
+    if (found.code == ONT_FAULT_COUNT)
+        return ont_fail(ONT_EINTERNAL, "%s '%s': %" PRId64 " elements are not zero, but %" PRId64 " were counted", op,
+                        name, found.value, found.limit);
     return ont_fail(ONT_EINDEX, "%s '%s': %s %" PRId64 " at position %" PRId64 " is out of range for %" PRId64 " %s",
                     op, name, found.code == ONT_FAULT_LABEL ? "label" : "index", found.value, found.position,
                     found.limit, found.code == ONT_FAULT_LABEL ? "classes" : "entries");

@@ -130,13 +130,6 @@ __global__ void __launch_bounds__(SCAN_THREADS) sort_scan_kernel(int32_t *values
     }
 }
 
-ONT_DEVICE int count_bits(unsigned v)
-{
-    int n = 0;
-    for (; v; v &= v - 1) n++;
-    return n;
-}
-
 /* 32 items at a time, so that equal digits keep their order: a lane goes behind the equal ones of lower lanes. */
 __global__ void __launch_bounds__(32)
     sort_scatter_kernel(const pair *items, int64_t n, int shift, int64_t tiles, const int32_t *offsets, pair *sorted)
@@ -157,10 +150,10 @@ __global__ void __launch_bounds__(32)
             }
             unsigned below = same & ((1u << lane) - 1);
             int32_t start = here ? next[digit] : 0;
-            if (here) sorted[start + count_bits(below)] = items[i];
+            if (here) sorted[start + ont_count_bits(below)] = items[i];
             __syncthreads();
             if (here && !below)
-                next[digit] = start + count_bits(same); /* the lowest lane with this digit advances the offset */
+                next[digit] = start + ont_count_bits(same); /* the lowest lane with this digit advances the offset */
             __syncthreads();
         }
         __syncthreads();

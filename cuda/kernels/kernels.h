@@ -224,6 +224,33 @@ int ont_launch_index_add(int dtype, int64_t n, const void *data, const void *sum
 /* out, which has the data, takes the updates in their order. */
 int ont_launch_combine(const ont_index *s, const int32_t *places, const void *updates, void *out, void *stream);
 
+/* nonzero.cu: x of n elements, fewer than 2^31; those with a bit of the mask are not zero */
+enum { ONT_NONZERO_RANK = 12 };
+typedef struct ont_nonzero {
+    int64_t n, found;
+    uint64_t mask;
+    int64_t dims[ONT_NONZERO_RANK];
+    int32_t size, rank, step; /* size: bytes of an element */
+    ont_fault *fault;
+} ont_nonzero;
+size_t ont_nonzero_work(const ont_nonzero *s);
+int ont_launch_count_nonzero(const ont_nonzero *s, const void *x, int64_t *total, void *work, void *stream);
+/* out (rank, found): the coordinates of each */
+int ont_launch_nonzero(const ont_nonzero *s, const void *x, int64_t *out, void *work, void *stream);
+
+/* ctc.cu: log-probabilities (steps, batch, classes) in float32 or float64; targets (batch, padded), or all in a row
+ * (padded: -1) */
+typedef struct ont_ctc {
+    int64_t steps, batch, classes, padded, total, blank; /* total: number of targets */
+    int32_t zero_infinity, dtype, step;
+    int32_t wide[3]; /* targets, input lengths and target lengths are int64 */
+    ont_fault *fault;
+} ont_ctc;
+size_t ont_ctc_work(const ont_ctc *s, int gradient);
+/* in: log-probabilities, targets, input lengths, target lengths, and for the gradient dloss (batch) */
+int ont_launch_ctc(const ont_ctc *s, const void *const *in, void *losses, void *work, void *stream);
+int ont_launch_ctc_grad(const ont_ctc *s, const void *const *in, void *dx, void *work, void *stream);
+
 /* select.cu: x (outer, n, inner) along n; the first k, in order; float32, float64, int32, int64, uint64 */
 enum { ONT_SELECT_LARGEST, ONT_SELECT_SMALLEST, ONT_SELECT_ASCENDING };
 typedef struct ont_select {

@@ -162,6 +162,13 @@ template <class T> ONT_DEVICE T ont_block_max(T v, T *scratch)
     return max_value;
 }
 
+ONT_DEVICE int ont_count_bits(unsigned v)
+{
+    int n = 0;
+    for (; v; v &= v - 1) n++;
+    return n;
+}
+
 /* Threads for a row of n: a multiple of 32, at most 256 (in the emulation 64, for the duration of tests). */
 static inline unsigned ont_row_threads(int64_t n)
 {

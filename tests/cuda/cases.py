@@ -91,7 +91,9 @@ def built(case: Case, device: str, report: Report) -> bool:
     away needs none. A
     difference is a failure."""
     try:
-        return bool(compare(case, harness._arrays(case, case.dtypes[0]), device))
+        used = compare(case, harness._arrays(case, case.dtypes[0]), device)
+        report.ran |= used
+        return bool(used)
     except _C.UnsupportedError:
         return False
     except Exception as error:  # noqa: BLE001 - reported

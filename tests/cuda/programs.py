@@ -25,6 +25,7 @@ import rows
 import sdpa
 import smoke
 import torch
+import values
 from checks import Messages, every_nth, exported, refusal, run_checks
 from onnx import helper
 from torch import nn
@@ -734,13 +735,18 @@ def generated() -> set[str]:
     return used
 
 
+def valued() -> set[str]:
+    values.refused(DEVICE, place(DEVICE))
+    return values.nonzero(DEVICE, place(DEVICE))
+
+
 MESSAGES = Messages()
 
 PROGRAMS: list[Callable[[], set[str]]] = [mlp, mlp_halves, unaligned, channels_last, by_rule, gelu_epilogues,
                                           transformer, attention, loss, loss_of_halves, heads, sums, norms, hot_rows, copies,
                                           rotations, fault, strided, rare, graphs, graph_shapes, graph_freed,
                                           graph_of_the_caller, settings, vision, vision_in_planes, norms_of_images,
-                                          steps, drops, generated, ortmodule]
+                                          valued, steps, drops, generated, ortmodule]
 
 
 def main(plugin: str, device: str, which: str = "0/1") -> None:
