@@ -181,7 +181,10 @@ static ont_status add_bias(const ont_call *call, void *to, int64_t count)
                                                 call->stream));
 }
 
-/* (x, w, bias) -> y, (dy, w) -> dx or, of ConvTranspose, (x, w, bias) -> y, (dy, x) -> dw: the last `count` results, of which to[0] is the first. */
+/*
+ * (x, w, bias) -> y, (dy, w) -> dx or, of ConvTranspose, (x, w, bias) -> y, (dy, x) -> dw: the last `count` results, of
+ * which to[0] is the first.
+ */
 static ont_status run_own(const ont_call *call, void *to, int64_t count)
 {
     const conv_state *s = call->state;

@@ -19,7 +19,7 @@ python=${PYTHON:-python}
 plugin=${PLUGIN:-$PWD/onnxtrain/_cuda.so}
 out=${OUT:-$PWD/build/gpu}
 timed=(timeout -k 5 "${PART_LIMIT:-530}" "$python" -u)
-export PYTHONPATH=$PWD:$PWD/tests:$PWD/tests/bench:$PWD/tests/graph:$PWD/tests/ops:$PWD/tests/optim ORTMODULE_LOG_LEVEL=ERROR
+export PYTHONPATH=$PWD:$PWD/tests:$PWD/tests/bench:$PWD/tests/graph:$PWD/tests/models:$PWD/tests/ops:$PWD/tests/optim ORTMODULE_LOG_LEVEL=ERROR
 
 build() {
     local arch # a function whose status is asked for goes on behind a failure, whatever -e says

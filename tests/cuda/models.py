@@ -1,11 +1,11 @@
-"""Training steps of whole models on a device against the CPU: MLP, CNN, ResNet, GPT-2, BERT, Llama-style and the
-sample, small.
+"""Training steps of whole models on a device against the CPU: MLP, CNN, ResNet, GPT-2, BERT, Llama-style, the sample
+and those of architectures.py, small.
 
     python tests/cuda/models.py PLUGIN DEVICE ["NAME,NAME bf16,..." or part/parts]
 
 Each is exported as ORTModule exports it and trained for steps on both, with and without bfloat16 autocast where that is
-how it is used; outputs and parameters must agree. Prints what checks.py says, and `nodes`, per model: how many steps
-its programs have and which operators.
+how it is used; losses, gradients and parameters must agree. Prints what checks.py says, and `nodes`, per model: how many
+steps its programs have and which operators.
 """
 
 from __future__ import annotations
@@ -23,13 +23,12 @@ import gpu as bench
 import torch
 import torch.nn.functional as F
 import workloads
+from architectures import ARCHITECTURES, Model
 from checks import Report, every_nth
 from torch import nn
 
 from onnxtrain import _C, _report
 from onnxtrain.ortmodule import ORTModule, _module
-
-Model = tuple[nn.Module, tuple[torch.Tensor, ...], Callable[..., torch.Tensor]]
 
 
 def images(module: nn.Module, *shape: int) -> Model:
@@ -68,26 +67,36 @@ def task(name: str) -> Callable[[], Model]:
     return make
 
 
-MODELS = {"mlp": mlp, "cnn": cnn, "resnet": resnet, **{name: task(name) for name in bench.TASKS}}
-# These under bfloat16 autocast as well.
-EVERY = [*MODELS, *(f"{name} bf16" for name in ("cnn", "resnet", "gpt2", "bert", "llama"))]
+MODELS = {"mlp": mlp, "cnn": cnn, "resnet": resnet, **{name: task(name) for name in bench.TASKS}, **ARCHITECTURES}
+HALVES = ("cnn", "resnet", "gpt2", "bert", "llama", "unet", "mixtral")  # under bfloat16 autocast as well
+EVERY = [*MODELS, *(f"{name} bf16" for name in HALVES if name in MODELS)]
 
 
 def train(model: nn.Module, batch: tuple[torch.Tensor, ...], loss: Callable[..., torch.Tensor],
-          half: bool) -> tuple[list, list, torch.dtype]:
-    """Losses and parameters of two steps, and the dtype of the loss; under autocast of one step, since roundings differ
-    more after each.
+          half: bool) -> tuple[list, list, list, torch.dtype]:
+    """Losses of two steps, gradients of the first, parameters, and the dtype of the loss; under autocast of one step,
+    since roundings differ more after each.
     """
-    optimizer, losses = torch.optim.SGD(model.parameters(), 0.05), []
+    optimizer, losses, grads = torch.optim.SGD(model.parameters(), 0.05), [], []
     for _ in range(1 if half else 2):
         optimizer.zero_grad()
         with torch.autocast(batch[0].device.type, torch.bfloat16, enabled=half):
             value = loss(model, *batch)
         value.backward()
+        grads = grads or [None if p.grad is None else p.grad.detach().cpu().clone() for p in model.parameters()]
         optimizer.step()
         losses.append(value.item())
-    return losses, [p.detach().cpu()
-                    for p in [*model.parameters(), *(b for b in model.buffers() if b.is_floating_point())]], value.dtype
+    after = [*model.parameters(), *(b for b in model.buffers() if b.is_floating_point())]
+    return losses, grads, [p.detach().cpu() for p in after], value.dtype
+
+
+def assert_gradients(want: list, got: list) -> None:
+    """Each in relation to its own largest element; what is zero but for roundings may differ by roundings."""
+    for k, (a, b) in enumerate(zip(want, got, strict=True)):
+        assert (a is None) == (b is None), f"gradient {k} is there on one side only"
+        if a is not None:
+            far, size = (a - b).abs().max().item(), a.abs().max().item()
+            assert far <= 1e-3 * size + 1e-6, f"gradient {k}: {far} of {size}"
 
 
 def compare(name: str, half: bool, device: str) -> tuple[set[str], dict[str, int]]:
@@ -96,15 +105,17 @@ def compare(name: str, half: bool, device: str) -> tuple[set[str], dict[str, int
     torch.manual_seed(0)
     module, batch, loss = MODELS[name]()
     _module.device_of = lambda tensors: "cpu"
-    losses, want, _ = train(ORTModule(copy.deepcopy(module)), batch, loss, half)
+    losses, want_grads, want, _ = train(ORTModule(copy.deepcopy(module)), batch, loss, half)
     _module.device_of = lambda tensors: device
     model = ORTModule(copy.deepcopy(module).to(place))
     batch = tuple(t.to(place) for t in batch)
-    got_losses, got, dtype = train(model, batch, loss, half)
+    got_losses, grads, got, dtype = train(model, batch, loss, half)
     assert not _report.stats(model)["fallback_steps"], _report.stats(model)["reasons"]
-    assert dtype == train(module.to(place), batch, loss, half)[2]  # of eager
+    assert dtype == train(module.to(place), batch, loss, half)[-1]  # of eager
     tol = 3e-2 if half else 2e-4
     assert max(abs(a - b) for a, b in zip(losses, got_losses, strict=True)) < tol, (losses, got_losses)
+    if not half:
+        assert_gradients(want_grads, grads)
     for k, (a, b) in enumerate(zip(want, got, strict=True)):
         far = (a - b).abs().max().item()
         assert far <= tol * max(1.0, a.abs().max().item()), f"parameter {k}: {far}"

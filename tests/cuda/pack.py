@@ -19,8 +19,8 @@ from runner import SCRIPTS
 
 ROOT = Path(__file__).resolve().parents[2]
 # Where imports are found: gpu.sh's PYTHONPATH, this folder, and what workloads.py adds.
-FOLDERS = [ROOT / name for name in ("tests", "tests/bench", "tests/graph", "tests/ops", "tests/optim", "tests/cuda",
-                                    "examples/getting_started")]
+FOLDERS = [ROOT / name for name in ("tests", "tests/bench", "tests/graph", "tests/models", "tests/ops", "tests/optim",
+                                    "tests/cuda", "examples/getting_started")]
 MOST = 30_000_000  # bytes
 PACKAGE = {".py", ".pyi", ".so"}
 
