@@ -105,15 +105,15 @@ static int read_streams(const ont_ew *e, int *places, uint64_t *streams)
     return n;
 }
 
-/* A division of integers reports zeros, which only the interpreter does. No step computes in 16-bit floats: Casts
- * stand around it. */
+/* A division or remainder of integers reports zeros, which only the interpreter does. No step computes in 16-bit
+ * floats: Casts stand around it. */
 static bool can_generate(const ont_ew *e)
 {
     int places[ONT_EW_STEPS];
     for (int j = 0; j < e->n_steps; j++) {
         const ont_ew_step *s = &e->steps[j];
         bool whole = s->in != ONT_FLOAT32 && s->in != ONT_FLOAT64;
-        if (!type_of(s->in) || !type_of(s->out)) return false;
+        if (!type_of(s->in) || !type_of(s->out) || s->kind == ONT_EW_MOD) return false;
         if (s->kind == ONT_EW_BINARY && (is_half(s->in) || (whole && s->loop == ONT_LOOP_Div))) return false;
         if ((s->kind == ONT_EW_UNARY || s->kind == ONT_EW_CLIP) && is_half(s->in)) return false;
     }
@@ -297,6 +297,12 @@ static void add_expression(text *t, const ont_ew_step *s, int place, int vector)
     case ONT_EW_XOR: add(t, "!a != !b"); break;
     case ONT_EW_NOT: add(t, "!a"); break;
     case ONT_EW_ISNAN: add(t, "ont_is_nan(%d, ont_bits<%s>(a))", s->in, type_of(s->in)); break;
+    case ONT_EW_ISINF:
+        add(t, "ont_is_inf(%d, ont_bits<%s>(a), %d, %d)", s->in, type_of(s->in), s->p[0] != 0, s->p[1] != 0);
+        break;
+    case ONT_EW_BITS:
+        add(t, s->p[0] == ONT_EW_BITS_NOT ? "~a" : "a %c b", "&|^"[s->p[0] == ONT_EW_BITS_NOT ? 0 : (int)s->p[0]]);
+        break;
     case ONT_EW_CLIP: add(t, "(a < b ? b : a) > c ? c : a < b ? b : a"); break;
     default: add(t, "(%s)(%s)", type_of(s->out), expressions[s->loop]); break;
     }

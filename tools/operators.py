@@ -180,7 +180,7 @@ def on_cuda() -> dict[str, int]:
 
 NOT_ON_CUDA = {"DeformConv", "Mean",
                # Built from parts of which one has no kernel there; tests/cuda holds it.
-               "NonMaxSuppression", "PRelu", "Unique"}
+               "NonMaxSuppression", "Unique"}
 
 
 def cuda(op: dict[str, Any], listed: dict[str, int]) -> str:

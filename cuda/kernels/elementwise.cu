@@ -106,6 +106,29 @@ ONT_DEVICE uint64_t binary_step(const ont_ew_step &s, uint64_t a, uint64_t b)
 
 /* ---- the rest ---- */
 
+ONT_DEVICE uint64_t mod_step(const ont_ew_step &s, uint64_t a, uint64_t b)
+{
+    const bool c_style = s.p[0] != 0;
+    switch (s.in) {
+    case ONT_UINT8:
+    case ONT_UINT16:
+    case ONT_UINT32:
+    case ONT_UINT64: return vmod<uint64_t>(a, b, c_style);
+    default: /* with 64 bits, of which the result's are stored */
+        return (uint64_t)vmod((int64_t)ont_cast(s.in, ONT_INT64, a), (int64_t)ont_cast(s.in, ONT_INT64, b), c_style);
+    }
+}
+
+ONT_DEVICE uint64_t bits_step(int which, uint64_t a, uint64_t b)
+{
+    switch (which) {
+    case ONT_EW_BITS_AND: return a & b;
+    case ONT_EW_BITS_OR: return a | b;
+    case ONT_EW_BITS_XOR: return a ^ b;
+    default: return ~a;
+    }
+}
+
 template <class T> ONT_DEVICE uint64_t clipped(uint64_t v, uint64_t low, uint64_t high)
 {
     T x = ont_value<T>(v), a = ont_value<T>(low), b = ont_value<T>(high);
@@ -171,6 +194,11 @@ ONT_DEVICE uint64_t run_step(const ont_ew &e, const ont_ew_step &s, int64_t i, c
     case ONT_EW_XOR: return !v[0] != !v[1];
     case ONT_EW_NOT: return !v[0];
     case ONT_EW_ISNAN: return ont_is_nan(s.in, v[0]);
+    case ONT_EW_ISINF: return ont_is_inf(s.in, v[0], s.p[0] != 0, s.p[1] != 0);
+    case ONT_EW_MOD:
+        if (!v[1]) ont_report(e.fault, ONT_FAULT_ZERO_DIVISION, e.index, 0, i, 0);
+        return mod_step(s, v[0], v[1]);
+    case ONT_EW_BITS: return bits_step((int)s.p[0], v[0], v[1]);
     default: return clip_step(s.in, v[0], v[1], v[2]);
     }
 }

@@ -22,7 +22,12 @@ typedef enum ont_ew_kind { /* the first five equal ont_tile_kind */
     ONT_EW_ISNAN,
     ONT_EW_CLIP, /* value, low, high */
     ONT_EW_MASK, /* the mask of Dropout, as bool */
+    ONT_EW_ISINF, /* p: whether -inf counts, whether inf counts */
+    ONT_EW_MOD, /* integers; p[0]: 1 if the result has the sign of the dividend, 0: of the divisor */
+    ONT_EW_BITS, /* integers; p[0]: ont_ew_bits */
 } ont_ew_kind;
+
+typedef enum ont_ew_bits { ONT_EW_BITS_AND, ONT_EW_BITS_OR, ONT_EW_BITS_XOR, ONT_EW_BITS_NOT } ont_ew_bits;
 
 typedef struct ont_ew_step {
     int16_t kind, loop, in, out;

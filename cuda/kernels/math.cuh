@@ -100,6 +100,15 @@ template <class NUM> ONT_DEVICE NUM vdiv(NUM a, NUM b)
     return b == 0 ? (NUM)0 : b == (NUM)-1 && (NUM)-1 < (NUM)1 ? (NUM)(0 - a) : (NUM)(a / b);
 }
 
+/* The remainder of integers, with the sign of the divisor or, with `c_style`, of the dividend. It is 0 for the divisors
+ * -1, where the smallest number would overflow, and 0, which the kernel reports. */
+template <class NUM> ONT_DEVICE NUM vmod(NUM a, NUM b, bool c_style)
+{
+    if (b == 0 || (b == (NUM)-1 && (NUM)-1 < (NUM)1)) return 0;
+    const NUM m = (NUM)(a % b);
+    return c_style || m == 0 || (m > 0) == (b > 0) ? m : (NUM)(m + b);
+}
+
 /* ---- values as bits, by dtype ---- */
 
 template <class T> ONT_DEVICE T ont_value(uint64_t bits)
@@ -128,6 +137,16 @@ ONT_DEVICE bool ont_is_nan(int dtype, uint64_t v)
     case ONT_FLOAT16: return (v & 0x7fff) > 0x7c00;
     default: return (v & 0x7fff) > 0x7f80;
     }
+}
+
+ONT_DEVICE bool ont_is_inf(int dtype, uint64_t v, bool negative, bool positive)
+{
+    const uint64_t infinity = dtype == ONT_FLOAT32   ? 0x7f800000u
+                              : dtype == ONT_FLOAT64 ? 0x7ff0000000000000ull
+                              : dtype == ONT_FLOAT16 ? 0x7c00u
+                                                     : 0x7f80u;
+    const uint64_t sign = 1ull << (dtype == ONT_FLOAT32 ? 31 : dtype == ONT_FLOAT64 ? 63 : 15);
+    return v == infinity ? positive : v == (infinity | sign) && negative;
 }
 
 /* ---- casts: an integer goes as 64 bits, a float as double ---- */

@@ -123,6 +123,36 @@ static bool integer_step(const ont_node *node, ont_ew *e)
     return false;
 }
 
+/* Remainders and bits of integers; infinities, and PRelu of floats. */
+static bool number_step(const ont_node *node, ont_ew *e)
+{
+    static const struct {
+        const char *name;
+        ont_ew_bits which;
+    } bits[] = {{"BitwiseAnd", ONT_EW_BITS_AND}, {"BitwiseOr", ONT_EW_BITS_OR}, {"BitwiseXor", ONT_EW_BITS_XOR},
+                {"BitwiseNot", ONT_EW_BITS_NOT}};
+    const char *name = node->op->name;
+    ont_dtype in = ont_node_in(node, 0)->dtype, out = node->outputs[0]->dtype;
+    ont_ew_step *s = &e->steps[0];
+    if (!strcmp(name, "PRelu") && ont_is_float32_or_64(in)) {
+        add_step(e, ONT_EW_BINARY, in, out, 2);
+        s->loop = ONT_LOOP_PRelu;
+    } else if (!strcmp(name, "Mod") && ont_dtype_is_int(in)) { /* of floats with fmod=1, there is a tile's step */
+        add_step(e, ONT_EW_MOD, in, out, 2);
+        s->p[0] = (double)ont_attr_int(node, "fmod", 0);
+    } else if (!strcmp(name, "IsInf") && ont_dtype_is_float(in)) {
+        add_step(e, ONT_EW_ISINF, in, out, 1);
+        s->p[0] = (double)ont_attr_int(node, "detect_negative", 1);
+        s->p[1] = (double)ont_attr_int(node, "detect_positive", 1);
+    }
+    for (size_t i = 0; i < sizeof bits / sizeof *bits; i++) {
+        if (strcmp(name, bits[i].name) || !ont_dtype_is_int(in)) continue;
+        add_step(e, ONT_EW_BITS, in, out, (int)node->n_inputs);
+        s->p[0] = bits[i].which;
+    }
+    return e->n_steps == 1;
+}
+
 static bool own_step(const ont_node *node, ont_ew *e)
 {
     const char *name = node->op->name;
@@ -151,7 +181,7 @@ static bool own_step(const ont_node *node, ont_ew *e)
         return chain_step(node, *name == 'M' && name[1] == 'a' ? ONT_LOOP_Max : ONT_LOOP_Min, e);
     if (!strcmp(name, "Sum")) return chain_step(node, ONT_LOOP_Add, e);
     if (!strcmp(name, "Clip") || !strcmp(name, "HardTanh")) return clip_step(node, e);
-    return integer_step(node, e);
+    return integer_step(node, e) || number_step(node, e);
 }
 
 /* ---- the program of a node ---- */

@@ -184,6 +184,37 @@ static ont_status range_run(const ont_call *call)
                                          ont_shape_count(&y->shape), call->stream));
 }
 
+/* ConstantOfShape; one element, in scratch memory, is copied to all. Small results are folded away before. */
+static ont_status fill_prepare(const ont_node *node, ont_arena *arena, ont_prepared *out)
+{
+    const ont_value *y = node->outputs[0];
+    ont_copy *s = ont_arena_alloc(arena, sizeof *s);
+    if (!s) return ONT_ENOMEM;
+    int64_t n = ont_shape_count(&y->shape);
+    int32_t size = (int32_t)ont_dtype_size(y->dtype);
+    *s = (ont_copy){.rank = 1, .size = size, .count = n, .dims = {n}, .to = {size}};
+    out->state = s;
+    out->work_bytes = sizeof(uint64_t);
+    return ONT_OK;
+}
+
+static const char *accept_fill(const ont_node *node)
+{
+    size_t size = ont_dtype_size(node->outputs[0]->dtype);
+    return size == 1 || size == 2 || size == 4 || size == 8 ? NULL : "dtype";
+}
+
+static ont_status fill_run(const ont_call *call)
+{
+    const ont_copy *s = call->state;
+    const ont_attr *value = ont_attr_find(call->node, "value", ONT_ATTR_TENSOR);
+    uint64_t word = 0;
+    if (!s->count) return ONT_OK;
+    if (value) memcpy(&word, value->tensor->data, (size_t)s->size);
+    ONT_TRY(ont_launched(ont_launch_store(call->work, &word, 1, call->stream)));
+    return ont_launched(ont_launch_copy(s, call->work, call->out[0], call->stream));
+}
+
 static const char *accept_trilu(const ont_node *node)
 {
     const ont_value *k = ont_node_in(node, 1);
@@ -233,11 +264,12 @@ static ont_status rotate_run(const ont_call *call)
     return ont_launched(ont_launch_rotate(call->state, call->in, call->out[0], call->stream));
 }
 
-const ont_kernel ont_cuda_move_kernels[6] = {
+const ont_kernel ont_cuda_move_kernels[7] = {
     {.name = "cuda_copy", .accept = accept_copy, .prepare = prepare_copies, .run = run_copies},
     {.name = "cuda_gather", .accept = accept_gather, .prepare = gather_prepare, .run = gather_run},
     {.name = "cuda_gather_grad", .accept = accept_gather_grad, .prepare = gather_grad_prepare, .run = gather_grad_run},
     {.name = "cuda_range", .accept = accept_range, .run = range_run},
     {.name = "cuda_trilu", .accept = accept_trilu, .run = trilu_run},
     {.name = "cuda_rotate", .accept = accept_rotate, .prepare = rotate_prepare, .run = rotate_run, .inplace = 1},
+    {.name = "cuda_fill", .accept = accept_fill, .prepare = fill_prepare, .run = fill_run},
 };
