@@ -738,7 +738,7 @@ def generated() -> set[str]:
 
 def valued() -> set[str]:
     values.refused(DEVICE, place(DEVICE))
-    return values.nonzero(DEVICE, place(DEVICE))
+    return values.nonzero(DEVICE, place(DEVICE)) | agree(*values.recurrent())
 
 
 MESSAGES = Messages()

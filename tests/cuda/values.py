@@ -1,5 +1,6 @@
-"""Operators whose values decide about sizes and addresses, on a device: NonZero of several tiles, and what the message
-says where an index, a length or a label is out of range. programs.py runs these.
+"""Operators whose values decide about sizes and addresses, on a device: NonZero of several tiles, recurrent steps of
+sequences that end early, and what the message says where an index, a length or a label is out of range. programs.py
+runs these.
 """
 
 from __future__ import annotations
@@ -34,6 +35,15 @@ REFUSED = {
                       [X, [[1, 4, 3], [3, 1, 0]], FRAMES, LENGTHS],
                       "label 4 at position 1 is out of range for 4 classes"),
 }
+
+
+LSTM = HEAD + '''g (float[6, 3, 5] x, float[2, 28, 5] w, float[2, 28, 7] r, float[2, 56] b, int32[3] l)
+    => (y, h, c) { y, h, c = LSTM <hidden_size = 7, direction = "bidirectional"> (x, w, r, b, l) }'''
+
+
+def recurrent() -> tuple[bytes, list[torch.Tensor]]:
+    tensors = [torch.randn(*shape) / 2 for shape in ((6, 3, 5), (2, 28, 5), (2, 28, 7), (2, 56))]
+    return onnx.parser.parse_model(LSTM).SerializeToString(), [*tensors, torch.tensor([6, 2, 4], dtype=torch.int32)]
 
 
 def model_of(inputs: str, result: str, nodes: str) -> bytes:

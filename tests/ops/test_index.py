@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from harness import Case, R, V, run_case
 
 RANDOM = np.random.default_rng(3)
@@ -24,7 +25,11 @@ CASES += [Case("ScatterElements", [R(9, dtype=np.int64, low=0, high=5), position
           Case("GatherND", [R(3, 4, 5), positions(3, 70, 1, below=4)], {"batch_dims": 1}, fd=False, alloc=False,
                name="many of a batch", tol=1e-4),
           Case("GatherElements", [R(4, 3, 5), positions(4, 90, 5, below=3, low=-3)], {"axis": 1}, fd=False, alloc=False,
-               name="many", tol=1e-4)]
+               name="many", tol=1e-4),
+          Case("TorchGatherElements", [R(4, 3, 5), positions(4, 9, 5, below=3)], {"axis": 1}, domain="ai.onnxtrain",
+               torch=lambda x, i: torch.gather(x, 1, i), fd=False, alloc=False, tol=1e-4),
+          Case("TorchScatterElements", [R(7, 5), positions(30, 4, below=7), R(30, 4)], {"axis": 0, "reduction": "add"},
+               domain="ai.onnxtrain", torch=lambda x, i, u: x.scatter_add(0, i, u), fd=False, alloc=False, tol=1e-4)]
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
