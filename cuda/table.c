@@ -4,9 +4,12 @@
  */
 #include "ops_common.h"
 
-#define ONE(domain_, name_, since_, family, index) {domain_, name_, since_, &ont_cuda_##family##_kernels[index], 1},
-#define THREE(domain_, name_, since_, family) {domain_, name_, since_, ont_cuda_##family##_kernels, 3},
-#define TWO(domain_, name_, since_, family) {domain_, name_, since_, ont_cuda_##family##_kernels, 2},
+/* `count` kernels of a family from number `first` on, the preferred one first. */
+#define SOME(domain_, name_, since_, family, first, count) \
+    {domain_, name_, since_, &ont_cuda_##family##_kernels[first], count},
+#define ONE(domain_, name_, since_, family, index) SOME(domain_, name_, since_, family, index, 1)
+#define TWO(domain_, name_, since_, family) SOME(domain_, name_, since_, family, 0, 2)
+#define THREE(domain_, name_, since_, family) SOME(domain_, name_, since_, family, 0, 3)
 #define POOL(name) ONE("", #name, 1, pool, 0) ONE(ONT_DOMAIN, #name "Grad", 1, pool, 1)
 #define EW(name) ONE("", #name, 1, elementwise, 0)
 #define EW_OURS(name) ONE(ONT_DOMAIN, #name, 1, elementwise, 0)
@@ -56,7 +59,7 @@ const ont_kernel_list ont_cuda_lists[] = {
     ONE(ONT_DOMAIN, "AdaptiveAveragePool", 1, pool, 0) ONE(ONT_DOMAIN, "AdaptiveAveragePoolGrad", 1, pool, 1)
     ONE("", "BatchNormalization", 1, batchnorm, 0) ONE(ONT_DOMAIN, "FusedBatchNorm", 1, batchnorm, 0)
     ONE(ONT_DOMAIN, "BatchNormGrad", 1, batchnorm, 1)
-    TWO(ONT_DOMAIN, "ConvTranspose", 1, conv)
+    SOME(ONT_DOMAIN, "ConvTranspose", 1, conv, 1, 2) /* not in channels last */
     ONE(ONT_DOMAIN, "GroupNorm", 1, group_norm, 0) ONE(ONT_DOMAIN, "GroupNormGrad", 1, group_norm, 1)
     ONE("", "Pad", 1, pad, 0) ONE(ONT_DOMAIN, "PadGrad", 1, pad, 1) ONE("", "Resize", 10, resize, 0)
     ONE("", "Upsample", 1, resize, 0) ONE(ONT_DOMAIN, "ResizeGrad", 1, resize, 0)
