@@ -111,7 +111,8 @@ static bool hear_goodbyes(void)
 static ont_status look(ont_wait *wait)
 {
     if (!hear_goodbyes()) {
-        (void)snprintf(wait->message, sizeof wait->message, "MPI fails");
+        (void)snprintf(wait->message, sizeof wait->message, "%s",
+                       "MPI cannot receive the messages with which other ranks end");
         return ONT_ESTATE;
     }
     for (int rank = 0; rank < mpi.size; rank++)
@@ -154,7 +155,7 @@ static ont_status begin(ont_wait *wait)
         return ONT_OK;
     }
     pthread_mutex_unlock(&lock);
-    (void)snprintf(wait->message, sizeof wait->message, "a collective before this one has failed");
+    (void)snprintf(wait->message, sizeof wait->message, "an earlier collective operation has failed");
     return ONT_ESTATE;
 }
 
@@ -181,7 +182,7 @@ static bool type_of(ont_dtype dtype, MPI_Datatype *type, MPI_Op *add, ont_wait *
     case ONT_BFLOAT16: *type = MPI_UINT16_T; *add = mpi.add_bfloat; return true;
     default: break;
     }
-    (void)snprintf(wait->message, sizeof wait->message, "no collectives of dtype number %d", (int)dtype);
+    (void)snprintf(wait->message, sizeof wait->message, "ONNX dtype number %d is not supported", (int)dtype);
     return false;
 }
 
@@ -189,7 +190,7 @@ static bool type_of(ont_dtype dtype, MPI_Datatype *type, MPI_Op *add, ont_wait *
 static bool counts(size_t n, ont_wait *wait)
 {
     if (n <= INT_MAX) return true;
-    (void)snprintf(wait->message, sizeof wait->message, "%zu elements, and MPI takes %d", n, INT_MAX);
+    (void)snprintf(wait->message, sizeof wait->message, "%zu elements, MPI supports at most %d", n, INT_MAX);
     return false;
 }
 
@@ -239,7 +240,7 @@ static ont_status broadcast(void *data, size_t n, ont_dtype dtype, int root, ont
     MPI_Request request;
     if (!type_of(dtype, &type, &add, wait) || !counts(n, wait)) return ONT_EINVAL;
     if (root < 0 || root >= mpi.size) {
-        (void)snprintf(wait->message, sizeof wait->message, "root is %d, and there are %d processes", root, mpi.size);
+        (void)snprintf(wait->message, sizeof wait->message, "root is rank %d, expected 0 to %d", root, mpi.size - 1);
         return ONT_EINVAL;
     }
     ont_status status = begin(wait);

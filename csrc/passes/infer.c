@@ -126,15 +126,14 @@ static ont_status drop_transpose(ont_node *node)
     return perm ? make_identity(node) : ONT_OK;
 }
 
-/* Removes a Slice of everything, such as the first of x[:, i], and an Expand to the shape that is there. */
-static ont_status drop_whole(ont_node *node)
+/* Removes a Slice of everything, such as the first of x[:, i]. */
+static ont_status drop_slice(ont_node *node)
 {
     int64_t steps[ONT_MAX_RANK];
-    int n = -1;
-    bool slices = ONT_IS(node, Slice);
-    if (!slices && !ONT_IS(node, Expand)) return ONT_OK;
-    if (!ont_shape_equal(&ont_node_in(node, 0)->shape, &node->outputs[0]->shape)) return ONT_OK;
-    if (slices) ONT_TRY(ont_const_ints(node, node->n_inputs > 4 ? 4 : -1, "steps", steps, ONT_MAX_RANK, &n));
+    int n;
+    if (!ONT_IS(node, Slice) || !ont_shape_equal(&ont_node_in(node, 0)->shape, &node->outputs[0]->shape))
+        return ONT_OK;
+    ONT_TRY(ont_const_ints(node, node->n_inputs > 4 ? 4 : -1, "steps", steps, ONT_MAX_RANK, &n));
     for (int i = 0; i < n; i++)
         if (steps[i] < 0) return ONT_OK;
     for (uint32_t i = 1; i < node->n_inputs; i++) ont_node_set_input(node, i, NULL);
@@ -180,7 +179,7 @@ static ont_status infer_node(ont_graph *g, ont_node *node, ont_node **next)
     ONT_TRY(check_containers(node));
     if (node->op->infer) ONT_TRY(ont_context(node->op->infer(g, node), "%s '%s'", node->op_type, node->name));
     ONT_TRY(drop_transpose(node));
-    ONT_TRY(drop_whole(node));
+    ONT_TRY(drop_slice(node));
     if (ont_op_expands(g, node)) return ont_op_expand(g, node, next);
     bool known = node->n_outputs == 1 && node->outputs[0] && node->outputs[0]->data;
     if (!known && foldable(node)) ONT_TRY(fold(g, node));
