@@ -29,16 +29,22 @@ library.define("matmul_bnb4(Tensor a, Tensor b, Tensor absmax, int n, int k, int
                 "int grad_weight_dtype) -> Tensor")
 
 
+def _statistics_dtype(x: Tensor) -> torch.dtype:
+    """As in torch, batch statistics of 16-bit tensors are not rounded to 16 bits."""
+    return x.dtype if x.dtype == torch.float64 else torch.float32
+
+
 def _batch_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> tuple[Tensor, Tensor, Tensor]:
     axes = [axis for axis in range(x.dim()) if axis != 1]
     y = torch.native_batch_norm(x, weight, bias, None, None, True, 0.0, eps)[0]
-    return y, x.mean(axes), x.var(axes, unbiased=False)
+    wide = x.to(_statistics_dtype(x))
+    return y, wide.mean(axes), wide.var(axes, unbiased=False)
 
 
 def _batch_norm_fake(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    channels = x.new_empty(x.shape[1])
+    channels = x.new_empty(x.shape[1], dtype=_statistics_dtype(x))
     return torch.empty_like(x), channels, torch.empty_like(channels)
 
 
@@ -239,13 +245,14 @@ def register_symbolics(opset: int) -> None:
     @symbolic_helper.parse_args("v", "v", "v", "f")
     def batch_norm(g, x, weight, bias, eps):
         channels = g.op("Shape", x, start_i=1, end_i=2)
-        one, zero = (
-            g.op("CastLike", g.op("ConstantOfShape", channels, value_t=torch.tensor([v])), x) for v in (1.0, 0.0)
-        )
+        var, mean = (g.op("ConstantOfShape", channels, value_t=torch.tensor([v])) for v in (1.0, 0.0))
+        one, zero = (g.op("CastLike", v, x) for v in (var, mean))
+        if x.type().scalarType() == "Double":
+            var, mean = one, zero
         weight = one if weight.node().mustBeNone() else weight
         bias = zero if bias.node().mustBeNone() else bias
         return g.op(
-            "BatchNormalization", x, weight, bias, zero, one, epsilon_f=eps, momentum_f=0.0,
+            "BatchNormalization", x, weight, bias, mean, var, epsilon_f=eps, momentum_f=0.0,
             training_mode_i=1, outputs=3,
         )
 

@@ -69,8 +69,9 @@ def instance_norm(
     F._verify_spatial_size(input.size())  # type: ignore[attr-defined]
     axes = list(range(2, input.dim()))
     if running_mean is not None and running_var is not None:
-        _update(running_mean, input.mean(axes).mean(0), momentum)
-        _update(running_var, input.var(axes, unbiased=True).mean(0), momentum)
+        wide = input.to(torch.promote_types(input.dtype, running_mean.dtype))
+        _update(running_mean, wide.mean(axes).mean(0), momentum)
+        _update(running_var, wide.var(axes, unbiased=True).mean(0), momentum)
     plain = lambda x, _, *scales: _F.instance_norm(x, None, None, *scales[:2], True, 0.0, scales[2])  # noqa: E731
     return _in_the_weights_dtype(plain, input, None, weight, bias, eps)
 

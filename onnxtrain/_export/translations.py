@@ -76,11 +76,15 @@ def _own(op: Any, own: Any) -> Table:
                        to=onnx.TensorProto.DOUBLE if wide else onnx.TensorProto.FLOAT)
 
     def batch_norm(x, weight=None, bias=None, eps=1e-5):
-        # momentum 0 makes the second and third output the batch statistics, whatever the running ones are
+        # momentum 0 makes the second and third output the batch statistics, whatever the running ones are; these have
+        # the running ones' dtype, float32 for 16-bit x
         channels = op.Shape(x, start=1, end=2)
         one, zero = (op.Expand(op.CastLike(op.Constant(value_float=v), x), channels) for v in (1.0, 0.0))
+        var, mean = one, zero
+        if int(x.dtype) != onnx.TensorProto.DOUBLE:
+            var, mean = (op.Expand(op.Constant(value_float=v), channels) for v in (1.0, 0.0))
         return op.BatchNormalization(
-            x, one if weight is None else weight, zero if bias is None else bias, zero, one,
+            x, one if weight is None else weight, zero if bias is None else bias, mean, var,
             epsilon=eps, momentum=0.0, training_mode=1,
         )
 

@@ -257,3 +257,22 @@ def test_a_weight_that_is_read_under_no_grad_alone_is_not_in_the_graph():
     module.fc.requires_grad_(False)
     assert not model(torch.randn(3, 4)).requires_grad
     assert onnxtrain.stats(model)["engine_steps"] == 3
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
+@pytest.mark.parametrize("norm, shape", [(nn.BatchNorm2d, (4, 3, 6, 5)), (nn.BatchNorm1d, (9, 3)),
+                                         (nn.InstanceNorm2d, (4, 3, 6, 5))], ids=lambda v: getattr(v, "__name__", ""))
+def test_running_statistics_are_not_rounded_to_the_inputs_dtype(norm, shape, dtype):
+    """As autocast has it: 16-bit images, float32 statistics."""
+    torch.manual_seed(0)
+    options = {"affine": True, "track_running_stats": True}
+    eager = norm(3, **options).to(torch.float64 if dtype == torch.float64 else torch.float32)
+    module = copy.deepcopy(eager)
+    model = ORTModule(module)
+    for _ in range(2):
+        x = (torch.randn(shape) + 3).to(dtype)
+        for run in (eager, model):
+            run(x.clone().requires_grad_()).float().sum().backward()
+    assert not onnxtrain.stats(model)["fallback_steps"]
+    for name in ("running_mean", "running_var"):
+        torch.testing.assert_close(getattr(module, name), getattr(eager, name), rtol=2e-6, atol=2e-7)
