@@ -60,6 +60,8 @@ extern const ont_core *ont_cuda_core;
 #define ont_resize_taps ont_cuda_core->resize_taps
 #define ont_taps_transpose ont_cuda_core->taps_transpose
 #define ont_scatter_reduction ont_cuda_core->scatter_reduction
+#define ont_scan_read ont_cuda_core->scan_read
+#define ont_scan_accept ont_cuda_core->scan_accept
 
 /* random.h has inline functions that call the core. */
 #include "ops/random/random.h"

@@ -7,6 +7,7 @@
 
 #include "device/device.h"
 #include "kernels/elementwise.h"
+#include "ops/reduce/cumulative.h"
 #include "simd/pool/pool.h"
 #include "simd/recurrent/recurrent.h"
 
@@ -193,11 +194,7 @@ typedef struct ont_resample {
 } ont_resample;
 int ont_launch_resample(const ont_resample *r, const void *tables, const void *x, void *y, void *stream);
 
-/* scan.cu: x (outer, n, inner) along n, in float32, float64, int32, uint32, int64, uint64 */
-typedef struct ont_scan {
-    int64_t outer, n, inner;
-    int32_t product, exclusive, reverse, dtype;
-} ont_scan;
+/* scan.cu: for the dtypes of ont_scan_accept() */
 int ont_launch_scan(const ont_scan *s, const void *x, void *y, void *stream);
 int ont_launch_product_grad(const ont_scan *s, const void *x, const void *dy, void *dx, void *stream);
 

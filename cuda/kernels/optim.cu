@@ -9,11 +9,7 @@
 
 template <class C> ONT_DEVICE void update_chunk(const ont_cuda_optim &o, const ont_cuda_tensor &t, int64_t first)
 {
-    __shared__ update<C> shared; /* powers in double, once for each block */
-    __syncthreads();
-    if (!threadIdx.x) shared = make_update<C>(o, t);
-    __syncthreads();
-    const update<C> u = shared;
+    const update<C> u = update_of_block<C>(o, t);
     const int64_t end = chunk_end(t, first);
     const int width = width_of(o, t);
     for (int64_t i = first + (int64_t)threadIdx.x * width; i < end; i += (int64_t)blockDim.x * width) {
@@ -69,12 +65,8 @@ template <class C>
 ONT_DEVICE void lamb_chunk(const ont_cuda_optim &o, const ont_cuda_tensor &t, int64_t first, int64_t chunk,
                            bool applies)
 {
-    __shared__ update<C> shared;
     __shared__ double scratch[32];
-    __syncthreads();
-    if (!threadIdx.x) shared = make_update<C>(o, t);
-    __syncthreads();
-    const update<C> u = shared;
+    const update<C> u = update_of_block<C>(o, t);
     C rate = applies ? (C)((double)u.rate * *ratio_of(o, o.chunk_tensor[chunk])) : (C)0;
     double pp = 0, uu = 0;
     const int64_t end = chunk_end(t, first);

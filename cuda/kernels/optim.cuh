@@ -87,6 +87,16 @@ template <class C> ONT_DEVICE update<C> make_update(const ont_cuda_optim &o, con
     return u;
 }
 
+/* For all threads of a block, computed once: powers are in double. */
+template <class C> ONT_DEVICE update<C> update_of_block(const ont_cuda_optim &o, const ont_cuda_tensor &t)
+{
+    __shared__ update<C> shared;
+    __syncthreads();
+    if (!threadIdx.x) shared = make_update<C>(o, t);
+    __syncthreads();
+    return shared;
+}
+
 ONT_DEVICE const void *grad_of(const ont_cuda_optim &o, const ont_cuda_tensor &t) { return t.grad ? t.grad : o.grad; }
 
 template <class C> ONT_DEVICE C load_as(const void *p, int dtype, int64_t i)

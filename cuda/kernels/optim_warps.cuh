@@ -174,11 +174,7 @@ ONT_DEVICE void write_states(const ont_cuda_tensor &t, int64_t first, int64_t en
 
 ONT_DEVICE void update_by_warps(const ont_cuda_optim &o, const ont_cuda_tensor &t, int64_t chunk_first)
 {
-    __shared__ update<float> shared;
-    __syncthreads();
-    if (!threadIdx.x) shared = make_update<float>(o, t);
-    __syncthreads();
-    const update<float> u = shared;
+    const update<float> u = update_of_block<float>(o, t);
     const int64_t end = chunk_end(t, chunk_first), stride = (int64_t)(blockDim.x / 32) * ONT_OPTIM_BLOCK;
     const bool aligned = width_of(o, t) == FOUR;
     for (int64_t first = chunk_first + (int64_t)(threadIdx.x / 32) * ONT_OPTIM_BLOCK; first < end; first += stride) {
@@ -234,12 +230,8 @@ ONT_DEVICE void lamb_moments(const ont_cuda_optim &o, const ont_cuda_tensor &t, 
 ONT_DEVICE void lamb_by_warps(const ont_cuda_optim &o, const ont_cuda_tensor &t, int64_t chunk_first, int64_t chunk,
                               bool applies)
 {
-    __shared__ update<float> shared;
     __shared__ double scratch[32];
-    __syncthreads();
-    if (!threadIdx.x) shared = make_update<float>(o, t);
-    __syncthreads();
-    const update<float> u = shared;
+    const update<float> u = update_of_block<float>(o, t);
     const float rate = applies ? (float)(rate_of(o) * *ratio_of(o, o.chunk_tensor[chunk])) : 0;
     const int64_t end = chunk_end(t, chunk_first), stride = (int64_t)(blockDim.x / 32) * ONT_OPTIM_BLOCK;
     const bool aligned = width_of(o, t) == FOUR;

@@ -32,12 +32,12 @@ struct ont_conv_plan {
     void *handle, *executions[CANDIDATES];
     int64_t workspace; /* the largest one */
     int n, choice;     /* choice: -1 until it is measured */
-    ont_verdict verdict;
+    _Atomic ont_verdict verdict;
     ont_dnn_owned descriptors;
     struct ont_conv_plan *next;
 };
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of the list, choices and verdicts */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of the list and choices */
 static ont_conv_plan *plans;
 
 /* ---- graphs ---- */
@@ -233,15 +233,10 @@ int ont_conv_plan_run(ont_conv_plan *p, const ont_conv_operands *operands, bool 
 
 ont_verdict ont_conv_plan_verdict(const ont_conv_plan *p)
 {
-    pthread_mutex_lock(&lock);
-    ont_verdict verdict = p->verdict;
-    pthread_mutex_unlock(&lock);
-    return verdict;
+    return p->verdict;
 }
 
 void ont_conv_plan_judge(ont_conv_plan *p, ont_verdict verdict)
 {
-    pthread_mutex_lock(&lock);
     p->verdict = verdict;
-    pthread_mutex_unlock(&lock);
 }

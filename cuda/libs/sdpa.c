@@ -26,7 +26,7 @@ struct ont_sdpa {
     void *handle, *execution;
     int64_t workspace, parts; /* parts: of the batch, which the graph computes one by one */
     float scale, hidden, one;
-    ont_verdict verdict;
+    _Atomic ont_verdict verdict;
     ont_dnn_owned descriptors;
     struct ont_sdpa *next;
 };
@@ -384,15 +384,10 @@ int ont_sdpa_run(const ont_sdpa *p, void *const data[ONT_SDPA_TENSORS], void *wo
 
 ont_verdict ont_sdpa_verdict_of(const ont_sdpa *p)
 {
-    pthread_mutex_lock(&lock);
-    ont_verdict verdict = p->verdict;
-    pthread_mutex_unlock(&lock);
-    return verdict;
+    return p->verdict;
 }
 
 void ont_sdpa_judge(ont_sdpa *p, ont_verdict verdict)
 {
-    pthread_mutex_lock(&lock);
     p->verdict = verdict;
-    pthread_mutex_unlock(&lock);
 }

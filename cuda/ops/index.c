@@ -169,36 +169,12 @@ static ont_status scatter_run(const ont_call *call)
 
 /* ---- CumSum, CumProd ---- */
 
+static const char *scan_accept(const ont_node *node) { return ont_scan_accept(node); }
+
 static ont_status scan_prepare(const ont_node *node, ont_arena *arena, ont_prepared *out)
 {
-    const ont_value *x = ont_node_in(node, 0);
-    ont_scan *s = ont_arena_alloc(arena, sizeof *s);
-    size_t count;
-    const int64_t *kept = ont_attr_ints(node, "axis", &count); /* CumProdGrad has the axis as attribute */
-    int64_t given = kept && count == 1 ? kept[0] : 0;
-    int n = 1, axis;
-    if (!s) return ONT_ENOMEM;
-    if (!kept) ONT_TRY(ont_const_ints(node, 1, NULL, &given, 1, &n));
-    ONT_TRY(ont_shape_axis(given, x->shape.rank, &axis));
-    *s = (ont_scan){.outer = ont_shape_count_range(&x->shape, 0, axis), .n = x->shape.dims[axis],
-                    .inner = ont_shape_count_range(&x->shape, axis + 1, x->shape.rank),
-                    .product = !is_named(node, "CumSum"), .exclusive = ont_attr_int(node, "exclusive", 0) != 0,
-                    .reverse = ont_attr_int(node, "reverse", 0) != 0, .dtype = x->dtype};
-    out->state = s;
-    return ONT_OK;
-}
-
-static const char *scan_accept(const ont_node *node)
-{
-    switch (ont_node_in(node, 0)->dtype) {
-    case ONT_FLOAT32:
-    case ONT_FLOAT64:
-    case ONT_INT32:
-    case ONT_INT64:
-    case ONT_UINT32:
-    case ONT_UINT64: return NULL;
-    default: return "dtype";
-    }
+    out->state = ont_arena_alloc(arena, sizeof(ont_scan));
+    return out->state ? ont_scan_read(node, out->state) : ONT_ENOMEM;
 }
 
 static ont_status scan_run(const ont_call *call)

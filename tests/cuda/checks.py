@@ -107,6 +107,18 @@ def close(a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype) -> bool:
     return torch.allclose(a.double().cpu(), b.double().cpu(), rtol=tol, atol=tol, equal_nan=True)
 
 
+def replayed(session: _C.Session, step: Callable[[], list[torch.Tensor]]) -> list[torch.Tensor]:
+    """Eight steps, of which the last are replayed from graphs: each gives what the first gave, bit for bit."""
+    _C.set_timing(False)
+    try:
+        first, *others = (step() for _ in range(8))
+        assert all(torch.equal(a, b) for later in others for a, b in zip(first, later, strict=True))
+        assert all(times >= 2 for _, _, times, _ in session.graphs()), session.graphs()
+    finally:
+        _C.set_timing(True)
+    return first
+
+
 class Messages(logging.Handler):
     """What the core logs."""
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 import ctypes
-import itertools
 import logging
 import os
 import subprocess
@@ -18,8 +17,11 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import compare
 import conv_graph
+import images
 import onnx
 import rows
 import sdpa
@@ -27,6 +29,7 @@ import smoke
 import torch
 import values
 from checks import Messages, every_nth, exported, refusal, run_checks
+from compare import operators, place
 from onnx import helper
 from torch import nn
 
@@ -38,50 +41,8 @@ DEVICE = "cpu"
 PLUGIN = ""
 
 
-def shifted(tensor: torch.Tensor, by: int) -> torch.Tensor:
-    """The same, contiguous, `by` elements behind an address that allocators give."""
-    flat = tensor.new_empty(tensor.numel() + by)
-    flat[by:] = tensor.flatten()
-    return flat[by:].view(tensor.shape)
-
-
-def step(model: bytes, tensors: list[torch.Tensor], device: str, seed: int, mask: bytes | None = None,
-         offset: int = 0) -> tuple[list, list, set[str]]:
-    """Outputs and gradients of one step, and the kernels it used."""
-    session = _C.Session(model, 16, device)
-    tensors = [shifted(t.to(place(device)), offset) if offset else t.to(place(device)) for t in tensors]
-    mask = bytes(t.is_floating_point() for t in tensors) if mask is None else mask
-    outputs, run = session.forward(tensors, mask, seed)
-    torch.manual_seed(1)
-    given = [shifted(torch.randn(o.shape).to(o.dtype).to(place(device)), offset) for o in outputs]
-    saved = [tensors[i] for i in run.saved_inputs] + [outputs[i] for i in run.saved_outputs]
-    grads = run.backward(saved, given)
-    text = {line.split("(")[0].strip() for line in session.text("program").splitlines()}
-    used = {f"{operator}:{kernel}" for operator, kernel in operators(session)}
-    assert text
-    return [o.cpu() for o in outputs], [None if g is None else g.cpu() for g in grads], used
-
-
-def place(device: str) -> str:
-    """Where torch has the tensors of a device: the emulated one's are on the CPU."""
-    return device if device.startswith("cuda") else "cpu"
-
-
-def operators(session: _C.Session) -> set[tuple[str, str]]:
-    return {(op, kernel) for _, op, kernel, *_ in session.timeline()}
-
-
-def agree(model: bytes, tensors: list[torch.Tensor], tol: float = 2e-5, seed: int = 3, mask: bytes | None = None,
-          offset: int = 0) -> set[str]:
-    want, got = step(model, tensors, "cpu", seed, mask), step(model, tensors, DEVICE, seed, mask, offset)
-    for kind in (0, 1):
-        for k, (a, b) in enumerate(zip(want[kind], got[kind], strict=True)):
-            assert (a is None) == (b is None)
-            if a is not None:
-                worst = (a.double() - b.double()).abs().max().item() if a.numel() else 0.0
-                assert worst <= tol * max(1.0,
-                                          a.double().abs().max().item()), f"{('output', 'gradient')[kind]} {k}: {worst}"
-    return got[2]
+def agree(*args: Any, **kwargs: Any) -> set[str]:
+    return compare.agree(DEVICE, *args, **kwargs)
 
 
 def mlp() -> set[str]:
@@ -122,87 +83,16 @@ def unaligned() -> set[str]:
     return used
 
 
-VISION = """<ir_version: 10, opset_import: ["" : 17, "ai.onnxtrain" : 1]>
-    g (TYPE[2, 3, 9, 8] x, TYPE[4, 3, 3, 3] w, TYPE[4] b, float[4] s, float[4] t, float[4] m, float[4] v) => (TYPE[2, 4, 1, 1] z, float[4] nm, float[4] nv, TYPE[2, 3, 5, 4] k, TYPE[2, 4, 2, 3] q) {
-        c = Conv <pads = [1, 1, 1, 1]> (x, w, b)
-        n, nm, nv = BatchNormalization <training_mode = 1> (c, s, t, m, v)
-        r = Sigmoid(n)
-        a = AveragePool <kernel_shape = [3, 3], strides = [2, 2], pads = [1, 1, 1, 1]> (r)
-        k = MaxPool <kernel_shape = [3, 3], strides = [2, 2], pads = [1, 1, 1, 1]> (x)
-        z = GlobalAveragePool(a)
-        sizes = Constant <value_ints = [2, 3]> ()
-        q = ai.onnxtrain.AdaptiveAveragePool(r, sizes)
-    }"""
-
-
 def vision() -> set[str]:
-    """A convolutional network in all float dtypes: statistics of 16-bit images are float32,
-    and nothing is widened on the way.
-    """
-    used: set[str] = set()
-    for dtype, name, tol in ((torch.float32, "float", 2e-5), (torch.float16, "float16", 1e-2),
-                             (torch.bfloat16, "bfloat16", 6e-2)):
-        torch.manual_seed(0)
-        text = onnx.parser.parse_model(VISION.replace("TYPE", name)).SerializeToString()
-        images = [torch.randn(2, 3, 9, 8), torch.randn(4, 3, 3, 3) / 5, torch.randn(4)]
-        tensors = [t.to(dtype) for t in images] + [torch.rand(4) + 0.5, torch.randn(4), torch.randn(4),
-                                                   torch.rand(4) + 0.5]
-        model = _C.Session(text, 16, DEVICE)
-        mask = bytes([1, 1, 1, 1, 1, 0, 0])
-        used |= agree(text, tensors, tol, mask=mask)
-        model.forward([t.to(place(DEVICE)) for t in tensors], mask)
-        assert not [kernel for _, kernel, backward in model.kernels() if "cast" in kernel and not backward]
-    return used
+    return images.vision(DEVICE)
 
 
 def vision_in_planes() -> set[str]:
-    """The same where 16-bit images keep their order, as where cuDNN has no plan."""
-    _C.disable_passes(["channels_last"])
-    try:
-        used = vision()
-    finally:
-        _C.disable_passes([])
-    assert not any("graph" in kernel for kernel in used), used
-    return used
-
-
-NORMS_OF_IMAGES = """<ir_version: 10, opset_import: ["" : 17]>
-    g (TYPE[DIMS] x, TYPE[DIMS] r, WIDE[C] s, WIDE[C] t, WIDE[C] m, WIDE[C] v) => (TYPE[DIMS] y, TYPE[DIMS] z, TYPE[DIMS] w) {
-        a = BatchNormalization <training_mode = MODE> (x, s, t, m, v)
-        b = Add(a, r)  y = Relu(b)
-        c = BatchNormalization <training_mode = MODE> (r, s, t, m, v)
-        z = Relu(c)
-        d = BatchNormalization <training_mode = MODE> (y, s, t, m, v)
-        w = Add(d, z)
-    }"""
+    return images.vision_in_planes(DEVICE)
 
 
 def norms_of_images() -> set[str]:
-    """Batch normalization with what is behind it: a residual and a Relu, a Relu, a residual. In 16 bits, a few sums
-    are on the other side of 0 than on the CPU, which rounds each operator: the norms of all differences are compared.
-    """
-    used: set[str] = set()
-    types = ((torch.float32, "float", "float", 1e-6), (torch.float64, "double", "double", 1e-14),
-             (torch.float16, "float16", "float", 5e-2), (torch.bfloat16, "bfloat16", "float", 5e-2))
-    sizes = ((6, 5, 7, 4), (33, 24), (70, 40), (5, 3, 1, 1), (4, 16, 9))
-    for dims, training, (dtype, name, wide, tol) in itertools.product(sizes, (1, 0), types):
-        torch.manual_seed(len(dims) + training)
-        text = NORMS_OF_IMAGES.replace("TYPE", name).replace("WIDE", wide).replace("MODE", str(training))
-        text = text.replace("DIMS", ", ".join(map(str, dims))).replace("[C]", f"[{dims[1]}]")
-        model, mask = onnx.parser.parse_model(text).SerializeToString(), bytes([1, 1, 1, 1, 0, 0])
-        channels = [torch.rand(dims[1]) + 0.5, torch.randn(dims[1]), torch.randn(dims[1]), torch.rand(dims[1]) + 0.5]
-        tensors = [*(torch.randn(dims).to(dtype) for _ in range(2)),
-                   *(c.to(torch.float64 if wide == "double" else torch.float32) for c in channels)]
-        want, got = step(model, tensors, "cpu", 3, mask), step(model, tensors, DEVICE, 3, mask)
-        for k, (a, b) in enumerate(zip([*want[0], *want[1]], [*got[0], *got[1]], strict=True)):
-            assert (a is None) == (b is None)
-            if a is not None:
-                error = (a.double() - b.double()).norm().item() / max(1.0, a.double().norm().item())
-                assert error < tol, f"{dims}, {name}, training {training}, tensor {k}: {error:.2e}"
-        assert {"FusedBatchNorm:cuda_batchnorm", "BatchNormGrad:cuda_batchnorm_grad"} <= got[2], got[2]
-        assert not {"Relu:cuda_elementwise", "ReluGrad:cuda_elementwise"} & got[2], got[2]
-        used |= got[2]
-    return used
+    return images.norms_of_images(DEVICE)
 
 
 def channels_last() -> set[str]:

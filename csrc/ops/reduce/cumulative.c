@@ -5,12 +5,7 @@
 
 #include "base/parallel.h"
 #include "ops/op.h"
-
-typedef struct scan_state {
-    int64_t outer, n, inner; /* x is (outer, n, inner) */
-    bool product, exclusive, reverse;
-    ont_dtype dtype;
-} scan_state;
+#include "ops/reduce/cumulative.h"
 
 static ont_status scan_axis(const ont_node *node, int *axis)
 {
@@ -34,7 +29,7 @@ static ont_status scan_infer(ont_graph *g, ont_node *node)
     return ont_infer_same(g, node);
 }
 
-static const char *scan_accept(const ont_node *node)
+const char *ont_scan_accept(const ont_node *node)
 {
     switch (ont_node_in(node, 0)->dtype) {
     case ONT_FLOAT32:
@@ -47,25 +42,28 @@ static const char *scan_accept(const ont_node *node)
     }
 }
 
-static ont_status scan_prepare(const ont_node *node, ont_arena *arena, ont_prepared *out)
+ont_status ont_scan_read(const ont_node *node, ont_scan *s)
 {
     const ont_value *x = ont_node_in(node, 0);
-    scan_state *s = ont_arena_alloc(arena, sizeof *s);
     int axis;
-    if (!s) return ONT_ENOMEM;
     ONT_TRY(scan_axis(node, &axis));
-    *s = (scan_state){.outer = ont_shape_count_range(&x->shape, 0, axis), .n = x->shape.dims[axis],
-                      .inner = ont_shape_count_range(&x->shape, axis + 1, x->shape.rank),
-                      .product = !ONT_IS(node, CumSum), .exclusive = ont_attr_int(node, "exclusive", 0),
-                      .reverse = ont_attr_int(node, "reverse", 0), .dtype = x->dtype};
-    out->state = s;
+    *s = (ont_scan){.outer = ont_shape_count_range(&x->shape, 0, axis), .n = x->shape.dims[axis],
+                    .inner = ont_shape_count_range(&x->shape, axis + 1, x->shape.rank),
+                    .product = !ONT_IS(node, CumSum), .exclusive = ont_attr_int(node, "exclusive", 0) != 0,
+                    .reverse = ont_attr_int(node, "reverse", 0) != 0, .dtype = (int32_t)x->dtype};
     return ONT_OK;
+}
+
+static ont_status scan_prepare(const ont_node *node, ont_arena *arena, ont_prepared *out)
+{
+    out->state = ont_arena_alloc(arena, sizeof(ont_scan));
+    return out->state ? ont_scan_read(node, out->state) : ONT_ENOMEM;
 }
 
 enum { LANES = 64 }; /* lines that are walked at once */
 
 /* Threads take groups of lines: neighbours in memory, or, along the last axis, whole rows. */
-static int64_t groups_of(const scan_state *s)
+static int64_t groups_of(const ont_scan *s)
 {
     int64_t lanes = s->inner > 1 ? s->inner : s->outer, each = s->inner > 1 ? LANES : LANES / 8;
     return (lanes + each - 1) / each * (s->inner > 1 ? s->outer : 1);
@@ -76,7 +74,7 @@ typedef struct scan_group {
     int64_t apart, lanes;  /* from line to line; number of lines */
 } scan_group;
 
-static scan_group group_at(const scan_state *s, int64_t group)
+static scan_group group_at(const ont_scan *s, int64_t group)
 {
     scan_group g = {.stride = s->reverse ? -s->inner : s->inner};
     if (s->inner > 1) {
@@ -103,7 +101,7 @@ static scan_group group_at(const scan_state *s, int64_t group)
 
 /* Floats are summed in double, so that float32 keeps its precision over long axes. */
 #define SCAN_GROUP(suffix, type, acc_type) \
-    static void scan_##suffix(const scan_state *s, const void *in, void *out, scan_group g) \
+    static void scan_##suffix(const ont_scan *s, const void *in, void *out, scan_group g) \
     { \
         const type *x = (const type *)in + g.start; \
         type *y = (type *)out + g.start; \
@@ -129,7 +127,7 @@ SCAN_GROUP(u64, uint64_t, uint64_t)
 static void scan_groups(void *context, int64_t first, int64_t last)
 {
     const ont_call *call = context;
-    const scan_state *s = call->state;
+    const ont_scan *s = call->state;
     for (int64_t i = first; i < last; i++) {
         scan_group g = group_at(s, i);
         switch (s->dtype) {
@@ -144,7 +142,7 @@ static void scan_groups(void *context, int64_t first, int64_t last)
 
 static ont_status scan_run(const ont_call *call)
 {
-    const scan_state *s = call->state;
+    const ont_scan *s = call->state;
     if (s->n && s->outer && s->inner) ont_parallel(groups_of(s), 16384 / (s->n * 8) + 1, scan_groups, (void *)call);
     return ONT_OK;
 }
@@ -172,7 +170,7 @@ static void cumprod_grad(ont_grad *g)
 }
 
 static const ont_kernel scan_kernels[] = {
-    {.name = "scan_ref", .accept = scan_accept, .prepare = scan_prepare, .run = scan_run, .inplace = 1},
+    {.name = "scan_ref", .accept = ont_scan_accept, .prepare = scan_prepare, .run = scan_run, .inplace = 1},
 };
 const ont_op ont_op_CumSum = {.domain = "", .name = "CumSum", .since = 11, .min_inputs = 2, .max_inputs = 2,
                               .nondiff_inputs = 2, .attributes = "exclusive:i reverse:i", .infer = scan_infer,
@@ -193,7 +191,7 @@ const ont_op ont_op_TorchCumProd = {.domain = ONT_DOMAIN, .name = "TorchCumProd"
  * Exclusive: output i + 1 is the product up to x_i, so its gradient stands for dy_i.
  */
 #define PROD_GRAD_GROUP(suffix, type) \
-    static void prod_grad_##suffix(const scan_state *s, const void *in, const void *grad, void *out, scan_group g) \
+    static void prod_grad_##suffix(const ont_scan *s, const void *in, const void *grad, void *out, scan_group g) \
     { \
         const type *x = (const type *)in + g.start, *dy = (const type *)grad + g.start; \
         type *dx = (type *)out + g.start; \
@@ -223,7 +221,7 @@ PROD_GRAD_GROUP(f64, double)
 static void prod_grad_groups(void *context, int64_t first, int64_t last)
 {
     const ont_call *call = context;
-    const scan_state *s = call->state;
+    const ont_scan *s = call->state;
     for (int64_t i = first; i < last; i++)
         (s->dtype == ONT_FLOAT32 ? prod_grad_f32 : prod_grad_f64)(s, call->in[0], call->in[1], call->out[0],
                                                                  group_at(s, i));
@@ -231,7 +229,7 @@ static void prod_grad_groups(void *context, int64_t first, int64_t last)
 
 static ont_status prod_grad_run(const ont_call *call)
 {
-    const scan_state *s = call->state;
+    const ont_scan *s = call->state;
     if (s->n && s->outer && s->inner) ont_parallel(groups_of(s), 8192 / (s->n * 8) + 1, prod_grad_groups, (void *)call);
     return ONT_OK;
 }
