@@ -31,7 +31,11 @@ typedef enum ont_status {
 #undef X
 } ont_status;
 
+#ifdef __MINGW32__ /* built with __USE_MINGW_ANSI_STDIO, whose functions take C99's formats */
+#define ONT_PRINTF(fmt, args) __attribute__((format(gnu_printf, fmt, args)))
+#else
 #define ONT_PRINTF(fmt, args) __attribute__((format(printf, fmt, args)))
+#endif
 #define ONT_MUST_USE __attribute__((warn_unused_result))
 
 /*
