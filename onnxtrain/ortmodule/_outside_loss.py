@@ -96,9 +96,9 @@ def _probe(view: bool, hold: Any) -> tuple[int, ...]:
     found: list[tuple[int, ...]] = []
 
     def forward() -> tuple[Tensor, Any]:
-        source = _Copy.apply(torch.zeros(2, 2, requires_grad=True))
+        source = _Copy.apply(torch.zeros(2, 2, dtype=torch.float32, device="cpu", requires_grad=True))
         scores = source.view(-1, 2) if view else source
-        return _Probe.apply(found, scores, torch.zeros(2)), hold(source, scores)
+        return _Probe.apply(found, scores, torch.zeros(2, device="cpu")), hold(source, scores)
 
     loss, held = forward()
     loss.backward()

@@ -292,6 +292,18 @@ def test_without_torchs_counters(monkeypatch):
         _outside_loss._references_alone.cache_clear()
 
 
+def test_counters_under_another_default_dtype():
+    """References are counted with float32, whatever the default dtype is when the first loss is computed."""
+    before = torch.get_default_dtype()
+    _outside_loss._references_alone.cache_clear()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        assert _outside_loss._references_alone(False) is not None and _outside_loss._references_alone(True) is not None
+    finally:
+        torch.set_default_dtype(before)
+        _outside_loss._references_alone.cache_clear()
+
+
 def test_torchs_own_errors():
     _, ours, x, target = models()
     with pytest.raises(IndexError, match="Target 4096 is out of bounds"):
