@@ -40,28 +40,27 @@ def _source(scores: Tensor) -> Tensor:
     return scores if base is None else base
 
 
-def _references(scores: Tensor) -> tuple[int, ...]:
-    """How many refer to scores, to what they are a view of, and to their memory, from Python and from C++; whether
-    other processes may."""
-    source = _source(scores)
-    memory = source.untyped_storage()
-    return (scores._use_count(), sys.getrefcount(scores), weakref.getweakrefcount(scores),  # type: ignore[attr-defined]
-            source._use_count(), sys.getrefcount(source), weakref.getweakrefcount(source),  # type: ignore[attr-defined]
-            torch._C._storage_Use_Count(memory._cdata), sys.getrefcount(memory), weakref.getweakrefcount(memory),
-            memory.is_shared())
-
-
 def saved_by_hooks() -> bool:
     """Whether code of the user's packs what autograd saves in this thread."""
     return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 
 def _saved(ctx: Any) -> tuple[Tensor, Tensor, tuple[int, ...] | None]:
-    """The saved scores and target, and the references to scores where their graph goes with this backward: the one way
-    in which _Loss and _Probe count."""
+    """The saved scores and target, and the references to scores where their graph goes with this backward: how many
+    refer to scores, to what they are a view of, and to their memory, from Python and from C++; whether other processes
+    may. _Loss and _Probe both count here, and no tensor is passed to a Python function on the way: CPython keeps one
+    more reference for such a call while Dynamo's frame evaluation is installed.
+    """
     scores, target = ctx.saved_tensors
-    counts = ctx.alone is not None and not torch._C._autograd._get_current_graph_task_keep_graph()
-    return scores, target, _references(scores) if counts else None
+    if ctx.alone is None or torch._C._autograd._get_current_graph_task_keep_graph():
+        return scores, target, None
+    source = scores if scores._base is None else scores._base
+    memory = source.untyped_storage()
+    return scores, target, (
+        scores._use_count(), sys.getrefcount(scores), weakref.getweakrefcount(scores),
+        source._use_count(), sys.getrefcount(source), weakref.getweakrefcount(source),
+        torch._C._storage_Use_Count(memory._cdata), sys.getrefcount(memory), weakref.getweakrefcount(memory),
+        memory.is_shared())
 
 
 class _Probe(torch.autograd.Function):
@@ -122,8 +121,8 @@ _HOLDERS = {  # who may still read scores, each of which must show in their refe
 
 @functools.lru_cache(maxsize=2)
 def _references_alone(view: bool) -> tuple[int, ...] | None:
-    """What _references() gives in backward where only the saved tensor refers to scores; None where that cannot be
-    told, with this torch, from scores that other code holds."""
+    """What _saved() counts in backward where only the saved tensor refers to scores; None where that cannot be told,
+    with this torch, from scores that other code holds."""
     found: list[tuple[int, ...]] = []
 
     def probe() -> None:
@@ -144,8 +143,8 @@ def _references_alone(view: bool) -> tuple[int, ...] | None:
 
 
 class _Loss(torch.autograd.Function):
-    """Mean, sum or each of the cross-entropies of rows of scores, by a session. alone: _references() of scores whose
-    gradient may be written over them, or None."""
+    """Mean, sum or each of the cross-entropies of rows of scores, by a session. alone: what _saved() counts for scores
+    whose gradient may be written over them, or None."""
 
     @staticmethod
     def forward(ctx: Any, session: _C.Session, scores: Tensor, target: Tensor, reduction: str, ignore_index: int,

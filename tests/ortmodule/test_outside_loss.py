@@ -2,16 +2,19 @@
 said, and by
 torch's own kernels for all else."""
 
+import contextlib
 import copy
 import os
 import subprocess
 import sys
+import threading
 import weakref
 
 import pytest
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+from torch._C._dynamo.eval_frame import set_eval_frame
 
 import onnxtrain
 from onnxtrain.ortmodule import ORTModule, _outside_loss
@@ -282,7 +285,8 @@ def test_scores_that_are_lost_are_not_read_again():
 
 def test_without_torchs_counters(monkeypatch):
     """A torch that does not count: gradients lie apart, as they did."""
-    monkeypatch.setattr(_outside_loss, "_references", lambda scores: (1,))
+    saved = _outside_loss._saved
+    monkeypatch.setattr(_outside_loss, "_saved", lambda ctx: (*saved(ctx)[:2], (1,)))
     _outside_loss._references_alone.cache_clear()
     try:
         _, ours, x, target = models()
@@ -302,6 +306,43 @@ def test_counters_under_another_default_dtype():
     finally:
         torch.set_default_dtype(before)
         _outside_loss._references_alone.cache_clear()
+
+
+@contextlib.contextmanager
+def frame_evaluation():
+    """Dynamo's frame evaluation stays installed, as while another thread runs a compiled function."""
+    begun, over = threading.Event(), threading.Event()
+
+    def run():
+        set_eval_frame(False)
+        begun.set()
+        over.wait()
+        set_eval_frame(None)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    begun.wait()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+@pytest.mark.parametrize("counted", [False, True], ids=["counted before", "counted under it"])
+def test_frame_evaluation_changes_no_counts(counted):
+    """It changes how often CPython refers to the arguments of a Python function."""
+    _outside_loss._references_alone.cache_clear()
+    with frame_evaluation() if counted else contextlib.nullcontext():
+        assert _outside_loss._references_alone(False) is not None and _outside_loss._references_alone(True) is not None
+    _, ours, x, target = models()
+    expected = ours(x).detach()
+    loss = lambda y: F.cross_entropy(y, target)  # noqa: E731
+    with contextlib.nullcontext() if counted else frame_evaluation():
+        _, (there,), place, _ = gradient_of_scores(ours, x, loss, lambda y: None)
+        assert there == place
+        _, (there,), place, scores = gradient_of_scores(ours, x, loss, lambda y: y)
+    assert there != place and torch.equal(scores, expected)
 
 
 def test_torchs_own_errors():
