@@ -1,10 +1,12 @@
 /*
  * Promotes dtypes for which a node has no kernel to wider ones: Casts are put around the node, so that its result is
  * rounded (or wrapped) once. 16-bit floats become float32, small integers int32, larger ones int64: integer arithmetic
- * truncated to the narrow type equals arithmetic in the narrow type. Runs after all other passes that change dtypes.
+ * truncated to the narrow type equals arithmetic in the narrow type. A convolution that Winograd's algorithm computes
+ * faster in float32 is promoted, too. Runs after all other passes that change dtypes.
  */
 #include <string.h>
 
+#include "ops/conv/winograd.h"
 #include "passes/pass.h"
 
 typedef struct promotion {
@@ -109,13 +111,19 @@ static ont_status promote_node(ont_graph *g, ont_node *node, const promotion *w,
     return ONT_OK;
 }
 
+static bool stays(const ont_graph *g, const ont_node *node)
+{
+    if (node->op->flags & ONT_OP_VIEW || !node->op->n_kernels) return true;
+    return ont_op_has_kernel(node, g->device) && (g->device || !ont_winograd_is_faster_than_bf16(node));
+}
+
 ont_status ont_pass_promote(ont_graph *g)
 {
     bool changed = false;
     for (ont_node *node = g->first, *next; node; node = next) {
         next = node->next;
         trial t;
-        if (node->op->flags & ONT_OP_VIEW || !node->op->n_kernels || ont_op_has_kernel(node, g->device)) continue;
+        if (stays(g, node)) continue;
         ONT_TRY(make_trial(g, node, &t));
         bool done = false;
         for (size_t i = 0; i < sizeof promotions / sizeof *promotions && !done; i++) {

@@ -31,19 +31,23 @@ SHAPES = [
     ("VGG 512 at 14x14", (8, 512, 14, 14), (512, 512, 3, 3), 1, 1, 1),
     ("ResNet down, 1x1", (32, 64, 32, 32), (128, 64, 1, 1), 2, 0, 1),
     ("pointwise", (32, 128, 16, 16), (256, 128, 1, 1), 1, 0, 1),
+    ("ResNet-50, 1x1, 64 to 256 at 56x56", (2, 64, 56, 56), (256, 64, 1, 1), 1, 0, 1),
+    ("ResNet-50, 1x1, 1024 to 256 at 14x14", (2, 1024, 14, 14), (256, 1024, 1, 1), 1, 0, 1),
+    ("ResNet-50, 1x1, 512 to 2048 at 7x7", (2, 512, 7, 7), (2048, 512, 1, 1), 1, 0, 1),
+    ("ResNet-50, 1x1, 512 to 1024, stride 2", (2, 512, 28, 28), (1024, 512, 1, 1), 2, 0, 1),
     ("depthwise", (32, 128, 16, 16), (128, 1, 3, 3), 1, 1, 128),
     ("7x7, three channels", (8, 3, 112, 112), (64, 3, 7, 7), 2, 3, 1),
     ("1-d", (16, 64, 512), (64, 64, 5), 1, 2, 1),
     ("3-d", (4, 16, 16, 16, 16), (32, 16, 3, 3, 3), 1, 1, 1),
 ]
-KERNELS = ("f32_onednn", "f32_winograd", "gemm")
+KERNELS = ("f32_onednn", "f32_winograd", "gemm", "bf16_onednn", "bf16_pointwise")
 PARTS = ("Conv", "ConvGradInput", "ConvGradWeight")
 
 
-def session_of(x: tuple[int, ...], w: tuple[int, ...], stride: int, pad: int, groups: int) -> _C.Session:
+def session_of(x: tuple[int, ...], w: tuple[int, ...], stride: int, pad: int, groups: int, kind: int) -> _C.Session:
     rank = len(x) - 2
     node = helper.make_node("Conv", ["x", "w"], ["y"], strides=[stride] * rank, pads=[pad] * 2 * rank, group=groups)
-    inputs = [helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, s) for n, s in (("x", x), ("w", w))]
+    inputs = [helper.make_tensor_value_info(n, kind, s) for n, s in (("x", x), ("w", w))]
     graph = helper.make_graph([node], "conv", inputs, [onnx.ValueInfoProto(name="y")])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
     return _C.Session(model.SerializeToString())
@@ -57,6 +61,10 @@ def step(session: _C.Session, x: torch.Tensor, w: torch.Tensor) -> dict[str, flo
     return {op: end - start for _, op, _, _, _, start, end in session.timeline()}
 
 
+def operands(kernel: str, *tensors: torch.Tensor) -> list[torch.Tensor]:
+    return [t.bfloat16() if "bf16" in kernel else t for t in tensors]
+
+
 def sessions_of(x: torch.Tensor, w: torch.Tensor, stride: int, pad: int, groups: int) -> dict[str, _C.Session]:
     """By kernel; those that decline are left out."""
     sessions = {}
@@ -64,9 +72,10 @@ def sessions_of(x: torch.Tensor, w: torch.Tensor, stride: int, pad: int, groups:
         others = {other for other in KERNELS if other != kernel} | {"ref"}
         _C.disable_kernels([f"{prefix}_{other}" for other in others
                             for prefix in ("conv", "conv_grad_input", "conv_grad_weight")])
-        session = session_of(tuple(x.shape), tuple(w.shape), stride, pad, groups)
+        kind = onnx.TensorProto.BFLOAT16 if "bf16" in kernel else onnx.TensorProto.FLOAT
+        session = session_of(tuple(x.shape), tuple(w.shape), stride, pad, groups, kind)
         try:
-            step(session, x, w)
+            step(session, *operands(kernel, x, w))
         except _C.UnsupportedError:
             continue
         finally:
@@ -78,7 +87,7 @@ def sessions_of(x: torch.Tensor, w: torch.Tensor, stride: int, pad: int, groups:
 def main() -> None:
     _C.set_timing(True)
     names = "".join(f"{kernel.removeprefix('f32_'):>14}" for kernel in KERNELS)
-    print(f"{'':<26}" + "".join(f"{part:>{len(names)}}" for part in PARTS) + f"\n{'':<26}" + names * len(PARTS))
+    print(f"{'':<38}" + "".join(f"{part:>{len(names)}}" for part in PARTS) + f"\n{'':<38}" + names * len(PARTS))
     for name, xs, ws, stride, pad, groups in SHAPES:
         if len(sys.argv) > 1 and sys.argv[1] not in name:
             continue
@@ -87,7 +96,7 @@ def main() -> None:
         times: dict[str, list[dict[str, float]]] = {kernel: [] for kernel in sessions}
         for _ in range(15):
             for kernel, session in sessions.items():
-                times[kernel].append(step(session, x, w))
+                times[kernel].append(step(session, *operands(kernel, x, w)))
         line = ""
         for part in PARTS:
             first = 0.0
@@ -95,7 +104,7 @@ def main() -> None:
                 ms = 1e3 * statistics.median(t[part] for t in times[kernel]) if kernel in times else 0.0
                 first = first or ms
                 line += f"{ms:>8.2f}{ms / first:>6.2f}" if ms else f"{'-':>14}"
-        print(f"{name:<26}{line}", flush=True)
+        print(f"{name:<38}{line}", flush=True)
 
 
 if __name__ == "__main__":

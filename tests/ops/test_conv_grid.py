@@ -1,7 +1,8 @@
 """Conv and ConvTranspose over a sampled grid of every attribute: 1 to 3 dims, groups, dilations, strides, uneven and
 automatic padding.
 
-ONNXTRAIN_TEST_SEED fixes the sample and is in each case's name. 16-bit floats go through the widening pass.
+ONNXTRAIN_TEST_SEED fixes the sample and is in each case's name. test_conv_onednn.py has bfloat16; float16
+goes through the widening pass.
 """
 
 import random

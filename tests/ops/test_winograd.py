@@ -11,6 +11,7 @@ import sys
 
 import onnx
 import pytest
+import test_conv_onednn as in_bfloat16
 import torch
 import torch.nn.functional as F
 from onnx import helper
@@ -300,3 +301,21 @@ def test_what_is_not_finite_stays_so(value):
     assert got[0][1, :, :, 8:].isfinite().all()
     clean = got[0].isfinite() & want[0].isfinite()
     assert torch.allclose(got[0][clean].double(), want[0][clean], atol=1e-4)
+
+
+def test_bfloat16_has_one_of_two_ways():
+    """In float32 between Casts, or by oneDNN as it is; never without oneDNN's kernel beside it in a comparison."""
+    case = ((2, 64, 64, 64), (64, 64, 3, 3), 1, 1, 1, False)
+    inputs = in_bfloat16.data(*case[:2], False)
+    dy = torch.randn(2, 64, 64, 64, generator=torch.Generator().manual_seed(9)).bfloat16()
+    wants, _ = in_bfloat16.expected(inputs, dy, 1, 1, 1)
+    ways = {f"{part}_{kernel}" for part in PARTS for kernel in ("f32_winograd", "bf16_onednn")}
+    for disabled in ([], ["winograd"]):
+        _C.disable_passes(disabled)
+        s = in_bfloat16.session(*case)
+        got = step(s, inputs, dy)
+        if in_bfloat16.MULTIPLIES:
+            assert set(chosen(s)) <= ways, chosen(s)
+        assert not disabled or not any("winograd" in k for k in chosen(s))
+        for g, want in zip(got, wants, strict=True):
+            assert ((g.double() - want).abs() <= 2.0**-8 * want.abs() + 4e-6 * want.abs().max()).all()

@@ -8,6 +8,7 @@
 #include "base/parallel.h"
 #include "device/gemm.h"
 #include "ops/conv/conv_onednn.h"
+#include "ops/conv/pointwise.h"
 #include "ops/conv/depthwise.h"
 #include "ops/support/window.h"
 #include "ops/conv/winograd.h"
@@ -300,14 +301,18 @@ static void conv_grad(ont_grad *g)
 static const ont_kernel forward_kernels[] = {
     ONT_CONV_DEPTHWISE("conv_f32_depthwise", ont_depthwise_run),
     ONT_CONV_WINOGRAD("conv_f32_winograd"),
-    ONT_CONV_ONEDNN("conv_f32_onednn"),
+    ONT_CONV_ONEDNN("conv_f32_onednn", ont_conv_onednn_accept),
+    ONT_CONV_POINTWISE("conv_bf16_pointwise"),
+    ONT_CONV_ONEDNN("conv_bf16_onednn", ont_conv_onednn_accept_bf16),
     {.name = "conv_gemm", .accept = ont_accept_float, .prepare = forward_prepare, .run = forward_run},
     {.name = "conv_ref", .accept = ont_accept_float, .prepare = forward_prepare_ref, .run = forward_run},
 };
 static const ont_kernel input_kernels[] = {
     ONT_CONV_DEPTHWISE("conv_grad_input_f32_depthwise", ont_depthwise_run),
     ONT_CONV_WINOGRAD("conv_grad_input_f32_winograd"),
-    ONT_CONV_ONEDNN("conv_grad_input_f32_onednn"),
+    ONT_CONV_ONEDNN("conv_grad_input_f32_onednn", ont_conv_onednn_accept),
+    ONT_CONV_POINTWISE("conv_grad_input_bf16_pointwise"),
+    ONT_CONV_ONEDNN("conv_grad_input_bf16_onednn", ont_conv_onednn_accept_bf16),
     {.name = "conv_grad_input_gemm", .accept = ont_accept_float, .prepare = input_prepare, .run = input_grad_run},
     {.name = "conv_grad_input_ref", .accept = ont_accept_float, .prepare = input_prepare_ref, .run = input_grad_run},
 };
@@ -315,7 +320,9 @@ static const ont_kernel weight_kernels[] = {
     ONT_CONV_DEPTHWISE("conv_grad_weight_f32_depthwise", ont_depthwise_run_filters),
     ONT_CONV_DEPTHWISE_WEIGHT("conv_grad_weight_f32_depthwise_images"),
     ONT_CONV_WINOGRAD_GRAD("conv_grad_weight_f32_winograd"),
-    ONT_CONV_ONEDNN("conv_grad_weight_f32_onednn"),
+    ONT_CONV_ONEDNN("conv_grad_weight_f32_onednn", ont_conv_onednn_accept),
+    ONT_CONV_POINTWISE("conv_grad_weight_bf16_pointwise"),
+    ONT_CONV_ONEDNN("conv_grad_weight_bf16_onednn", ont_conv_onednn_accept_bf16),
     {.name = "conv_grad_weight_gemm", .accept = ont_accept_float, .prepare = weight_prepare, .run = weight_grad_run},
     {.name = "conv_grad_weight_ref", .accept = ont_accept_float, .prepare = weight_prepare_ref, .run = weight_grad_run},
 };
@@ -463,7 +470,7 @@ static void transpose_grad(ont_grad *g)
 }
 
 static const ont_kernel transpose_kernels[] = {
-    ONT_CONV_ONEDNN("conv_transpose_f32_onednn"),
+    ONT_CONV_ONEDNN("conv_transpose_f32_onednn", ont_conv_onednn_accept),
     {.name = "conv_transpose_gemm", .accept = ont_accept_float, .prepare = input_prepare, .run = transpose_run},
     {.name = "conv_transpose_ref", .accept = ont_accept_float, .prepare = input_prepare_ref, .run = transpose_run},
 };

@@ -1,6 +1,6 @@
 /*
- * Convolution, its gradients and transposed convolution in float32 by oneDNN. A table says which tensor of a
- * convolution each operator computes; conv.c has checked the shapes.
+ * Convolution, its gradients and transposed convolution by oneDNN in float32, and the first three in bfloat16. A table
+ * says which tensor of a convolution each operator computes; conv.c has checked the shapes.
  */
 #include "ops/conv/conv_onednn.h"
 
@@ -79,18 +79,30 @@ static bool is_pointwise(const ont_conv *c)
     return pointwise;
 }
 
-const char *ont_conv_onednn_accept(const ont_node *node)
+static const char *accept(const ont_node *node, ont_dtype dtype)
 {
     const side *s = side_of(node);
     ont_conv c;
     ont_conv_kind kind;
-    if (ont_node_in(node, 0)->dtype != ONT_FLOAT32) return "dtype";
+    if (ont_node_in(node, 0)->dtype != dtype) return "dtype";
     if (!ont_shape_count(shape_at(node, s->x)) || !ont_shape_count(shape_at(node, s->w)) ||
         !ont_shape_count(shape_at(node, s->y)))
         return "no elements";
     if (ont_conv_read(node, &c, &kind) != ONT_OK) return "the window does not fit";
-    if (is_pointwise(&c)) return "a 1 x 1 convolution";
+    if (dtype == ONT_FLOAT32 && is_pointwise(&c)) return "a 1 x 1 convolution";
+    /* oneDNN unrolls the windows of many groups for the weight's gradient, and the rest gains little. */
+    if (dtype == ONT_BFLOAT16 && c.groups > 1) return "groups";
     return ont_dnnl_conv_refuses(&c, s->kind, s->kind == ONT_CONV_FORWARD && bias_of(node));
+}
+
+const char *ont_conv_onednn_accept(const ont_node *node)
+{
+    return accept(node, ONT_FLOAT32);
+}
+
+const char *ont_conv_onednn_accept_bf16(const ont_node *node)
+{
+    return accept(node, ONT_BFLOAT16);
 }
 
 ont_status ont_conv_onednn_prepare(const ont_node *node, ont_arena *arena, ont_prepared *out)

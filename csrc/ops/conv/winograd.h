@@ -14,6 +14,12 @@ ont_status ont_winograd_prepare(const ont_node *node, ont_arena *arena, ont_prep
 ont_status ont_winograd_run(const ont_call *call);
 ont_status ont_winograd_grad_run(const ont_call *call);
 
+/*
+ * Whether the node, whose operands are bfloat16, is faster in float32 by this algorithm, Casts included, than by oneDNN
+ * as it is. Measured as above.
+ */
+bool ont_winograd_is_faster_than_bf16(const ont_node *node);
+
 /* With `on` false, accept() declines everything. Initially true. */
 void ont_winograd_enable(bool on);
 
