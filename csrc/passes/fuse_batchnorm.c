@@ -1,8 +1,7 @@
 /*
  * Fuses BatchNormalization with the residual Add and the Relu behind it: one pass over memory instead of three. In
  * backward the gradient of Relu is fused into BatchNormGrad, which then reads y and dy in each of its passes. After
- * differentiation, before elementwise fusion; on devices also before promotion, which puts Casts around a Relu in 16
- * bits.
+ * differentiation, before elementwise fusion; also before promotion, which puts Casts around a Relu in 16 bits.
  */
 #include <string.h>
 

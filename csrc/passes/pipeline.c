@@ -42,7 +42,7 @@ static const pass after_grad[] = {
     {"fuse_gemm", ont_pass_fuse_gemm, false, "FusedMatMul", false, NULL},
     {"fuse_gelu", ont_pass_fuse_gelu, false, "GeluMatMul", true, NULL},
     {"fuse_gradients", ont_pass_fuse_gradients, false, NULL, false, NULL},
-    {"fuse_batchnorm", ont_pass_fuse_batchnorm, false, "FusedBatchNorm", true, NULL},
+    {"fuse_batchnorm", ont_pass_fuse_batchnorm, false, "FusedBatchNorm", false, NULL},
     {"promote", ont_pass_promote, true, NULL, false, NULL},
     {"cse", ont_pass_cse, false, NULL, false, NULL},
     {"dce", ont_pass_dce, true, NULL, false, NULL},

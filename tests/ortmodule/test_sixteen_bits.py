@@ -108,3 +108,58 @@ def test_a_module_of_that_type_trains(dtype):
         losses.append(loss.item())
         assert all(p.dtype == dtype for p in model.parameters())
     assert losses[1] < 1.3 and abs(losses[0] - losses[1]) < 0.05, losses
+
+
+class Residual(nn.Module):
+    """Convolutions with what stands between them in residual networks; `conv` and `norm` are of one rank."""
+
+    def __init__(self, conv, norm, **options):
+        super().__init__()
+        self.stem = conv(3, 32, 3, stride=2, padding=1, bias=False)
+        self.one, self.two = conv(32, 64, 1, bias=False), conv(64, 64, 3, padding="same", bias=False, **options)
+        self.three, self.side = conv(64, 32, 1, stride=2, bias=False), conv(32, 32, 1, stride=2)
+        self.norms = nn.ModuleList(norm(n) for n in (32, 64, 64, 32))
+
+    def forward(self, x):
+        x = self.norms[0](self.stem(x)).relu()
+        y = self.norms[1](self.one(x)).relu()
+        y = self.norms[2](self.two(y)).relu()
+        return (self.norms[3](self.three(y)) + self.side(x)).relu()
+
+
+CONVOLUTIONS = {
+    "1-d": (nn.Conv1d, nn.BatchNorm1d, (3, 3, 157), {}),
+    "2-d": (nn.Conv2d, nn.BatchNorm2d, (3, 3, 25, 31), {}),
+    "3-d": (nn.Conv3d, nn.BatchNorm3d, (2, 3, 9, 11, 7), {}),
+    "one image": (nn.Conv2d, nn.BatchNorm2d, (1, 3, 33, 33), {}),
+    "groups": (nn.Conv2d, nn.BatchNorm2d, (2, 3, 25, 31), {"groups": 4}),
+    "depthwise": (nn.Conv2d, nn.BatchNorm2d, (2, 3, 25, 31), {"groups": 64}),
+    "dilated": (nn.Conv2d, nn.BatchNorm2d, (2, 3, 25, 31), {"dilation": 2}),
+}
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_convolutions_and_norms(name):
+    """Beside eager under autocast: result, every gradient and running statistics are as near to float64."""
+    conv, norm, shape, options = CONVOLUTIONS[name]
+    torch.manual_seed(2)
+    exact = Residual(conv, norm, **options)
+    x = torch.randn(shape)
+    found = []
+    for model, autocast in ((copy.deepcopy(exact).double(), False), (copy.deepcopy(exact), True),
+                            (ORTModule(copy.deepcopy(exact)), True)):
+        data = x.to(next(model.parameters()).dtype, copy=True).requires_grad_()
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            y = model(data)
+        weights = torch.randn(y.shape, generator=torch.Generator().manual_seed(3))
+        loss = (y.to(data.dtype) * weights).sum()
+        loss.backward()
+        found.append([loss.detach(), y.detach(), data.grad, *(p.grad for p in model.parameters()), *model.buffers()])
+    counts = onnxtrain.stats(model)
+    assert counts["fallback_steps"] == 0, counts["reasons"]
+    names = ["loss", "y", "x", *(n for n, _ in exact.named_parameters()), *(n for n, _ in exact.named_buffers())]
+    for n, true, want, got in zip(names, *found, strict=True):
+        assert got.dtype == want.dtype, n
+        size = max(float(true.double().norm()), 1e-30)
+        mine, theirs = (float((r.double() - true).norm()) / size for r in (got, want))
+        assert mine <= 1.25 * theirs + 4e-3, f"{n}: off by {mine:.1e}, eager by {theirs:.1e}"

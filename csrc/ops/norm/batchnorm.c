@@ -93,8 +93,8 @@ static void bn_expand(ont_builder *b, ont_node *node, ont_value **outputs)
     for (uint32_t i = BN_X; i <= BN_RUNNING_VAR; i++)
         if (ont_node_in(node, i)->dtype == ONT_FLOAT64) wide = ONT_FLOAT64;
     for (uint32_t i = BN_SCALE; i <= BN_RUNNING_VAR; i++) same &= ont_node_in(node, i)->dtype == wide;
-    /* Devices have kernels for x in 16 bits: where what is per channel is float32 already, they have declined. */
-    bool keeps_x = b->graph->device && spatial && !same && ont_dtype_is_half(ont_node_in(node, BN_X)->dtype);
+    /* There are kernels for x in 16 bits: where what is per channel is float32 already, they have declined. */
+    bool keeps_x = spatial && !same && ont_dtype_is_half(ont_node_in(node, BN_X)->dtype);
     if (same && ont_node_in(node, BN_X)->dtype == wide) { /* the expansion would be this node again */
         b->status = ont_fail(ONT_EUNSUPPORTED, "every kernel that supports it is disabled");
         return;
@@ -128,6 +128,19 @@ static const char *accept_float(const ont_node *node)
     return dtype == ONT_FLOAT32 || dtype == ONT_FLOAT64 ? NULL : "dtype";
 }
 
+/* What is per channel is float32, and so are the sums; x, y and their gradients are bfloat16. */
+static const char *accept_bf16(const ont_node *node)
+{
+    bool gradient = ONT_IS(node, BatchNormGrad);
+    for (uint32_t i = 0; i < node->n_inputs; i++) {
+        bool data = i == BN_X || (gradient ? i == BN_GRAD_DY || i == BN_GRAD_Y : i == BN_RESIDUAL);
+        const ont_value *v = ont_node_in(node, i);
+        if (v && v->dtype != (data ? ONT_BFLOAT16 : ONT_FLOAT32)) return "dtype";
+    }
+    if (!is_spatial(node)) return "spatial is 0";
+    return ont_bn_rows_accept(node) ? NULL : "short pieces of channels, which are float32's";
+}
+
 static ont_status prepare(const ont_node *node, ont_arena *arena, ont_prepared *out)
 {
     const ont_shape *x = &ont_node_in(node, BN_X)->shape;
@@ -136,7 +149,8 @@ static ont_status prepare(const ont_node *node, ont_arena *arena, ont_prepared *
     ont_dtype dtype = ont_node_in(node, BN_X)->dtype;
     *s = (ont_batchnorm){.n = x->dims[0], .c = x->dims[1], .d = ont_shape_count_range(x, 2, x->rank),
                          .eps = ont_attr_float(node, "epsilon", 1e-5),
-                         .momentum = ont_attr_float(node, "momentum", 0.9), .f32 = dtype == ONT_FLOAT32,
+                         .momentum = ont_attr_float(node, "momentum", 0.9), .f32 = dtype != ONT_FLOAT64,
+                         .size = ont_dtype_size(dtype),
                          .training = is_training(node), .relu = ont_attr_int(node, "relu", 0) != 0,
                          .loops = ont_simd_batchnorm(dtype)};
     out->state = s;
@@ -347,7 +361,7 @@ static const void *entry_at(const void *data, int64_t index, size_t size)
 
 static int64_t group_size(const ont_batchnorm *s, int tensors)
 {
-    int64_t size = s->f32 ? sizeof(float) : sizeof(double), fit = CACHE_BYTES / (size * tensors * s->n * s->d + 1);
+    int64_t fit = CACHE_BYTES / ((int64_t)s->size * tensors * s->n * s->d + 1);
     return fit < 1 ? 1 : fit > GROUP ? GROUP : fit;
 }
 
@@ -375,7 +389,7 @@ static void batch_statistics(const ont_call *call, int64_t first, int64_t n, siz
 static void forward_group(const ont_call *call, int64_t first, int64_t n)
 {
     const ont_batchnorm *s = call->state;
-    size_t size = s->f32 ? sizeof(float) : sizeof(double);
+    size_t size = s->size;
     double mean[GROUP] = {0}, var[GROUP] = {0};
     ont_channel channels[GROUP];
     const void *residual = ont_bn_operand(call, BN_RESIDUAL);
@@ -406,7 +420,7 @@ static ont_batchnorm_gradient gradient_at(const ont_call *call, int64_t at, size
 static void backward_group(const ont_call *call, int64_t first, int64_t n)
 {
     const ont_batchnorm *s = call->state;
-    size_t size = s->f32 ? sizeof(float) : sizeof(double);
+    size_t size = s->size;
     double sum[GROUP] = {0}, dot[GROUP] = {0};
     ont_channel channels[GROUP];
     for (int64_t k = 0; k < n; k++) channels[k] = ont_bn_grad_channel(call, first + k);
@@ -498,6 +512,8 @@ static const ont_kernel forward_kernels[] = {
      .inplace = FORWARD_INPLACE},
     {.name = "batchnorm_simd", .accept = accept_float, .prepare = prepare, .run = forward_run,
      .inplace = FORWARD_INPLACE},
+    {.name = "batchnorm_bf16", .accept = accept_bf16, .prepare = prepare, .run = forward_run,
+     .inplace = FORWARD_INPLACE},
     {.name = "batchnorm_ref", .accept = accept_float, .prepare = prepare, .run = forward_ref,
      .inplace = FORWARD_INPLACE},
 };
@@ -505,6 +521,8 @@ static const ont_kernel grad_kernels[] = {
     {.name = "batchnorm_grad_rows", .accept = accept_rows, .prepare = prepare_rows, .run = ont_bn_rows_backward,
      .inplace = GRAD_INPLACE},
     {.name = "batchnorm_grad_simd", .accept = accept_float, .prepare = prepare, .run = backward_run,
+     .inplace = GRAD_INPLACE},
+    {.name = "batchnorm_grad_bf16", .accept = accept_bf16, .prepare = prepare, .run = backward_run,
      .inplace = GRAD_INPLACE},
     {.name = "batchnorm_grad_ref", .accept = accept_float, .prepare = prepare, .run = backward_ref,
      .inplace = GRAD_INPLACE},

@@ -16,7 +16,9 @@ enum { /* inputs of the gradient, whose outputs are dx, dscale and dbias */
 typedef struct ont_batchnorm {
     int64_t n, c, d;
     double eps, momentum;
-    bool f32, training, relu;
+    bool f32; /* what is per channel; else float64 */
+    bool training, relu;
+    size_t size; /* of an element of x, y and their gradients: 2 for bfloat16, beside float32 channels */
     const ont_batchnorm_loops *loops;
     /* batchnorm_rows.c: (rows, width), a row being `fold` images; the last row has `last` elements. */
     int64_t fold, width, rows, last;

@@ -60,7 +60,10 @@ typedef struct ont_batchnorm_loops {
                  double *sum, double *dot);
 } ont_batchnorm_loops;
 
-/* Loops of the instruction set in use, for float32 or float64. */
+/*
+ * Loops of the instruction set in use, for float32, float64 or bfloat16. Those for bfloat16 compute in float32 and have
+ * none over rows.
+ */
 const ont_batchnorm_loops *ont_simd_batchnorm(ont_dtype dtype);
 
 #endif

@@ -18,11 +18,19 @@ enum { BYTES = 16 };
 
 #define NUM float
 #define WHOLE int32_t
+#define DATA float
 #define F(name) PASTE(name, _f32)
 #include "simd/norm/batchnorm_loops.h"
 #define NUM double
 #define WHOLE int64_t
+#define DATA double
 #define F(name) PASTE(name, _f64)
+#include "simd/norm/batchnorm_loops.h"
+#define NARROW
+#define NUM float
+#define WHOLE int32_t
+#define DATA uint16_t
+#define F(name) PASTE(name, _bf16)
 #include "simd/norm/batchnorm_loops.h"
 
 const ont_batchnorm_loops PASTE(ont_batchnorm_loops_, ONT_ISA)[] = {
@@ -30,4 +38,5 @@ const ont_batchnorm_loops PASTE(ont_batchnorm_loops_, ONT_ISA)[] = {
      rows_grad_f32, join_f32},
     {sum_f64, squares_f64, apply_f64, grad_sums_f64, grad_f64, rows_squares_f64, rows_apply_f64, rows_grad_sums_f64,
      rows_grad_f64, join_f64},
+    {.sum = sum_bf16, .squares = squares_bf16, .apply = apply_bf16, .grad_sums = grad_sums_bf16, .grad = grad_bf16},
 };

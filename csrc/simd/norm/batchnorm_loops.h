@@ -1,28 +1,67 @@
 /*
- * Bodies of batchnorm.inc.c for one dtype; included only by it, once for each. The includer defines NUM (the element
- * type), WHOLE (an integer of the same width) and F(name) (adds the suffix). The rest of a row that does not fill a
- * vector runs through a whole vector, whose other lanes add nothing and are not stored.
+ * Bodies of batchnorm.inc.c for one dtype; included only by it, once for each. The includer defines NUM (the type of
+ * the arithmetic), WHOLE (an integer of the same width), DATA (the type of the tensors' elements: NUM, or uint16_t for
+ * bfloat16, which is widened to float when it is read and rounded when it is written) and F(name) (adds the suffix).
+ * The rest of a row that does not fill a vector runs through a whole vector, whose other lanes add nothing and are not
+ * stored. The loops over several rows are for DATA equal to NUM: NARROW is defined where it is not.
  */
 #define VEC F(vec)
 #define ANY F(vec_any)
 #define BITS F(bits)
 #define LANES ((int64_t)(BYTES / sizeof(NUM)))
 #define SUMS F(sums)
+#ifdef NARROW
+#define HALVES F(halves)
+#define WORDS F(words)
+#endif
 #define BLOCK 1024
 
 typedef NUM VEC __attribute__((vector_size(BYTES)));
 typedef NUM ANY __attribute__((vector_size(BYTES), aligned(sizeof(NUM)), may_alias));
 typedef WHOLE BITS __attribute__((vector_size(BYTES)));
 
-INLINE VEC F(load)(const NUM *p) { return *(const ANY *)p; }
-INLINE void F(store)(NUM *p, VEC v) { *(ANY *)p = v; }
+#ifdef NARROW
+typedef uint16_t HALVES __attribute__((vector_size(BYTES / 2)));
+typedef uint32_t WORDS __attribute__((vector_size(BYTES)));
 
-INLINE VEC F(load_some)(const NUM *p, int64_t n)
+INLINE VEC F(widen)(HALVES h) { return (VEC)(__builtin_convertvector(h, WORDS) << 16); }
+
+/* Rounds to nearest, ties to even; NaN stays NaN. */
+INLINE HALVES F(narrow)(VEC v)
+{
+    WORDS w = (WORDS)v, nan = (WORDS)(v != v);
+    w = (w + 0x7fff + (w >> 16 & 1)) >> 16;
+    return __builtin_convertvector((w & ~nan) | (nan & 0x7fc0), HALVES);
+}
+
+INLINE VEC F(load_some)(const DATA *p, int64_t n)
+{
+    HALVES h = {0};
+    memcpy(&h, p, (size_t)n * sizeof(DATA));
+    return F(widen)(h);
+}
+
+INLINE void F(store_some)(DATA *p, VEC v, int64_t n)
+{
+    HALVES h = F(narrow)(v);
+    memcpy(p, &h, (size_t)n * sizeof(DATA));
+}
+
+INLINE VEC F(load)(const DATA *p) { return F(load_some)(p, LANES); }
+INLINE void F(store)(DATA *p, VEC v) { F(store_some)(p, v, LANES); }
+#else
+INLINE VEC F(load)(const DATA *p) { return *(const ANY *)p; }
+INLINE void F(store)(DATA *p, VEC v) { *(ANY *)p = v; }
+
+INLINE VEC F(load_some)(const DATA *p, int64_t n)
 {
     VEC v = {0};
-    memcpy(&v, p, (size_t)n * sizeof(NUM));
+    memcpy(&v, p, (size_t)n * sizeof(DATA));
     return v;
 }
+
+INLINE void F(store_some)(DATA *p, VEC v, int64_t n) { memcpy(p, &v, (size_t)n * sizeof(DATA)); }
+#endif
 
 /* v where the mask is set, else 0 */
 INLINE VEC F(where)(BITS mask, VEC v) { return (VEC)((BITS)v & mask); }
@@ -76,10 +115,10 @@ INLINE BITS F(first)(int64_t n)
 
 static void F(sum)(const void *data, int64_t n, double *a)
 {
-    const NUM *x = data;
+    const DATA *x = data;
 #define TERM(load, k, lanes, i) \
     do { \
-        const NUM *at = x + (i); \
+        const DATA *at = x + (i); \
         s.a[k] += load; \
     } while (0)
     FOR_BLOCKS(n, a, NULL, TERM)
@@ -88,11 +127,11 @@ static void F(sum)(const void *data, int64_t n, double *a)
 
 static void F(squares)(const void *data, double centre, int64_t n, double *a, double *b)
 {
-    const NUM *x = data;
+    const DATA *x = data;
     const NUM m = (NUM)centre;
 #define TERM(load, k, lanes, i) \
     do { \
-        const NUM *at = x + (i); \
+        const DATA *at = x + (i); \
         VEC v_ = (load)-m; \
         if ((lanes) < LANES) v_ = F(where)(F(first)(lanes), v_); \
         s.a[k] += v_; \
@@ -105,12 +144,10 @@ static void F(squares)(const void *data, double centre, int64_t n, double *a, do
 /* The forward result before residual and ReLU. The gradient repeats this arithmetic, so that the sign is the same. */
 #define VALUE(x) (((x)-m) * slope + shift)
 
-
-INLINE void F(store_some)(NUM *p, VEC v, int64_t n) { memcpy(p, &v, (size_t)n * sizeof(NUM)); }
-
 INLINE VEC F(rectified)(VEC v) { return F(where)(~(v < 0), v); }
 
-INLINE void F(apply_form)(const ont_channel *c, const NUM *x, const NUM *r, bool relu, NUM *y, int64_t n)
+INLINE void F(apply_form)(const ont_channel *c, const DATA *x, const DATA *r, bool relu, DATA *y,
+                          int64_t n)
 {
     const NUM m = (NUM)c->centre, slope = (NUM)c->slope, shift = (NUM)c->shift;
     int64_t i = 0;
@@ -148,13 +185,13 @@ static void F(apply)(const ont_channel *c, const void *x, const void *residual, 
 INLINE void F(grad_sums_form)(const ont_channel *c, ont_relu_mask mask, const ont_batchnorm_gradient *g, int64_t n,
                               double *a, double *b)
 {
-    const NUM *x = g->x, *y = g->y, *dy = g->dy;
+    const DATA *x = g->x, *y = g->y, *dy = g->dy;
     const NUM m = (NUM)c->centre, slope = (NUM)c->slope, shift = (NUM)c->shift;
     (void)slope, (void)shift;
 #define TERM(load, k, lanes, i) \
     do { \
         VEC x_, y_ = {0}, g_; \
-        const NUM *at = x + (i); \
+        const DATA *at = x + (i); \
         x_ = load; \
         if (mask == ONT_MASK_Y) at = y + (i), y_ = load; \
         at = dy + (i); \
@@ -180,9 +217,9 @@ static void F(grad_sums)(const ont_channel *c, const ont_batchnorm_gradient *g, 
 }
 
 INLINE void F(grad_form)(const ont_channel *c, ont_relu_mask mask, const ont_batchnorm_gradient *operands, NUM mean_dy,
-                         NUM mean_dot, NUM *dx, int64_t n)
+                         NUM mean_dot, DATA *dx, int64_t n)
 {
-    const NUM *x = operands->x, *y = operands->y, *dy = operands->dy;
+    const DATA *x = operands->x, *y = operands->y, *dy = operands->dy;
     const NUM m = (NUM)c->centre, slope = (NUM)c->slope, shift = (NUM)c->shift;
     const VEC e = mean_dot + (VEC){0};
     (void)shift;
@@ -211,7 +248,12 @@ static void F(grad)(const ont_channel *c, const ont_batchnorm_gradient *g, doubl
         F(grad_form)(c, ONT_MASK_V, g, d, e, dx, n);
 }
 
+#ifdef NARROW
+#undef HALVES
+#undef WORDS
+#else
 #include "simd/norm/batchnorm_rows.h"
+#endif
 
 #undef SHARE
 #undef MASKED
@@ -225,4 +267,5 @@ static void F(grad)(const ont_channel *c, const ont_batchnorm_gradient *g, doubl
 #undef VEC
 #undef NUM
 #undef WHOLE
+#undef DATA
 #undef F
