@@ -3,11 +3,16 @@
  * x, into one Rotate node, and moves that node in front of the Transpose that produces x, which attention then reads
  * through. Before differentiation and fuse_attention. 16-bit arithmetic is left alone, since it rounds every
  * intermediate result.
+ *
+ * narrow_rotary drops the Casts of x and y around a Rotate of 16 bits, as autocast leaves them: the node itself
+ * computes in float32 and rounds y. What moves or repeats y before it is cast has 16 bits then, and attention looks
+ * through it: heads of K that queries share are not stored for each of them.
  */
 #include <string.h>
 
 #include "ops/support/compose.h"
 #include "passes/pass.h"
+#include "passes/strides.h"
 
 typedef struct match {
     ont_value *x, *cos, *sin;
@@ -150,6 +155,34 @@ ont_status ont_pass_fuse_rotary(ont_graph *g)
         ont_dtype dtype = node->outputs[0]->dtype;
         if ((dtype != ONT_FLOAT32 && dtype != ONT_FLOAT64) || !find(node, &m)) continue;
         ONT_TRY(fuse(g, node, &m));
+        changed = true;
+    }
+    return changed ? ont_pass_dce(g) : ONT_OK;
+}
+
+/* ---- narrow_rotary ---- */
+
+/* The Cast of y to `dtype`, behind operators that only move or repeat elements; NULL: none. */
+static ont_node *cast_behind(const ont_graph *g, const ont_value *y, ont_dtype dtype)
+{
+    for (ont_node *node; (node = ont_single_user(g, y)) && ont_node_in(node, 0) == y; y = node->outputs[0]) {
+        if (ONT_IS(node, Cast)) return node->outputs[0]->dtype == dtype ? node : NULL;
+        if (!ont_node_keeps_order(node) && !ONT_IS(node, Transpose) && !ONT_IS(node, Expand)) return NULL;
+    }
+    return NULL;
+}
+
+ont_status ont_pass_narrow_rotary(ont_graph *g)
+{
+    bool changed = false;
+    for (ont_node *node = g->first; node; node = node->next) {
+        if (!ONT_IS(node, Rotate) || node->outputs[0]->dtype != ONT_FLOAT32) continue;
+        ont_value *x = before_cast(ont_node_in(node, 0));
+        ont_node *cast = x != ont_node_in(node, 0) ? cast_behind(g, node->outputs[0], x->dtype) : NULL;
+        if (!cast) continue;
+        ont_node_set_input(node, 0, x);
+        for (ont_value *v = ont_node_in(cast, 0); v != x; v = ont_node_in(v->def, 0)) v->dtype = x->dtype;
+        ont_value_replace_uses(g, cast->outputs[0], ont_node_in(cast, 0));
         changed = true;
     }
     return changed ? ont_pass_dce(g) : ONT_OK;

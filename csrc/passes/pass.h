@@ -77,6 +77,8 @@ ont_status ont_pass_fuse_sparse_matmul(ont_graph *g) ONT_MUST_USE;
 ont_status ont_pass_fuse_gemm(ont_graph *g) ONT_MUST_USE;
 /* Fuses a rotary position embedding (RoPE) into one node. See fuse_rotary.c. */
 ont_status ont_pass_fuse_rotary(ont_graph *g) ONT_MUST_USE;
+/* Lets that node read and write 16 bits, on devices. See fuse_rotary.c. */
+ont_status ont_pass_narrow_rotary(ont_graph *g) ONT_MUST_USE;
 /* Fuses GELU and its gradient into matmuls, on devices that have such kernels. See fuse_gelu.c. */
 ont_status ont_pass_fuse_gelu(ont_graph *g) ONT_MUST_USE;
 

@@ -26,6 +26,7 @@ static const pass before_grad[] = { /* after inference */
     {"fuse_transpose", ont_pass_fuse_transpose, false, NULL, false, NULL},
     {"align_products", ont_pass_align_products, false, NULL, true, NULL},
     {"fuse_rotary", ont_pass_fuse_rotary, false, "Rotate", false, NULL},
+    {"narrow_rotary", ont_pass_narrow_rotary, false, "Rotate", true, NULL},
     {"fuse_rms_norm", ont_pass_fuse_rms_norm, false, "FusedNorm", true, NULL},
     {"fuse_attention", ont_pass_fuse_attention, false, "FusedAttention", false, NULL},
 };

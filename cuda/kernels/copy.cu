@@ -4,6 +4,7 @@
  */
 #include "kernels/launch.cuh"
 
+#include "kernels/chunks.cuh"
 #include "kernels/kernels.h"
 #include "kernels/units.cuh"
 
@@ -244,7 +245,7 @@ extern "C" int ont_launch_copy(const ont_copy *given, const void *from, void *to
  * its gradient. y may be x.
  */
 
-/* rows (dims) of units of V elements; strides of the angles' rows in units */
+/* rows (dims) of units of V elements; strides of the angles' rows in elements */
 struct rotation {
     int32_t rank, back;
     uint32_t count;
@@ -252,66 +253,69 @@ struct rotation {
     uint32_t cos[12], sin[12];
 };
 
-template <class T, int V> struct __align__(sizeof(T) * V) rotated {
-    enum { COUNT = V };
-    typedef T type;
-    T v[V];
-};
-
-/* x, y (rows, 2, half); one thread for the same unit of both halves */
-template <class U>
+/* x, y (rows, 2, half), computed in the type of the angles; one thread for the same V elements of both halves */
+template <class T, class C, int V>
 __global__ void __launch_bounds__(ONT_THREADS)
-    rotate_kernel(const rotation r, const U *x, const U *cos, const U *sin, U *y)
+    rotate_kernel(const rotation r, const T *x, const C *cos, const C *sin, T *y)
 {
-    uint32_t i = blockIdx.x * blockDim.x + threadIdx.x, row = quotient(i, r.half), half = r.half.value;
+    uint32_t i = blockIdx.x * blockDim.x + threadIdx.x, row = quotient(i, r.half), half = r.half.value * V;
     if (i >= r.count) return;
-    uint32_t column = i - row * half, rest = row, c = column, s = column;
+    uint32_t column = (i - row * r.half.value) * V, at = row * 2 * half + column, rest = row, c = column, s = column;
     for (int d = r.rank - 1; d >= 0; d--) {
         uint32_t next = quotient(rest, r.dims[d]), index = rest - next * r.dims[d].value;
         rest = next;
         c += index * r.cos[d];
         s += index * r.sin[d];
     }
-    uint32_t at = row * 2 * half + column;
-    U a = x[at], b = x[at + half], cos_a = cos[c], cos_b = cos[c + half], sin_a = sin[s], sin_b = sin[s + half];
+    C a[V], b[V], cos_a[V], cos_b[V], sin_a[V], sin_b[V];
+    load_chunk(x + at, a);
+    load_chunk(x + at + half, b);
+    load_chunk(cos + c, cos_a);
+    load_chunk(cos + c + half, cos_b);
+    load_chunk(sin + s, sin_a);
+    load_chunk(sin + s + half, sin_b);
     ONT_UNROLL
-    for (int k = 0; k < U::COUNT; k++) {
-        typename U::type p = a.v[k], q = b.v[k];
-        a.v[k] = p * cos_a.v[k] + (r.back ? q * sin_b.v[k] : -q * sin_a.v[k]);
-        b.v[k] = q * cos_b.v[k] + (r.back ? -p * sin_a.v[k] : p * sin_b.v[k]);
+    for (int k = 0; k < V; k++) {
+        C p = a[k], q = b[k];
+        a[k] = p * cos_a[k] + (r.back ? q * sin_b[k] : -q * sin_a[k]);
+        b[k] = q * cos_b[k] + (r.back ? -p * sin_a[k] : p * sin_b[k]);
     }
-    y[at] = a;
-    y[at + half] = b;
+    store_chunk(y + at, a);
+    store_chunk(y + at + half, b);
 }
 
-template <class T, int V>
-static int launch_rotate(const ont_rotate *s, const void *const *in, void *out, void *stream)
+template <class T, class C, int V>
+static int launch_units(const ont_rotate *s, const void *const *in, void *out, void *stream)
 {
-    typedef rotated<T, V> U;
     rotation r = {s->rank, s->back, (uint32_t)(s->rows * s->half / V), divisor_of((uint32_t)(s->half / V)), {}, {}, {}};
     for (int d = 0; d < s->rank; d++) {
         r.dims[d] = divisor_of((uint32_t)s->dims[d]);
-        r.cos[d] = (uint32_t)(s->cos[d] / V);
-        r.sin[d] = (uint32_t)(s->sin[d] / V);
+        r.cos[d] = (uint32_t)s->cos[d];
+        r.sin[d] = (uint32_t)s->sin[d];
     }
-    return ONT_LAUNCH(rotate_kernel<U>, blocks_of_units(r.count), ONT_THREADS, 0, stream, r, (const U *)in[0],
-                      (const U *)in[1], (const U *)in[2], (U *)out);
+    return ONT_LAUNCH((rotate_kernel<T, C, V>), blocks_of_units(r.count), ONT_THREADS, 0, stream, r, (const T *)in[0],
+                      (const C *)in[1], (const C *)in[2], (T *)out);
 }
 
-/* Whether units of 16 bytes fit. The strides of the angles are multiples of a row. */
-static bool fits(const ont_rotate *s, const void *const *in, const void *out)
+/* In accesses of 16 bytes where these fit. The strides of the angles are multiples of a row. */
+template <class T, class C>
+static int launch_rotate(const ont_rotate *s, const void *const *in, void *out, void *stream)
 {
-    uint64_t all = (uint64_t)out | (uint64_t)in[0] | (uint64_t)in[1] | (uint64_t)in[2];
-    return all % 16 == 0 && s->half % (s->dtype == ONT_FLOAT64 ? 2 : 4) == 0;
+    enum { V = 16 / sizeof(T) };
+    const void *const all[] = {in[0], in[1], in[2], out};
+    return are_aligned(all, 4) && s->half % V == 0 ? launch_units<T, C, V>(s, in, out, stream)
+                                                   : launch_units<T, C, 1>(s, in, out, stream);
 }
 
 extern "C" int ont_launch_rotate(const ont_rotate *s, const void *const *in, void *out, void *stream)
 {
     if (!s->rows || !s->half) return 0;
-    bool wide = fits(s, in, out);
-    if (s->dtype == ONT_FLOAT64)
-        return wide ? launch_rotate<double, 2>(s, in, out, stream) : launch_rotate<double, 1>(s, in, out, stream);
-    return wide ? launch_rotate<float, 4>(s, in, out, stream) : launch_rotate<float, 1>(s, in, out, stream);
+    switch (s->dtype) {
+    case ONT_FLOAT64: return launch_rotate<double, double>(s, in, out, stream);
+    case ONT_FLOAT16: return launch_rotate<ont_f16, float>(s, in, out, stream);
+    case ONT_BFLOAT16: return launch_rotate<ont_bf16, float>(s, in, out, stream);
+    default: return launch_rotate<float, float>(s, in, out, stream);
+    }
 }
 
 /* ---- Range, Trilu, stored words ---- */

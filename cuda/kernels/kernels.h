@@ -30,7 +30,8 @@ int ont_launch_copy(const ont_copy *c, const void *from, void *to, void *stream)
 int ont_launch_store(void *to, const uint64_t *words, int n, void *stream);
 /* out[i] = first + i * step, for int64, int32, float or double */
 int ont_launch_range(int dtype, const void *first, const void *step, void *out, int64_t n, void *stream);
-/* in: x (rows, 2, half), cos, sin, whose rows have these strides over dims; at most 2^31 elements */
+/* in: x (rows, 2, half), and cos and sin, whose rows have these strides over dims, in float64 beside float64 and else
+ * in float32; at most 2^31 elements */
 typedef struct ont_rotate {
     int64_t rows, half;
     int64_t dims[12], cos[12], sin[12];

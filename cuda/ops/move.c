@@ -240,7 +240,7 @@ static ont_status trilu_run(const ont_call *call)
 static const char *accept_rotate(const ont_node *node)
 {
     const ont_value *x = ont_node_in(node, 0);
-    if (!ont_is_float32_or_64(x->dtype)) return "dtype";
+    if (ont_node_in(node, 1)->dtype != (x->dtype == ONT_FLOAT64 ? ONT_FLOAT64 : ONT_FLOAT32)) return "dtype";
     return ont_shape_count(&x->shape) > INT32_MAX ? "more than 2^31 elements" : NULL;
 }
 

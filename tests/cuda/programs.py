@@ -23,6 +23,7 @@ import compare
 import conv_graph
 import images
 import onnx
+import rotary
 import rows
 import sdpa
 import smoke
@@ -313,7 +314,7 @@ def rotations() -> set[str]:
             used |= agree(model, tensors, tol)
             x_alone = agree(model, tensors, tol, mask=b"\1\0\0")
             assert x_alone == {"Rotate:cuda_rotate"}, x_alone
-    return used
+    return used | rotary.rotations(DEVICE) | rotary.attention(DEVICE)
 
 
 def fault() -> set[str]:

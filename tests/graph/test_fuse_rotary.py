@@ -123,6 +123,49 @@ def test_under_casts():
     same(m, y, 1, 2**-6)
 
 
+def under_autocast(kind: str) -> tuple[Model, str]:
+    """x and y of 16 bits, with the angles' float32 between; `kind` says what stands in the way."""
+    torch.manual_seed(SEED)
+    m = Model(torch.bfloat16)
+    x = m.random(2, 5, 4, 8)
+    m.dtype = torch.float32
+    a, b = halves(m, x, 8, False)
+    turned = m("Cast", m("Concat", m("Neg", b), a, axis=-1), to=1)
+    y = m("Add", m("Mul", m("Cast", x, to=1), m.random(5, 1, 8)), m("Mul", turned, m.random(1, 8)))
+    y = m("Unsqueeze", m("Transpose", y, perm=[0, 2, 1, 3]), m.ints(2))
+    wide = m("Reshape", m("Expand", y, m.ints(2, 4, 3, 5, 8)), m.ints(2, 12, 5, 8))
+    narrow = m("Cast", m("Exp", wide) if kind == "arithmetic" else wide, to=10 if kind == "another type" else 16)
+    result = m("Cast", narrow, to=1)
+    return m, m("Add", result, m("ReduceMax", y, keepdims=0)) if kind == "a reader" else m("Mul", result, result)
+
+
+def test_casts_go_into_the_node():
+    """Its result has 16 bits, and what is repeated has them, too. The CPU, for which the pass is not meant, casts
+    around the node. Gradients of repeated elements are rounded once more."""
+    m, y = under_autocast("")
+    data = m.bytes(y)
+    want, expected, plain = step(data, m.tensors, [True] * 3)
+    _C.disable_passes(["+narrow_rotary"])
+    got, grads, text = step(data, m.tensors, [True] * 3)
+    assert " float[2,4,3,5,8]" in plain and " bfloat16[2,4,3,5,8]" not in plain, plain
+    forward = text[:text.index("# backward")]
+    assert " float[2,4,3,5,8]" not in forward and " bfloat16[2,4,3,5,8]" in forward, text
+    assert torch.equal(got[0], want[0])
+    for a, b in zip(expected, grads, strict=True):
+        torch.testing.assert_close(b.float(), a.float(), rtol=2**-6, atol=2**-5 * a.abs().max().item())
+
+
+@pytest.mark.parametrize("kind", ["arithmetic", "another type", "a reader"])
+def test_casts_stay_where_more_than_moves_is_between(kind):
+    m, y = under_autocast(kind)
+    data = m.bytes(y)
+    want, expected, plain = step(data, m.tensors, [True] * 3)
+    _C.disable_passes(["+narrow_rotary"])
+    got, grads, text = step(data, m.tensors, [True] * 3)
+    assert text == plain and "Rotate" in text
+    assert all(torch.equal(a, b) for a, b in zip([*want, *expected], [*got, *grads], strict=True))
+
+
 def wrong(m: Model, kind: str) -> str:
     x, cos, sin, other = m.random(2, 4, 8), m.random(4, 8), m.random(4, 8), m.random(2, 4, 8)
     a, b = m("Split", x, axis=-1, num_outputs=2, n=2)

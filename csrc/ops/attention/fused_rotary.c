@@ -1,7 +1,8 @@
 /*
  * Rotate: rotary position embedding (RoPE) as one node, built by passes/fuse_rotary.c. With (a, b) the halves of a row
  * of x, y = x * cos + (-b, a) * sin; with attribute "back" the transpose of that map. cos and sin broadcast to x, and
- * have the last dim of x. Source: Su et al., RoFormer, 2021, in the variant that rotates halves.
+ * have the last dim of x. They have its dtype, or are float32 beside 16 bits: then y is rounded once, and the CPU gets
+ * Casts (passes/promote.c). Source: Su et al., RoFormer, 2021, in the variant that rotates halves.
  */
 #include "ops/support/compose.h"
 
@@ -21,6 +22,10 @@ static ont_status rope_infer(ont_graph *g, ont_node *node)
 {
     ont_value *x, *angle;
     ONT_TRY(ont_need_input(node, 0, &x));
+    ONT_TRY(ont_need_input(node, 1, &angle));
+    ont_dtype dtype = angle->dtype;
+    if (dtype != x->dtype && !(ont_dtype_is_half(x->dtype) && dtype == ONT_FLOAT32))
+        return ont_fail(ONT_EINVAL, "input 1 is %s, and x is %s", ont_dtype_name(dtype), ont_dtype_name(x->dtype));
     int64_t n = x->shape.rank ? x->shape.dims[x->shape.rank - 1] : 1;
     if (n % 2) return ont_fail(ONT_EINVAL, "a row of %lld elements has no halves", (long long)n);
     for (uint32_t i = 1; i < 3; i++) {
@@ -28,7 +33,7 @@ static ont_status rope_infer(ont_graph *g, ont_node *node)
         ONT_TRY(ont_need_input(node, i, &angle));
         ONT_TRY(ont_shape_broadcast(&x->shape, &angle->shape, &shape));
         bool fits = angle->shape.rank && angle->shape.dims[angle->shape.rank - 1] == n;
-        if (angle->dtype != x->dtype || !fits || !ont_shape_equal(&shape, &x->shape))
+        if (angle->dtype != dtype || !fits || !ont_shape_equal(&shape, &x->shape))
             return ont_fail(ONT_EINVAL, "input %u does not broadcast to the rows of x", (unsigned)i);
     }
     return ont_infer_same(g, node);
@@ -44,20 +49,27 @@ static ont_value *rotate_half(ont_builder *b, ont_value *x)
     return parts[0] ? ont_build_concat(b, parts, 2, x->shape.rank - 1) : NULL;
 }
 
+/* Gradients of cos and sin are computed in their dtype. */
 static void rope_grad(ont_grad *g)
 {
     ont_builder *b = &g->b;
+    ont_dtype dtype = ont_node_in(g->node, 1)->dtype;
     bool back = ont_attr_int(g->node, "back", 0) != 0;
     if (WANTS(0)) {
         ont_node *node = ont_build_node(b, ONT_DOMAIN, "Rotate", (ont_value *[]){GO(0), I(1), I(2)}, 3, 1);
         if (node) b->status = ont_attr_set_int(b->graph, node, "back", !back);
         GI(0, ont_build_done(b, node));
     }
-    if (WANTS(1)) GI(1, ont_build2(b, "Mul", GO(0), I(0)));
+    if (!WANTS(1) && !WANTS(2)) return;
+    ont_value *x = ont_build_cast(b, I(0), dtype), *dy = ont_build_cast(b, GO(0), dtype);
+    if (WANTS(1)) GI(1, ont_build2(b, "Mul", dy, x));
     /* With back, y = x cos + R'(x sin), so the gradient of sin is R(dy) x; without, y = x cos + R(x) sin, and it is dy
      * R(x). */
     if (WANTS(2)) {
-        ont_value *x = back ? I(0) : rotate_half(b, I(0)), *dy = back ? rotate_half(b, GO(0)) : GO(0);
+        if (back)
+            dy = rotate_half(b, dy);
+        else
+            x = rotate_half(b, x);
         GI(2, ont_build2(b, "Mul", dy, x));
     }
 }
