@@ -1,7 +1,8 @@
 /*
- * Convolutions in 16 bits, and the nodes between them, on images in channels last: (batch, height, width, channels).
- * Tensor cores multiply channels, so cuDNN transposes images of any other order before and behind a convolution. For
- * devices, after differentiation, so that the gradients have the same order.
+ * Convolutions that the device takes so, and the nodes between them, on images in channels last: (batch, height, width,
+ * channels), or (batch, length, channels) of signals, which are called images here too. Tensor cores multiply channels,
+ * so cuDNN transposes images of any other order before and behind a convolution. For devices, after differentiation, so
+ * that the gradients have the same order.
  *
  * A value in channels last is a value with permuted dims, so every kernel sees a dense tensor. Nodes for which the
  * order of dims has a meaning learn it from their attributes: axes, shapes, and "channels_last" of convolutions,
@@ -9,7 +10,8 @@
  * know it: no pass behind this one may infer the nodes again.
  *
  * Values whose order is the same, because one node reads or writes them all, form a group. A group with a convolution
- * that the device takes in channels last becomes channels last; Transposes stand where a value enters or leaves it.
+ * that the device takes in channels last becomes channels last; Transposes stand where a value enters or leaves it,
+ * unless the model has the same one there.
  */
 #include <string.h>
 
@@ -18,29 +20,44 @@
 
 typedef enum role { OTHER, CONVOLUTION, NORM, POOL, ELEMENTWISE, REDUCTION, SHAPED, EXPANSION, ALONG_AXIS, SLICE } role;
 
-enum { RANK = 4, CHANNELS = 1 }; /* the dims of an image, and the axis of its channels, in the order of the model */
-static const int64_t to_last[RANK] = {0, 2, 3, 1}, to_first[RANK] = {0, 3, 1, 2};
+/* The ranks of images, and the axis of channels in the order of the model. */
+enum { SIGNAL = 3, PLANE = 4, CHANNELS = 1 };
+static const int64_t to_last[][PLANE] = {[SIGNAL] = {0, 2, 1}, [PLANE] = {0, 2, 3, 1}}; /* by rank */
+static const int64_t to_first[][PLANE] = {[SIGNAL] = {0, 2, 1}, [PLANE] = {0, 3, 1, 2}};
 static const char attribute[] = "channels_last";
 
 typedef struct state {
     ont_graph *g;
-    uint32_t n;        /* values of the graph before the pass */
-    uint32_t *parent;  /* by value: another one of its group, or itself */
-    bool *has_conv;    /* by the first value of a group */
-    role *roles;       /* by node */
-    ont_value **moved; /* by value: the same in channels last, or NULL */
+    uint32_t n, n_nodes; /* values and nodes of the graph before the pass */
+    uint32_t *parent;    /* by value: another one of its group, or itself */
+    bool *has_conv;      /* by the first value of a group */
+    role *roles;         /* by node */
+    ont_value **moved;   /* by value: the same in channels last, or NULL */
 } state;
 
 static bool is_image(const ont_value *v)
 {
-    return v && v->has_shape && v->shape.rank == RANK;
+    return v && v->has_shape && (v->shape.rank == SIGNAL || v->shape.rank == PLANE);
 }
 
-static ont_shape permuted(const ont_shape *shape, const int64_t *perm)
+static bool is_image_of(const ont_value *v, int rank)
+{
+    return is_image(v) && v->shape.rank == rank;
+}
+
+/* Of an image. */
+static ont_shape in_channels_last(const ont_shape *shape)
 {
     ont_shape result = *shape;
-    for (int d = 0; d < RANK; d++) result.dims[d] = shape->dims[perm[d]];
+    for (int d = 0; d < shape->rank; d++) result.dims[d] = shape->dims[to_last[shape->rank][d]];
     return result;
+}
+
+/* Of the images of a node that has a role. */
+static int rank_of(const ont_node *node)
+{
+    return node->outputs[0] && is_image(node->outputs[0]) ? node->outputs[0]->shape.rank
+                                                          : ont_node_in(node, 0)->shape.rank;
 }
 
 /* ---- groups ---- */
@@ -62,7 +79,7 @@ static bool has_kernel_in_channels_last(const ont_graph *g, const ont_node *node
         else outputs[0] = &values[n];
         if (!v) continue;
         values[n] = *v;
-        if (is_image(v)) values[n].shape = permuted(&v->shape, to_last);
+        if (is_image(v)) values[n].shape = in_channels_last(&v->shape);
         n++;
     }
     copy.inputs = uses;
@@ -85,9 +102,9 @@ static bool is_pool(const ont_node *node)
 }
 
 /* A single element has no order. */
-static bool is_image_or_number(const ont_value *v)
+static bool is_image_or_number(const ont_value *v, int rank)
 {
-    return is_image(v) || ont_shape_count(&v->shape) == 1;
+    return is_image_of(v, rank) || ont_shape_count(&v->shape) == 1;
 }
 
 /* Dropout draws a number for each element in the order of memory, which is that of the model in eager. */
@@ -97,18 +114,19 @@ static bool is_elementwise(const ont_node *node)
     if (node->op->flags & ONT_OP_RANDOM || ONT_IS(node, Dropout) || ONT_IS(node, DropoutGrad)) return false;
     if (node->n_outputs != 1 || !is_image(node->outputs[0])) return false;
     for (uint32_t i = 0; i < node->n_inputs; i++)
-        if (ont_node_in(node, i) && !is_image_or_number(ont_node_in(node, i))) return false;
+        if (ont_node_in(node, i) && !is_image_or_number(ont_node_in(node, i), node->outputs[0]->shape.rank))
+            return false;
     return true;
 }
 
 /* The known axes of a node, by an input or by an attribute. */
-static bool read_axes(const ont_node *node, uint32_t input, int64_t axes[RANK], int *n)
+static bool read_axes(const ont_node *node, uint32_t input, int64_t axes[PLANE], int *n)
 {
-    int from = node->n_inputs > input ? (int)input : -1;
-    if (ont_const_ints(node, from, "axes", axes, RANK, n) != ONT_OK || *n < 1) return false;
+    int from = node->n_inputs > input ? (int)input : -1, rank = ont_node_in(node, 0)->shape.rank;
+    if (ont_const_ints(node, from, "axes", axes, rank, n) != ONT_OK || *n < 1) return false;
     for (int i = 0; i < *n; i++) {
-        if (axes[i] < 0) axes[i] += RANK;
-        if (axes[i] < 0 || axes[i] >= RANK) return false;
+        if (axes[i] < 0) axes[i] += rank;
+        if (axes[i] < 0 || axes[i] >= rank) return false;
     }
     return true;
 }
@@ -121,37 +139,36 @@ static uint32_t axes_input(const ont_node *node)
 /* Whether a reduction leaves at most the batch and the channels: what is left has the same order. */
 static bool reduces_planes(const ont_node *node)
 {
-    int64_t axes[RANK];
+    int64_t axes[PLANE];
     int n;
-    bool is_reduced[RANK] = {false};
+    bool is_reduced[PLANE] = {false};
     if (!read_axes(node, axes_input(node), axes, &n)) return false;
     for (int i = 0; i < n; i++) is_reduced[axes[i]] = true;
-    return is_reduced[2] && is_reduced[3];
+    return is_reduced[2] && (is_reduced[3] || ont_node_in(node, 0)->shape.rank == SIGNAL);
 }
 
 static bool is_along_channels(const ont_node *node)
 {
     int64_t axis = ont_attr_int(node, "axis", 0);
-    for (uint32_t i = 0; ONT_IS(node, Concat) && i < node->n_inputs; i++)
-        if (!is_image(ont_node_in(node, i))) return false;
-    return (ONT_IS(node, Concat) || ONT_IS(node, Split)) && (axis == CHANNELS || axis == CHANNELS - RANK);
+    return (ONT_IS(node, Concat) || ONT_IS(node, Split)) &&
+           (axis == CHANNELS || axis == CHANNELS - ont_node_in(node, 0)->shape.rank);
 }
 
 static role role_of(const ont_graph *g, const ont_node *node)
 {
-    int64_t axes[RANK];
+    int64_t axes[PLANE];
     int n;
-    const ont_value *x = ont_node_in(node, 0);
+    const ont_value *x = ont_node_in(node, 0), *y = node->outputs[0];
     if (is_elementwise(node)) return ELEMENTWISE;
-    if (ONT_IS(node, Expand)) return is_image(node->outputs[0]) && is_image_or_number(x) ? EXPANSION : OTHER;
+    if (ONT_IS(node, Expand)) return is_image(y) && is_image_or_number(x, y->shape.rank) ? EXPANSION : OTHER;
     if (!is_image(x)) return OTHER;
-    if (is_conv(node)) return ont_dtype_is_half(x->dtype) && has_kernel_in_channels_last(g, node) ? CONVOLUTION : OTHER;
+    if (is_conv(node)) return has_kernel_in_channels_last(g, node) ? CONVOLUTION : OTHER;
     if (ONT_IS(node, BatchNormalization) || ONT_IS(node, FusedBatchNorm) || ONT_IS(node, BatchNormGrad)) return NORM;
     if (is_pool(node)) return POOL;
     if (ONT_IS(node, ReduceSum) || ONT_IS(node, ReduceMean) || ONT_IS(node, ReduceMax))
         return reduces_planes(node) ? REDUCTION : OTHER;
     if (ONT_IS(node, Slice)) return read_axes(node, axes_input(node), axes, &n) ? SLICE : OTHER;
-    if (ONT_IS(node, SumTo) || ONT_IS(node, PutSlice)) return is_image(node->outputs[0]) ? SHAPED : OTHER;
+    if (ONT_IS(node, SumTo) || ONT_IS(node, PutSlice)) return is_image_of(y, x->shape.rank) ? SHAPED : OTHER;
     return is_along_channels(node) ? ALONG_AXIS : OTHER;
 }
 
@@ -198,8 +215,8 @@ static void join_images(state *s, const ont_node *node)
 /* Whether the permutation leaves the elements where they are. */
 static bool is_view(const ont_shape *image_in_model_order)
 {
-    const int64_t *d = image_in_model_order->dims;
-    return d[CHANNELS] == 1 || d[2] * d[3] == 1;
+    return image_in_model_order->dims[CHANNELS] == 1 ||
+           ont_shape_count_range(image_in_model_order, 2, image_in_model_order->rank) == 1;
 }
 
 static ont_status move_input(state *s, ont_node *node, uint32_t index)
@@ -210,8 +227,9 @@ static ont_status move_input(state *s, ont_node *node, uint32_t index)
     bool is_late = known && known->def && known->def->backward && !node->backward;
     if (!known || is_late) { /* in front of the first node that needs it */
         ont_builder b = {.graph = s->g, .before = node, .backward = node->backward, .origin = ont_node_origin(node)};
-        ont_shape shape = permuted(&v->shape, to_last);
-        ont_value *moved = is_view(&v->shape) ? ont_build_reshape(&b, v, &shape) : ont_build_transpose(&b, v, to_last);
+        ont_shape shape = in_channels_last(&v->shape);
+        ont_value *moved = is_view(&v->shape) ? ont_build_reshape(&b, v, &shape)
+                                              : ont_build_transpose(&b, v, to_last[v->shape.rank]);
         ONT_TRY(b.status);
         s->moved[v->id] = moved;
     }
@@ -229,12 +247,12 @@ static ont_status move_output(state *s, ont_node *node, uint32_t index)
     ONT_TRY(ont_graph_add_value(s->g, ONT_VALUE_NODE, NULL, &moved));
     moved->dtype = old->dtype;
     moved->has_shape = true;
-    moved->shape = permuted(&old->shape, to_last);
+    moved->shape = in_channels_last(&old->shape);
     moved->def = node;
     moved->def_index = index;
     node->outputs[index] = moved;
     s->moved[old->id] = moved;
-    ont_value *inputs[] = {moved, views ? ont_build_const_ints(&b, old->shape.dims, RANK) : NULL};
+    ont_value *inputs[] = {moved, views ? ont_build_const_ints(&b, old->shape.dims, (size_t)old->shape.rank) : NULL};
     ONT_TRY(b.status);
     const ont_node_spec spec = {.domain = "", .op_type = views ? "Reshape" : "Transpose", .inputs = inputs,
                                 .n_inputs = 2, .outputs = &old, .n_outputs = 1};
@@ -246,7 +264,7 @@ static ont_status move_output(state *s, ont_node *node, uint32_t index)
     back->origin = b.origin;
     back->region = node->region;
     return views ? ont_attr_set_int(s->g, back, "allowzero", 1)
-                 : ont_attr_set_ints(s->g, back, "perm", to_first, RANK);
+                 : ont_attr_set_ints(s->g, back, "perm", to_first[old->shape.rank], (size_t)old->shape.rank);
 }
 
 static ont_status set_constant(state *s, ont_node *node, uint32_t input, const int64_t *values, size_t n)
@@ -260,11 +278,11 @@ static ont_status set_constant(state *s, ont_node *node, uint32_t input, const i
 
 static ont_status move_axes(state *s, ont_node *node)
 {
-    int64_t axes[RANK];
+    int64_t axes[PLANE];
     uint32_t input = axes_input(node);
     int n;
     if (!read_axes(node, input, axes, &n)) return ont_fail(ONT_EINTERNAL, "'%s': axes", node->name);
-    for (int i = 0; i < n; i++) axes[i] = to_first[axes[i]]; /* to_first: where a dim of the model is */
+    for (int i = 0; i < n; i++) axes[i] = to_first[rank_of(node)][axes[i]]; /* where a dim of the model is */
     return node->n_inputs > input ? set_constant(s, node, input, axes, (size_t)n)
                                   : ont_attr_set_ints(s->g, node, "axes", axes, (size_t)n);
 }
@@ -276,11 +294,11 @@ static ont_status move_dims(state *s, ont_node *node)
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         size_t n;
         const int64_t *dims = ont_attr_ints(node, names[i], &n);
-        ont_shape shape = {.rank = RANK};
-        if (!dims || n != RANK) continue;
-        memcpy(shape.dims, dims, sizeof *dims * RANK);
-        shape = permuted(&shape, to_last);
-        ONT_TRY(ont_attr_set_ints(s->g, node, names[i], shape.dims, RANK));
+        ont_shape shape = {.rank = rank_of(node)};
+        if (!dims || n != (size_t)shape.rank) continue;
+        memcpy(shape.dims, dims, sizeof *dims * n);
+        shape = in_channels_last(&shape);
+        ONT_TRY(ont_attr_set_ints(s->g, node, names[i], shape.dims, n));
     }
     return ONT_OK;
 }
@@ -292,8 +310,11 @@ static ont_status move_attributes(state *s, ont_node *node)
     case REDUCTION:
     case SLICE: return move_axes(s, node);
     case SHAPED: return move_dims(s, node);
-    case ALONG_AXIS: return ont_attr_set_int(s->g, node, "axis", RANK - 1);
-    case EXPANSION: return set_constant(s, node, 1, permuted(&node->outputs[0]->shape, to_last).dims, RANK);
+    case ALONG_AXIS: return ont_attr_set_int(s->g, node, "axis", rank_of(node) - 1);
+    case EXPANSION: {
+        ont_shape shape = in_channels_last(&node->outputs[0]->shape);
+        return set_constant(s, node, 1, shape.dims, (size_t)shape.rank);
+    }
     default: ONT_TRY(move_dims(s, node)); return ont_attr_set_int(s->g, node, attribute, 1);
     }
 }
@@ -312,12 +333,40 @@ static bool moves(state *s, const ont_node *node)
 {
     uint32_t at = 0;
     const ont_value *v = s->roles[node->id] ? next_image(node, &at) : NULL;
+    while (v && v->id >= s->n) v = next_image(node, &at); /* join_transpose() has put it here: no value of a group */
     return v && s->has_conv[group_of(s, v->id)];
+}
+
+static bool is_transpose_by(const ont_node *node, const int64_t perms[][PLANE])
+{
+    size_t n;
+    const ont_value *x = ont_node_in(node, 0);
+    const int64_t *perm = is_image(x) ? ont_attr_ints(node, "perm", &n) : NULL;
+    return perm && n == (size_t)x->shape.rank && !memcmp(perm, perms[n], n * sizeof *perm);
+}
+
+/* Whether a node will move v, as an image whose dims mean something else there, or as a weight. */
+static bool is_moved_later(state *s, const ont_value *v)
+{
+    for (const ont_use *use = v->uses; use; use = use->next)
+        if (use->user->id < s->n_nodes && moves(s, use->user)) return true;
+    return false;
+}
+
+/* What the model transposes to or from channels last itself is read where it has that order. */
+static void join_transpose(state *s, ont_node *node)
+{
+    ont_value *x = ont_node_in(node, 0), *y = node->outputs[0];
+    if (is_transpose_by(node, to_first) && s->has_conv[group_of(s, y->id)]) s->moved[y->id] = x;
+    ont_value *moved = x->id < s->n && is_transpose_by(node, to_last) ? s->moved[x->id] : NULL;
+    bool is_late = moved && moved->def && moved->def->backward && !node->backward;
+    if (moved && !is_late && !is_moved_later(s, y) && !ont_value_is_output(s->g, y))
+        ont_value_replace_uses(s->g, y, moved);
 }
 
 ont_status ont_pass_channels_last(ont_graph *g)
 {
-    state s = {.g = g, .n = g->n_values};
+    state s = {.g = g, .n = g->n_values, .n_nodes = g->n_nodes};
     bool has_conv = false;
     if (!g->device) return ONT_OK; /* the attribute means nothing to the kernels of the CPU */
     s.parent = ont_arena_array(&g->arena, s.n + 1, sizeof *s.parent);
@@ -335,6 +384,7 @@ ont_status ont_pass_channels_last(ont_graph *g)
     for (ont_node *node = g->first, *next; node; node = next) {
         next = node->next;
         if (moves(&s, node)) ONT_TRY(move_node(&s, node));
+        else if (ONT_IS(node, Transpose)) join_transpose(&s, node);
     }
     return ont_pass_dce(g);
 }

@@ -64,7 +64,7 @@ ont_status ont_pass_align_products(ont_graph *g) ONT_MUST_USE;
 
 /* Concatenates the gradients of slices that do not overlap. See join_slices.c. */
 ont_status ont_pass_join_slices(ont_graph *g) ONT_MUST_USE;
-/* Has 16-bit convolutions, and what is between them, in channels last, on devices. See channels_last.c. */
+/* Has convolutions, and what is between them, in channels last, on devices. See channels_last.c. */
 ont_status ont_pass_channels_last(ont_graph *g) ONT_MUST_USE;
 
 /* Makes row lookups and row sums of those with an index for each element, expanded over rows. See row_indices.c. */

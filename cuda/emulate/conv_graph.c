@@ -2,7 +2,7 @@
  * Convolutions of the emulated graph API (dnn_graph.c): what cuDNN requires of their descriptors, and their results by
  * loops in double, through the strides that the tensors have. Faults (ONT_EMULATE_DNN_FAULT): "kernel" turns the
  * weight's window around, "layout" reads images as if they had the order (N, C, H, W), "dilation" ignores it, "last"
- * leaves the last channel out.
+ * leaves the last channel out. "tf32" is none: operands in float32 are rounded as tensor cores do.
  */
 #include "emulate/dnn_graph.h"
 
@@ -37,7 +37,7 @@ static float float_of(const descriptor *d, int name)
     return *(const float *)find(d, name)->values;
 }
 
-/* The kernels for 16 bits have dense images whose channels lie together. */
+/* Images are dense, and their channels lie together. */
 static bool is_channels_last(const descriptor *t)
 {
     const int64_t *d = dims_of(t), *s = find(t, DNN_ATTR_TENSOR_STRIDES)->values;
@@ -69,7 +69,8 @@ int ont_emulate_dnn_finalize_convolution(const descriptor *op)
     const int64_t *dw = dims_of(w), *dx = dims_of(x), *dy = dims_of(y);
     int type = int_of(w, DNN_ATTR_TENSOR_DATA_TYPE);
     if (float_of(op, n->alpha) != 1 || float_of(op, n->beta) != 0) return refuse(BAD_PARAM, "factors", 0);
-    if (type == DNN_DATA_FLOAT || type != int_of(x, DNN_ATTR_TENSOR_DATA_TYPE) ||
+    if ((type != DNN_DATA_FLOAT && type != DNN_DATA_HALF && type != DNN_DATA_BFLOAT16) ||
+        type != int_of(x, DNN_ATTR_TENSOR_DATA_TYPE) ||
         (type != int_of(y, DNN_ATTR_TENSOR_DATA_TYPE) && !bool_of(y, DNN_ATTR_TENSOR_IS_VIRTUAL)))
         return refuse(BAD_PARAM, "types of a convolution", type);
     if (dx[0] != dy[0] || dw[0] != dy[1] || dx[1] % dw[1] || dw[0] % (dx[1] / dw[1]))
@@ -99,6 +100,12 @@ static double *sum_at(const sums *s, const int64_t at[4])
     return &s->all[i];
 }
 
+static double operand(const value *v, const int64_t at[4])
+{
+    double x = load(v, at);
+    return v->dtype == ONT_FLOAT32 && has_fault("tf32") ? ont_emulate_round_to_tf32(x) : x;
+}
+
 /* Adds the products of one output with all weights to what is written. */
 static void add_products(int kind, const descriptor *how, const value *x, const value *w, const value *y,
                          const int64_t out[4], const sums *to)
@@ -120,9 +127,9 @@ static void add_products(int kind, const descriptor *how, const value *x, const 
             is_inside = is_inside && in[d + 2] >= 0 && in[d + 2] < x->dims[d + 2];
         }
         if (!is_inside) continue;
-        if (kind == FORWARD) *sum_at(to, out) += load(x, in) * load(w, weight);
-        else if (kind == BACKWARD_DATA) *sum_at(to, in) += load(y, out) * load(w, weight);
-        else *sum_at(to, weight) += load(x, in) * load(y, out);
+        if (kind == FORWARD) *sum_at(to, out) += operand(x, in) * operand(w, weight);
+        else if (kind == BACKWARD_DATA) *sum_at(to, in) += operand(y, out) * operand(w, weight);
+        else *sum_at(to, weight) += operand(x, in) * operand(y, out);
     }
 }
 

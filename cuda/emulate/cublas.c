@@ -318,16 +318,6 @@ static ont_dtype dtype_of(int type)
                                                                                               : ONT_BFLOAT16;
 }
 
-static double round_to_tf32(double value)
-{
-    float x = (float)value;
-    uint32_t bits;
-    memcpy(&bits, &x, 4);
-    if ((bits & 0x7f800000u) != 0x7f800000u) bits = (bits + 0x1000u) & ~0x1fffu;
-    memcpy(&x, &bits, 4);
-    return (double)x;
-}
-
 /* Matrix `o` of a batch as (n, k) with k contiguous; transposed: it is stored so. */
 static double *unpack(const matrix *m, const void *data, int32_t o, bool stored, bool tf32)
 {
@@ -338,7 +328,7 @@ static double *unpack(const matrix *m, const void *data, int32_t o, bool stored,
         for (int64_t j = 0; j < k; j++) {
             int64_t at = o * m->stride + (stored ? i * m->ld + j : j * m->ld + i);
             double value = ont_emulate_get(dtype_of(m->type), data, at);
-            all[i * k + j] = tf32 ? round_to_tf32(value) : value;
+            all[i * k + j] = tf32 ? ont_emulate_round_to_tf32(value) : value;
         }
     return all;
 }

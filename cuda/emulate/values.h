@@ -27,6 +27,17 @@ static inline double ont_emulate_get(ont_dtype dtype, const void *data, int64_t 
     }
 }
 
+/* To the digits that tensor cores read of float32. */
+static inline double ont_emulate_round_to_tf32(double value)
+{
+    float x = (float)value;
+    uint32_t bits;
+    memcpy(&bits, &x, 4);
+    if ((bits & 0x7f800000u) != 0x7f800000u) bits = (bits + 0x1000u) & ~0x1fffu;
+    memcpy(&x, &bits, 4);
+    return (double)x;
+}
+
 static inline void ont_emulate_put(ont_dtype dtype, void *data, int64_t i, double value)
 {
     float single = (float)value;

@@ -2,7 +2,8 @@
  * Convolutions in channels last as graphs of cuDNN (conv_graph.h): the convolution, and the addition of its bias. Every
  * call that fails means that there is no plan: the convolution stays in the order (N, C, H, W), which cudnn.c computes.
  *
- * cuDNN takes dims in the order (N, C, H, W) whatever the layout; the strides say that channels are contiguous.
+ * cuDNN takes dims in the order (N, C, H, W) whatever the layout; the strides say that channels are contiguous. A
+ * signal is an image of one row. float32 has plans where torch allows TF32: else no tensor core multiplies channels.
  */
 #include "libs/conv_graph.h"
 
@@ -15,8 +16,10 @@
 enum { CANDIDATES = 3, LIMIT = 256 << 20 };
 enum { UID_X = 1, UID_W, UID_Y, UID_BIAS, UID_PRODUCT };
 
-/* Engines that add in fewer bits than float32, or in another order at every run, and those that transform operands
- * that are rounded to 16 bits. */
+extern const ont_allocator *ont_cuda_allocator;
+
+/* Engines that round operands to 16 bits, add in fewer bits than float32, or in another order at every run, and those
+ * that transform operands that are rounded. TF32 alone has none of these notes. */
 static const unsigned refused_notes =
     1u << DNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS | 1u << DNN_NUMERICAL_NOTE_REDUCED_PRECISION_REDUCTION |
     1u << DNN_NUMERICAL_NOTE_NONDETERMINISTIC | 1u << DNN_NUMERICAL_NOTE_WINOGRAD;
@@ -94,7 +97,9 @@ static void build_graph(ont_dnn_build *b, const key *k)
     const ont_conv_shape *s = &k->shape;
     const operation *of = &operations[k->kind];
     const float one = 1, zero = 0;
-    int type = s->dtype == ONT_FLOAT16 ? DNN_DATA_HALF : DNN_DATA_BFLOAT16;
+    int type = s->dtype == ONT_FLOAT32   ? DNN_DATA_FLOAT
+               : s->dtype == ONT_FLOAT16 ? DNN_DATA_HALF
+                                         : DNN_DATA_BFLOAT16;
     ont_dnn_tensor x = tensor_of(b, UID_X, type, s->n, s->c, s->in[1], s->in[2]);
     ont_dnn_tensor w = tensor_of(b, UID_W, type, s->m, s->c / s->groups, s->kernel[1], s->kernel[2]);
     ont_dnn_tensor y = tensor_of(b, UID_Y, type, s->n, s->m, s->out[1], s->out[2]), product = y;
@@ -118,8 +123,9 @@ static const char *refusal_of(const ont_conv_shape *s, size_t version, int capab
 {
     if (version < 90000) return "cuDNN is older than 9.0";
     if (capability < 80) return "compute capability below 8.0";
-    if (s->dtype != ONT_FLOAT16 && s->dtype != ONT_BFLOAT16) return "not in 16 bits";
-    return s->spatial == 2 ? NULL : "not two spatial dims";
+    if (s->dtype == ONT_FLOAT64) return "float64";
+    if (s->dtype == ONT_FLOAT32 && !ont_cuda_allocator->tf32_conv) return "float32 without TF32";
+    return s->spatial <= 2 ? NULL : "three spatial dims";
 }
 
 /* The first deterministic configurations that can run, in cuDNN's order of expected speed. */

@@ -27,20 +27,32 @@ static inline ont_verdict ont_judge_rows(const float *differences, int64_t rows,
     return ONT_VERDICT_ACCEPTED;
 }
 
-/* Lowers *verdict by the difference of two tensors of `rows` rows of n elements; float32 are statistics. */
-static inline ont_status ont_compare_rows(const ont_call *call, int dtype, const void *got, const void *want,
-                                          int64_t rows, int64_t n, ont_verdict *verdict)
+/* Of results whose operands are rounded to the dtype; those in float32 to TF32, which has as many digits as float16. */
+static inline double ont_tolerance_of(int dtype)
 {
-    double tolerance = dtype == ONT_FLOAT32 ? 1e-3 : dtype == ONT_FLOAT16 ? 0.01 : 0.05;
-    size_t bytes = (size_t)rows * 2 * sizeof(float);
+    return dtype == ONT_BFLOAT16 ? 0.05 : 0.01;
+}
+
+typedef struct ont_compared { /* two tensors of `rows` rows of n elements */
+    int dtype;
+    double tolerance;
+    const void *got, *want;
+    int64_t rows, n;
+} ont_compared;
+
+/* Lowers *verdict by the difference of the two. */
+static inline ont_status ont_compare_rows(const ont_call *call, const ont_compared *c, ont_verdict *verdict)
+{
+    size_t bytes = (size_t)c->rows * 2 * sizeof(float);
     ont_memory device = {0};
     float *host = ont_malloc(bytes);
     ont_status status = host ? call->device->ops->alloc(call->device, bytes, ONT_UINT8, &device) : ONT_ENOMEM;
     if (status == ONT_OK)
-        status = ont_launched(ont_launch_row_differences(dtype, got, want, device.data, rows, n, call->stream));
+        status = ont_launched(ont_launch_row_differences(c->dtype, c->got, c->want, device.data, c->rows, c->n,
+                                                         call->stream));
     if (status == ONT_OK) status = call->device->ops->read(call->device, host, device.data, bytes, call->stream);
     if (status == ONT_OK) {
-        ont_verdict found = ont_judge_rows(host, rows, tolerance);
+        ont_verdict found = ont_judge_rows(host, c->rows, c->tolerance);
         if (*verdict != ONT_VERDICT_REFUSED && found != ONT_VERDICT_ACCEPTED) *verdict = found;
     }
     if (device.data) call->device->ops->free(call->device, &device, bytes);

@@ -239,10 +239,10 @@ static ont_status compare_with_own(const ont_call *call, ont_verdict *verdict)
     ont_memory own = {0};
     *verdict = ONT_VERDICT_ACCEPTED;
     ONT_TRY(ops->alloc(call->device, bytes, ONT_UINT8, &own));
+    const ont_compared last = {s->shape.dtype, ont_tolerance_of(s->shape.dtype),
+                               (char *)call->out[0] + (size_t)(all - count) * size, own.data, count / row, row};
     ont_status status = run_own(call, own.data, count);
-    if (status == ONT_OK)
-        status = ont_compare_rows(call, s->shape.dtype, (char *)call->out[0] + (size_t)(all - count) * size, own.data,
-                                  count / row, row, verdict);
+    if (status == ONT_OK) status = ont_compare_rows(call, &last, verdict);
     if (status == ONT_OK) status = ops->synchronize(call->device, call->stream);
     ops->free(call->device, &own, bytes);
     return status;

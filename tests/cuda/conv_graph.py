@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import ctypes
 import logging
+import math
 import os
 import sys
 from collections import Counter
@@ -37,25 +38,33 @@ GRAPHS = 40  # random ones
 
 class Case(NamedTuple):
     dtype: torch.dtype
-    x: tuple[int, int, int, int]
+    x: tuple[int, ...]
     m: int
-    kernel: tuple[int, int]
-    stride: tuple[int, int] = (1, 1)
-    pad: tuple[int, int, int, int] = (0, 0, 0, 0)  # top, left, bottom, right
-    dilation: tuple[int, int] = (1, 1)
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...] = ()  # all 1, and no padding
+    pad: tuple[int, ...] = ()  # top, left, bottom, right, or left, right
+    dilation: tuple[int, ...] = ()
     groups: int = 1
     bias: bool = False
 
 
-HALF, BRAIN = torch.float16, torch.bfloat16
+HALF, BRAIN, SINGLE = torch.float16, torch.bfloat16, torch.float32
 CASES = [Case(BRAIN, (2, 8, 7, 9), 5, (3, 3), pad=(1, 1, 1, 1), bias=True),
          Case(HALF, (3, 3, 12, 11), 8, (5, 3), (2, 1), (2, 1, 2, 1)), Case(BRAIN, (2, 8, 9, 6), 16, (1, 1), (2, 2)),
          Case(HALF, (1, 4, 11, 13), 6, (3, 2), pad=(2, 1, 2, 1), dilation=(2, 3), bias=True),
          Case(BRAIN, (2, 6, 8, 5), 9, (3, 3), (1, 2), (1, 1, 1, 1), groups=3, bias=True),
          Case(HALF, (2, 5, 6, 7), 5, (3, 3), (2, 2), (1, 1, 1, 1), groups=5), Case(BRAIN, (2, 1, 5, 5), 1, (2, 2)),
-         Case(HALF, (2, 7, 4, 3), 3, (3, 3), bias=True)]
+         Case(HALF, (2, 7, 4, 3), 3, (3, 3), bias=True),
+         Case(SINGLE, (2, 8, 7, 9), 5, (3, 3), (2, 1), (1, 1, 1, 1), bias=True),
+         Case(SINGLE, (2, 6, 5, 6), 9, (3, 2), dilation=(1, 2), groups=3),
+         Case(BRAIN, (2, 8, 21), 6, (3,), (2,), (1, 1), bias=True),
+         Case(HALF, (2, 6, 17), 9, (4,), dilation=(2,), groups=3),
+         Case(BRAIN, (2, 5, 12), 5, (3,), pad=(1, 1), groups=5),
+         Case(SINGLE, (2, 4, 19), 7, (5,), (3,), (2, 2), bias=True), Case(HALF, (2, 3, 9), 1, (1,))]
 # Those that stay in the order (N, C, H, W).
-OTHERS = [Case(torch.float32, (2, 4, 6, 6), 4, (3, 3)), Case(BRAIN, (2, 4, 6, 6), 4, (3, 3), pad=(0, 1, 1, 2))]
+OTHERS = [Case(BRAIN, (2, 4, 6, 6), 4, (3, 3), pad=(0, 1, 1, 2)), Case(BRAIN, (2, 4, 9), 4, (3,), pad=(2, 0)),
+          Case(SINGLE, (2, 3, 4, 5, 4), 4, (2, 3, 2))]
+WITHOUT_TF32 = [Case(SINGLE, (2, 4, 6, 6), 4, (3, 3)), Case(SINGLE, (2, 4, 9), 4, (3,))]
 
 
 def operands(case: Case) -> list[torch.Tensor]:
@@ -65,13 +74,13 @@ def operands(case: Case) -> list[torch.Tensor]:
 
 
 def model_of(case: Case) -> bytes:
-    names = {HALF: "float16", BRAIN: "bfloat16", torch.float32: "float"}
+    names = {HALF: "float16", BRAIN: "bfloat16", SINGLE: "float"}
     shapes = [tuple(t.shape) for t in operands(case)]
     inputs = ", ".join(f"{names[case.dtype]}[{', '.join(map(str, shape))}] {name}"
                        for name, shape in zip("xwb", shapes, strict=False))
     attributes = ", ".join(f"{name} = {value}" for name, value in (
         ("strides", list(case.stride)), ("pads", list(case.pad)), ("dilations", list(case.dilation)),
-        ("group", case.groups)))
+        ("group", case.groups)) if value)
     dims = ", ".join(map(str, eager(case, operands(case))[0].shape))
     return onnx.parser.parse_model(
         f'<ir_version: 10, opset_import: ["" : 20]> g ({inputs}) => ({names[case.dtype]}[{dims}] y) '
@@ -86,8 +95,9 @@ def output_gradient(case: Case, shape: torch.Size) -> torch.Tensor:
 def eager(case: Case, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """Output and gradients in float64 of the same operands."""
     wide = [t.double().requires_grad_() for t in tensors]
-    top, left, bottom, right = case.pad
-    y = F.conv2d(F.pad(wide[0], (left, right, top, bottom)), *wide[1:], stride=case.stride, dilation=case.dilation,
+    n, convolve = len(case.kernel), (F.conv1d, F.conv2d, F.conv3d)[len(case.kernel) - 1]
+    pads = [case.pad[d + side] if case.pad else 0 for d in reversed(range(n)) for side in (0, n)]
+    y = convolve(F.pad(wide[0], pads), *wide[1:], stride=case.stride or 1, dilation=case.dilation or 1,
                  groups=case.groups)
     y.backward(output_gradient(case, y.shape).double())
     return [y.detach(), *(t.grad for t in wide)]
@@ -105,7 +115,7 @@ def kernels(session: _C.Session) -> list[tuple[str, str]]:
 
 
 def agree(case: Case, got: list[torch.Tensor], want: list[torch.Tensor]) -> None:
-    tol = {BRAIN: 2e-2, HALF: 3e-3, torch.float32: 1e-5}[case.dtype]
+    tol = {BRAIN: 2e-2, HALF: 3e-3, SINGLE: 1e-5 if is_exact() else 3e-3}[case.dtype]
     for k, (a, b) in enumerate(zip(got, want, strict=True)):
         error = (a.cpu().double() - b).abs().max().item() / max(1.0, b.abs().max().item())
         assert error < tol, f"{case}: {('y', 'dx', 'dw', 'db')[k]}: {error:.2e}"
@@ -141,9 +151,12 @@ def cases() -> set[str]:
 
 
 def others() -> set[str]:
-    for case in OTHERS:
+    for case in OTHERS + WITHOUT_TF32:
+        _C.set_tf32(False, case not in WITHOUT_TF32)
         session = _C.Session(model_of(case), 16, DEVICE)
-        agree(case, step(session, case, on_device(operands(case))), eager(case, operands(case)))
+        got = step(session, case, on_device(operands(case)))
+        _C.set_tf32(False, True)
+        agree(case, got, eager(case, operands(case)))
         assert all(kernel != GRAPH for _, kernel in kernels(session)), (case, kernels(session))
     return set()
 
@@ -154,6 +167,23 @@ def recorded() -> set[str]:
     session, tensors, before = _C.Session(model_of(case), 16, DEVICE), on_device(operands(case)), runs()
     agree(case, replayed(session, lambda: step(session, case, tensors)), eager(case, operands(case)))
     assert not is_exact() or runs() == before + 24
+    return set()
+
+
+def rounded() -> set[str]:
+    """Operands of float32 that are rounded to TF32 are not taken for a fault."""
+    if not is_exact():
+        return set()
+    os.environ["ONT_EMULATE_DNN_FAULT"] = "tf32"
+    case = Case(SINGLE, (2, 32, 9, 8), 32, (3, 3), bias=True)
+    tensors = operands(case)
+    session, before = _C.Session(model_of(case), 16, DEVICE), runs()
+    for _ in range(2):
+        for got, want in zip(step(session, case, tensors), eager(case, tensors), strict=True):
+            error = (got.double() - want).norm().item() / want.norm().item()
+            assert error < 2**-10 and (got.dim() == 1 or error > 2**-14), error
+    assert runs() == before + 6 and not MESSAGES.lines, MESSAGES.lines
+    del os.environ["ONT_EMULATE_DNN_FAULT"]
     return set()
 
 
@@ -216,6 +246,29 @@ class Cells(nn.Module):
         return torch.cat([rows, *(p.flatten(1) for p in pooled)], 1), c
 
 
+class Signals(nn.Module):
+    """One spatial dim, as models of speech have it, and the model's own transposes to channels last and from there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv1d(3, 8, 3, padding=1), nn.GELU(), nn.Conv1d(8, 12, 3, 2, bias=False),
+                                  nn.BatchNorm1d(12), nn.ReLU(), nn.MaxPool1d(2, 1))
+        self.norm, self.mix = nn.LayerNorm(12), nn.Linear(12, 12)
+        self.each, self.last = nn.Conv1d(12, 12, 4, padding=3, groups=12), nn.Conv1d(12, 5, 1)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        rows = self.norm(self.stem(x).transpose(1, 2))
+        mixed = self.each(self.mix(rows).transpose(1, 2))[:, :, :rows.shape[1]]
+        y = self.last(F.silu(mixed))
+        return y.mean(2), (mixed.transpose(1, 2) * rows).sum(1)
+
+
+# A model and its input, whether autocast is on, and at most how many Transposes are left in a step. Those of the models
+# are gone, but for the images that enter and leave, and for weights and their gradients.
+MODELS = ((Cells, (2, 3, 21, 18), True, 24), (Cells, (2, 3, 21, 18), False, 24), (Signals, (2, 3, 25), True, 8),
+          (Signals, (2, 3, 25), False, 8))
+
+
 def train(model: nn.Module, x: torch.Tensor, half: bool = True) -> list[torch.Tensor]:
     """Outputs, gradients and statistics of a step, under autocast or in float32."""
     x = x.clone().requires_grad_()
@@ -232,32 +285,37 @@ def sessions(model: nn.Module) -> list[_C.Session]:
     return [session for _, programs in model._all_programs() for program in programs for session in program.sessions]
 
 
-def models() -> set[str]:
-    """A model whose images change their order in many places is as near to float32 as eager under autocast is."""
+def check_model(make: Callable[[], nn.Module], shape: tuple[int, ...], half: bool, most: int) -> set[str]:
     torch.manual_seed(0)
-    module, x = Cells(), torch.randn(2, 3, 21, 18)
+    module, x = make(), torch.randn(shape)
     place = "cpu" if is_exact() else DEVICE
     want = train(copy.deepcopy(module).to(place), x.to(place), half=False)
-    near = train(copy.deepcopy(module).to(place), x.to(place))
-    _module.device_of = lambda tensors: DEVICE
+    near = train(copy.deepcopy(module).to(place), x.to(place), half)
     model = ORTModule(copy.deepcopy(module).to(place))
-    got = train(model, x.to(place))
+    got = train(model, x.to(place), half)
     assert not _report.stats(model)["fallback_steps"], _report.stats(model)["reasons"]
     for k, (a, b, c) in enumerate(zip(got, near, want, strict=True)):
         ours, eagers = ((t - c).norm().item() / max(1e-3, c.norm().item()) for t in (a, b))
-        assert ours < 1.5 * eagers + 1e-2, f"tensor {k}: {ours:.2e}, eager {eagers:.2e}"
+        rounded = 1e-4 if is_exact() and not half else 1e-2
+        assert ours < 1.5 * eagers + rounded, f"{make}, {half}, tensor {k}: {ours:.2e}, eager {eagers:.2e}"
     steps = [(op, kernel) for session in sessions(model) for _, op, kernel, *_ in session.timeline()]
     counts = Counter(op for op, _ in steps)
     if is_exact():
         assert all(kernel == GRAPH for op, kernel in steps if op in CONVOLUTIONS), steps
-        assert counts["Transpose"] <= 24, counts  # 8 of weights, the others where images enter or leave
+        assert counts["Transpose"] <= most, (make, half, counts)
     assert not any("cuDNN" in line for line in MESSAGES.lines), MESSAGES.lines
     return {f"{op}:{kernel}" for op, kernel in steps}
 
 
+def models() -> set[str]:
+    """Models whose images change their order in many places are as near to float32 as eager under autocast is."""
+    _module.device_of = lambda tensors: DEVICE
+    return set().union(*(check_model(*each) for each in MODELS))
+
+
 def random_step(seed: int, dtype: torch.dtype, without: list[str]) -> tuple[list[torch.Tensor | None], bool]:
     """Outputs and all gradients of a random graph, and whether a convolution is in channels last."""
-    graph = random_images.Images(seed, dtype)
+    graph = random_images.Images(seed, dtype, 1 + seed // 3 % 2)
     _C.disable_passes(without)
     try:
         session, tensors = _C.Session(graph.model(), 16, DEVICE), on_device(graph.tensors)
@@ -278,7 +336,7 @@ def graphs() -> set[str]:
     """
     begin, found = 1000 * int(os.environ.get("ONT_EMULATE_SEED", "0")), 0
     for seed in range(begin, begin + GRAPHS):
-        dtype = (BRAIN, HALF)[seed % 2]
+        dtype = (BRAIN, HALF, SINGLE)[seed % 3]
         print(f"graph {seed}", file=sys.stderr, flush=True)
         got, is_last = random_step(seed, dtype, [])
         found += is_last
@@ -289,7 +347,11 @@ def graphs() -> set[str]:
                 continue
             assert a.shape == b.shape, (seed, k, a.shape, b.shape)
             ours, others = (a - c).norm().item(), (b - c).norm().item()
-            assert ours <= 2 * others + 2e-2 * c.norm().item() + 0.2, f"graph {seed}, tensor {k}: {ours}, {others}"
+            if not math.isfinite(others):  # the graph overflows in 16 bits without the pass, too
+                continue
+            near = 0.1 if dtype == SINGLE and is_exact() else 1.0
+            limit = 2 * others + near * (2e-2 * c.norm().item() + 0.2)
+            assert ours <= limit, f"graph {seed}, tensor {k}: {ours}, {others}"
     assert not is_exact() or found > GRAPHS // 4, found
     return set()
 
@@ -305,7 +367,7 @@ def faults() -> set[str]:
     convolution keeps its order.
     """
     for i, (fault, (message, first, later)) in enumerate(FAULTS.items()):
-        for dtype in (HALF, BRAIN):
+        for dtype in (HALF, BRAIN, SINGLE):
             os.environ["ONT_EMULATE_DNN_FAULT"] = fault
             case = Case(dtype, (2, 4, 8 + i, 9), 3, (3, 2), (1, 2), (1, 1, 1, 1), (2, 1), bias=True)
             tensors = operands(case)
@@ -323,7 +385,7 @@ def faults() -> set[str]:
     return set()
 
 
-CHECKS: list[Callable[[], set[str]]] = [cases, others, recorded, unaligned, measured, models, graphs]
+CHECKS: list[Callable[[], set[str]]] = [cases, others, recorded, rounded, unaligned, measured, models, graphs]
 
 
 def main(plugin: str, device: str, which: str = "0/1") -> None:
@@ -332,6 +394,7 @@ def main(plugin: str, device: str, which: str = "0/1") -> None:
     logging.getLogger("onnxtrain").addHandler(MESSAGES)
     _C.open_plugin(plugin or None)
     _C.set_timing(True)
+    _C.set_tf32(False, True)
     run_checks([faults] if which == "faults" else every_nth(CHECKS, which))
 
 

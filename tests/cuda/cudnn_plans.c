@@ -40,21 +40,27 @@ static const shape shapes[] = {
     {"heads of 8 and 24", 2, 4, 4, 4, 100, 60, 8, 24},
 };
 
+/* `rows` is 1, as are the rows of the kernel, for signals. */
 typedef struct image_shape {
     const char *what;
-    int64_t c, m, groups, size, kernel, stride, pad;
+    int64_t c, m, groups, rows, size, kernel, stride, pad;
 } image_shape;
 
 static const image_shape image_shapes[] = {
-    {"ResNet-50, first", 3, 64, 1, 224, 7, 2, 3},        {"ResNet-50, 1 x 1", 64, 256, 1, 56, 1, 1, 0},
-    {"ResNet-50, 3 x 3", 64, 64, 1, 56, 3, 1, 1},        {"ResNet-50, 3 x 3 by 2", 128, 128, 1, 56, 3, 2, 1},
-    {"ResNet-50, 1 x 1 by 2", 256, 512, 1, 56, 1, 2, 0}, {"ResNet-50, last", 512, 512, 1, 7, 3, 1, 1},
-    {"odd channels", 5, 7, 1, 30, 3, 1, 1},              {"32 groups", 128, 128, 32, 56, 3, 1, 1},
-    {"each channel", 96, 96, 96, 56, 3, 1, 1},
+    {"ResNet-50, first", 3, 64, 1, 224, 224, 7, 2, 3},        {"ResNet-50, 1 x 1", 64, 256, 1, 56, 56, 1, 1, 0},
+    {"ResNet-50, 3 x 3", 64, 64, 1, 56, 56, 3, 1, 1},         {"ResNet-50, 3 x 3 by 2", 128, 128, 1, 56, 56, 3, 2, 1},
+    {"ResNet-50, 1 x 1 by 2", 256, 512, 1, 56, 56, 1, 2, 0},  {"ResNet-50, last", 512, 512, 1, 7, 7, 3, 1, 1},
+    {"odd channels", 5, 7, 1, 30, 30, 3, 1, 1},               {"32 groups", 128, 128, 32, 56, 56, 3, 1, 1},
+    {"each channel", 96, 96, 96, 56, 56, 3, 1, 1},            {"Whisper, first", 80, 384, 1, 1, 3000, 3, 1, 1},
+    {"Whisper, second", 384, 384, 1, 1, 3000, 3, 2, 1},       {"wav2vec2, first", 1, 512, 1, 1, 16000, 10, 5, 0},
+    {"wav2vec2, second", 512, 512, 1, 1, 3199, 3, 2, 0},      {"wav2vec2, last", 512, 512, 1, 1, 99, 2, 2, 0},
+    {"Mamba", 1536, 1536, 1536, 1, 1024, 4, 1, 3},
 };
 
 const ont_core *ont_cuda_core;
 static ont_core core;
+static const ont_allocator allocator = {.tf32_conv = 1};
+const ont_allocator *ont_cuda_allocator = &allocator;
 static ont_dnn_graph real, table;
 static void (*last_error)(char *message, size_t size);
 static void *properties; /* of the device */
@@ -202,20 +208,25 @@ static const char *plan_of(const shape *s, int variant, size_t *bytes)
 /* Forward with bias, forward, and the gradients, of 32 images; the number of those without a plan. */
 static int plan_images(const char *name, const image_shape *s, ont_dtype dtype)
 {
+    static const char *const dtype_names[] = {
+        [ONT_FLOAT32] = "float32 (TF32)", [ONT_FLOAT16] = "float16", [ONT_BFLOAT16] = "bfloat16"};
     static const char *const names[] = {"forward with bias", "forward", "gradient of the input",
                                         "gradient of the weight"};
-    int64_t out = (s->size + 2 * s->pad - s->kernel) / s->stride + 1;
-    ont_conv_shape g = {.n = 32, .c = s->c, .m = s->m, .groups = s->groups, .in = {1, s->size, s->size},
-                        .out = {1, out, out}, .kernel = {1, s->kernel, s->kernel}, .stride = {1, s->stride, s->stride},
-                        .dilation = {1, 1, 1}, .pad = {0, s->pad, s->pad}, .in_count = s->size * s->size,
-                        .out_count = out * out, .kernel_count = s->kernel * s->kernel, .dtype = (int32_t)dtype,
-                        .spatial = 2, .channels_last = 1};
+    const bool is_signal = s->rows == 1;
+    const int64_t high = is_signal ? 1 : s->kernel, by = is_signal ? 1 : s->stride, above = is_signal ? 0 : s->pad;
+    const int64_t rows = (s->rows + 2 * above - high) / by + 1;
+    const int64_t columns = (s->size + 2 * s->pad - s->kernel) / s->stride + 1;
+    ont_conv_shape g = {.n = 32, .c = s->c, .m = s->m, .groups = s->groups, .in = {1, s->rows, s->size},
+                        .out = {1, rows, columns}, .kernel = {1, high, s->kernel}, .stride = {1, by, s->stride},
+                        .dilation = {1, 1, 1}, .pad = {0, above, s->pad}, .in_count = s->rows * s->size,
+                        .out_count = rows * columns, .kernel_count = high * s->kernel, .dtype = (int32_t)dtype,
+                        .spatial = is_signal ? 1 : 2, .channels_last = 1};
     int missing = 0;
     for (int i = 0; i < 4; i++) {
         ont_conv_plan *plan;
         const char *refusal = ont_conv_plan_get(&g, i < 2 ? ONT_CONV_FORWARD : (ont_conv_kind)(i - 1), i == 0, &plan);
         missing += refusal != NULL;
-        printf("%s, %s, %s, %s: ", name, s->what, dtype == ONT_FLOAT16 ? "float16" : "bfloat16", names[i]);
+        printf("%s, %s, %s, %s: ", name, s->what, dtype_names[dtype], names[i]);
         if (refusal) printf("%s\n", refusal);
         else printf("%.1f MiB\n", (double)ont_conv_plan_work_bytes(plan) / (1 << 20));
     }
@@ -245,6 +256,7 @@ int main(int argc, char **argv)
         for (size_t k = 0; k < sizeof image_shapes / sizeof *image_shapes; k++) {
             missing += plan_images(devices[i].name, &image_shapes[k], ONT_BFLOAT16);
             missing += plan_images(devices[i].name, &image_shapes[k], ONT_FLOAT16);
+            missing += plan_images(devices[i].name, &image_shapes[k], ONT_FLOAT32);
         }
     }
     size_t bytes;

@@ -1,4 +1,4 @@
-"""Random graphs of operators on images in 16 bits: convolutions, and what may stand between them, in the order of
+"""Random graphs of operators on images or signals: convolutions, and what may stand between them, in the order of
 channels or not. conv_graph.py computes each with and without the pass that keeps channels last.
 """
 
@@ -24,17 +24,20 @@ class Images:
     Args:
         seed: of the graph and of its tensors.
         dtype: of images and weights.
+        spatial: dims of an image behind its channels, 1 or 2.
     """
 
-    def __init__(self, seed: int, dtype: torch.dtype) -> None:
+    def __init__(self, seed: int, dtype: torch.dtype, spatial: int = 2) -> None:
         self._rng, self._dtype = random.Random(seed), dtype
+        self._spatial, self._rank = spatial, spatial + 2
         self._numbers = torch.Generator().manual_seed(seed)
         self._nodes: list[NodeProto] = []
         self._inputs: list[ValueInfoProto] = []
         self._constants: list[TensorProto] = []
         self._names = 0
         self.tensors: list[torch.Tensor] = []
-        shape = (self._rng.randint(1, 3), self._rng.choice([1, 3, 4, 6, 8]), *(self._rng.randint(3, 8) for _ in "hw"))
+        shape = (self._rng.randint(1, 3), self._rng.choice([1, 3, 4, 6, 8]),
+                 *(self._rng.randint(3, 8) for _ in range(spatial)))
         self._values: list[Value] = [(self._input(shape), shape)]
         makers: list[Callable[[], Value]] = [
             *[self._conv] * 6, *[self._norm] * 3, *[self._binary] * 4, *[self._unary] * 2, self._pool, self._whole,
@@ -74,14 +77,14 @@ class Images:
         return names
 
     def _image(self) -> Value:
-        return self._rng.choice([v for v in self._values if len(v[1]) == 4][-6:])
+        return self._rng.choice([v for v in self._values if len(v[1]) == self._rank][-6:])
 
     def _conv(self) -> Value:
         x, s = self._image()
         groups = self._rng.choice([d for d in (1, 1, 1, 2, s[1]) if s[1] % d == 0])
         m = groups * self._rng.randint(1, 4)
         kernel = [self._rng.randint(1, min(3, size)) for size in s[2:]]
-        strides, pads = ([self._rng.randint(low, low + 1) for _ in "hw"] for low in (1, 0))
+        strides, pads = ([self._rng.randint(low, low + 1) for _ in kernel] for low in (1, 0))
         weight = (m, s[1] // groups, *kernel)
         inputs = [x, self._input(weight, math.prod(weight[1:])**-0.5)]
         if self._rng.random() < 0.5:
@@ -111,8 +114,10 @@ class Images:
     def _binary(self) -> Value:
         """With an image that may be broadcast, or with an input of any such shape."""
         x, s = self._image()
-        others = [n for n, t in self._values if len(t) == 4 and all(a in (1, b) for a, b in zip(t, s, strict=True))]
-        shapes = [(1, s[1], 1, 1), (s[1], 1, 1), (), (1,), (s[0], 1, s[2], s[3]), (s[3],)]
+        others = [n for n, t in self._values
+                  if len(t) == self._rank and all(a in (1, b) for a, b in zip(t, s, strict=True))]
+        ones = (1,) * self._spatial
+        shapes = [(1, s[1], *ones), (s[1], *ones), (), (1,), (s[0], 1, *s[2:]), (s[-1],)]
         other = self._rng.choice(others) if self._rng.random() < 0.6 else self._input(self._rng.choice(shapes))
         inputs = [x, other] if self._rng.random() < 0.7 else [other, x]
         return self._add(self._rng.choice(["Add", "Sub", "Mul"]), inputs)[0], s
@@ -122,29 +127,32 @@ class Images:
         if min(s[2:]) < 2:
             return self._unary()
         step = self._rng.randint(1, 2)
-        name = self._add(self._rng.choice(["MaxPool", "AveragePool"]), [x], kernel_shape=[2, 2], strides=[step] * 2)[0]
+        name = self._add(self._rng.choice(["MaxPool", "AveragePool"]), [x], kernel_shape=[2] * self._spatial,
+                         strides=[step] * self._spatial)[0]
         return name, (*s[:2], *((size - 2) // step + 1 for size in s[2:]))
 
     def _whole(self) -> Value:
         """Dims become numbers: those of the plane, or others."""
         x, s = self._image()
-        kind = self._rng.choice(["GlobalAveragePool", "GlobalMaxPool", (2, 3), (-1, -2), (0, 2, 3), (2,), (3,), (1,),
-                                 (1, 2, 3)])
+        plane = tuple(range(2, self._rank))
+        kind = self._rng.choice(["GlobalAveragePool", "GlobalMaxPool", plane, tuple(-1 - d for d in range(self._spatial)),
+                                 (0, *plane), (2,), (self._rank - 1,), (1,), (1, *plane)])
         if isinstance(kind, str):
-            return self._add(kind, [x])[0], (*s[:2], 1, 1)
-        keep, axes = self._rng.randint(0, 1), {axis % 4 for axis in kind}
+            return self._add(kind, [x])[0], (*s[:2], *(1 for _ in plane))
+        keep, axes = self._rng.randint(0, 1), {axis % self._rank for axis in kind}
         name = self._add("ReduceMean", [x, self._ints(*kind)], keepdims=keep)[0]
         return name, tuple(1 if d in axes else size for d, size in enumerate(s) if keep or d not in axes)
 
     def _axis(self) -> int:
-        return self._rng.choice([1, 1, 1, 2, 3])
+        return self._rng.choice([1, 1, 1, *range(2, self._rank)])
 
     def _concat(self) -> Value:
         axis = self._axis()
         x, s = self._image()
-        others = [v for v in self._values if len(v[1]) == 4 and all(v[1][d] == s[d] for d in range(4) if d != axis)]
+        others = [v for v in self._values
+                  if len(v[1]) == self._rank and all(v[1][d] == s[d] for d in range(self._rank) if d != axis)]
         parts = [(x, s), *(self._rng.choice(others) for _ in range(self._rng.randint(1, 2)))]
-        name = self._add("Concat", [n for n, _ in parts], axis=axis - self._rng.choice([0, 4]))[0]
+        name = self._add("Concat", [n for n, _ in parts], axis=axis - self._rng.choice([0, self._rank]))[0]
         return name, tuple(sum(t[axis] for _, t in parts) if d == axis else size for d, size in enumerate(s))
 
     def _split(self) -> Value:
@@ -161,10 +169,10 @@ class Images:
 
     def _slice(self) -> Value:
         x, s = self._image()
-        axis = self._rng.randint(0, 3)
+        axis = self._rng.randint(0, self._rank - 1)
         if s[axis] < 2:
             return self._unary()
-        bounds = [self._ints(v) for v in (1, s[axis], axis - self._rng.choice([0, 4]), 1)]
+        bounds = [self._ints(v) for v in (1, s[axis], axis - self._rng.choice([0, self._rank]), 1)]
         return self._add("Slice", [x, *bounds])[0], tuple(size - (d == axis) for d, size in enumerate(s))
 
     def _expand(self) -> Value:
@@ -173,14 +181,16 @@ class Images:
         return self._add("Expand", [x, self._ints(*to)])[0], to
 
     def _turn(self) -> Value:
+        """Also to channels last and from there, whose shapes are those of other images."""
         x, s = self._image()
-        return self._add("Transpose", [x], perm=[0, 1, 3, 2])[0], (*s[:2], s[3], s[2])
+        perm = self._rng.choice([[0, 1, 3, 2], [0, 2, 3, 1], [0, 3, 1, 2]]) if self._spatial == 2 else [0, 2, 1]
+        return self._add("Transpose", [x], perm=perm)[0], tuple(s[d] for d in perm)
 
     def _reshape(self) -> Value:
         x, s = self._image()
-        to = (s[0], s[2], s[1], s[3])
+        to = (s[0], s[2], s[1], *s[3:])
         return self._add("Reshape", [x, self._ints(*to)])[0], to
 
     def _softmax(self) -> Value:
         x, s = self._image()
-        return self._add("Softmax", [x], axis=self._rng.randint(1, 3))[0], s
+        return self._add("Softmax", [x], axis=self._rng.randint(1, self._rank - 1))[0], s

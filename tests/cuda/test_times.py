@@ -117,6 +117,15 @@ def test_a_matrix_that_is_added_is_another_launch():
     assert matrix.nbytes - plain.nbytes == 3 * y.nbytes and bias.nbytes - plain.nbytes == 64
 
 
+def test_float32_convolutions_in_channels_last_are_on_tensor_cores():
+    x, w, y = (value(name, 2, 64, 64, 64, dtype="float") for name in "xwy")
+    halves = [value(name, 2, 64, 64, 64) for name in "xwy"]
+    single, plain = (times.convolution(node(kernel, "Conv", [x, w], [y]))
+                     for kernel in ("cuda_conv_graph", "cuda_conv"))
+    half = times.convolution(node("cuda_conv_graph", "Conv", halves[:2], halves[2:]))
+    assert plain.busy > single.busy == 2 * half.busy
+
+
 def test_outputs_are_read_from_text():
     line = '  float[2,3] a, , bool[] "b, = c" = ai.onnxtrain.Op <n = 1> (x, y)'
     assert planned.outputs_of(line) == [("float", (2, 3)), None, ("bool", ())]

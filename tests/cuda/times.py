@@ -342,11 +342,14 @@ def pool_grad(node: Node) -> Cost:
 
 
 def convolution(node: Node) -> Cost:
-    """(x, w, bias) -> y, (dy, w) -> dx, (dy, x) -> dw; by cuDNN at three fifths of what products reach: assumed."""
+    """(x, w, bias) -> y, (dy, w) -> dx, (dy, x) -> dw; by cuDNN at three fifths of what products reach: assumed.
+    float32 in channels last is TF32, of which tensor cores compute half as much.
+    """
     kernel = node.outputs[0] if node.op == "ConvGradWeight" else node.inputs[1]
     result = node.outputs[0] if node.op == "Conv" else node.inputs[0]
     flops = 2.0 * result.count * math.prod(kernel.shape[1:])
-    rate = C["tensor"] if is_half(node.inputs[0]) else C["float32"]
+    in_single = C["tensor"] / 2 if node.kernel == "cuda_conv_graph" else C["float32"]
+    rate = C["tensor"] if is_half(node.inputs[0]) else in_single
     with_bias = node.op == "Conv" and node.input(2) is not None and node.kernel != "cuda_conv_graph"  # joins the bias
     return Cost("products", 1 + with_bias, all_bytes(node) + 2 * with_bias * result.nbytes, flops / (0.6 * rate), flops)
 
