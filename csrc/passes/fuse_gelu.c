@@ -64,7 +64,8 @@ static ont_status fuse_forward(ont_graph *g, ont_node *gelu)
 
 /*
  * dx = A B * gelu'(x), if A B has no other use. The sum of dx for the bias stays a node: cuBLASLt would
- * compute it by a kernel of its own behind the product, not in the epilogue, which saves no pass over dx.
+ * compute it by a kernel of its own behind the product, not in the epilogue, which saves no pass over dx
+ * (docs/performance/cuda_model.md).
  */
 static ont_status fuse_backward(ont_graph *g, ont_node *grad)
 {
