@@ -62,6 +62,7 @@ extern const ont_core *ont_cuda_core;
 #define ont_scatter_reduction ont_cuda_core->scatter_reduction
 #define ont_scan_read ont_cuda_core->scan_read
 #define ont_scan_accept ont_cuda_core->scan_accept
+#define ont_recurrent_read ont_cuda_core->recurrent_read
 
 /* random.h has inline functions that call the core. */
 #include "ops/random/random.h"

@@ -232,6 +232,12 @@ static int32_t random_blocks(int id)
 static ont_device devices[ONT_PLUGIN_DEVICES];
 static char about[128], left_out[192];
 
+const ont_device *ont_cuda_device(void)
+{
+    int id = 0;
+    return cudaGetDevice(&id) == cudaSuccess && id >= 0 && id < ONT_PLUGIN_DEVICES ? &devices[id] : &devices[0];
+}
+
 /* Whether this build has kernels for a GPU; says in left_out if not. */
 static bool has_kernels(int id)
 {

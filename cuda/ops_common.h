@@ -32,6 +32,9 @@ static inline bool ont_is_float32_or_64(ont_dtype dtype)
     return dtype == ONT_FLOAT32 || dtype == ONT_FLOAT64;
 }
 
+/* The device that is current: in device.c, or in the emulation. */
+const ont_device *ont_cuda_device(void);
+
 /* Copies a strided tensor to a row-major one: copy_strided() of the devices. */
 ont_status ont_copy_strided_launch(const ont_device_strided *layout, const void *from, void *to, void *stream);
 
@@ -46,7 +49,7 @@ extern const size_t ont_cuda_n_lists;
 /* For each family, the array of kernels and their number. */
 #define ONT_CUDA_FAMILIES(X) X(elementwise) X(move) X(reduce) X(norm) X(softmax) X(loss) X(matmul) X(attention) \
     X(attention_grad) X(conv) X(pool) X(batchnorm) X(group_norm) X(pad) X(resize) X(index) X(grouped) X(recurrent) \
-    X(nonzero) X(ctc)
+    X(rnn) X(nonzero) X(ctc)
 #define X(family) extern const ont_kernel ont_cuda_##family##_kernels[];
 ONT_CUDA_FAMILIES(X)
 #undef X

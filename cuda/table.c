@@ -74,6 +74,8 @@ const ont_kernel_list ont_cuda_lists[] = {
     ONE(ONT_DOMAIN, "CountNonZero", 1, nonzero, 0) ONE(ONT_DOMAIN, "NonZeroOf", 1, nonzero, 1)
     ONE(ONT_DOMAIN, "CTCLoss", 1, ctc, 0) ONE(ONT_DOMAIN, "CTCLossGrad", 1, ctc, 0)
     ONE(ONT_DOMAIN, "GroupedMatMul", 1, grouped, 0) ONE(ONT_DOMAIN, "GroupedMatMulGrad", 1, grouped, 0)
+    ONE("", "RNN", 7, rnn, 0) ONE("", "GRU", 7, rnn, 0) ONE("", "LSTM", 7, rnn, 0)
+    ONE(ONT_DOMAIN, "RecurrentGrad", 1, rnn, 1)
     ONE(ONT_DOMAIN, "RecurrentSteps", 1, recurrent, 0) ONE(ONT_DOMAIN, "RecurrentStepsGrad", 1, recurrent, 1)
 };
 

@@ -168,6 +168,8 @@ def brief(types: list[str]) -> str:
 def gradient(op: dict[str, Any]) -> str:
     if op["no_grad"]:
         return "none"
+    if op["expands"] and not op["kernels"]:
+        return "parts"  # a recurrent layer has a rule for a device's kernel
     return "rule" if op["grad"] else "parts" if op["expands"] or op["containers"] else "refused"
 
 
@@ -185,7 +187,7 @@ NOT_ON_CUDA = {"DeformConv", "Mean",
 
 def cuda(op: dict[str, Any], listed: dict[str, int]) -> str:
     if op["name"] in listed:
-        return "kernel" if listed[op["name"]] <= op["since"] else ""
+        return "kernel" if listed[op["name"]] <= op["since"] else "parts" if op["expands"] else ""
     if op["name"] in NOT_ON_CUDA:
         return ""
     return "view" if op["view"] else "parts" if op["expands"] else "" if op["kernels"] else "none left"

@@ -7,7 +7,7 @@
 
 #include "device/device.h"
 
-enum { ONT_PLUGIN_VERSION = 5, ONT_PLUGIN_DEVICES = 16 };
+enum { ONT_PLUGIN_VERSION = 6, ONT_PLUGIN_DEVICES = 16 };
 
 struct ont_core;
 

@@ -348,8 +348,10 @@ bool ont_op_expands(const ont_graph *g, const ont_node *node)
 {
     const ont_op *op = node->op;
     const ont_kernel *kernel;
+    uint32_t n_kernels;
     if (!op->expand) return false;
-    if (!op->infer || !op->n_kernels || !(op->grad || op->flags & ONT_OP_NO_GRAD)) return true;
+    ont_op_kernels(op, g->device, &n_kernels);
+    if (!op->infer || !n_kernels || !(op->grad || op->flags & ONT_OP_NO_GRAD)) return true;
     return ont_op_choose(node, g->device, false, &kernel) != ONT_OK;
 }
 

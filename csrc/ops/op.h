@@ -105,9 +105,9 @@ ont_value *ont_build_reduce(ont_builder *b, const char *op_type, ont_value *x, c
  * after the node's inputs are inferred (and after infer(), if there is one) and before differentiation, so that
  * gradients are those of the parts. Called by the inference pass, and by ont_build_done() for a node that a gradient
  * rule or another expansion built. An operator with expand() needs neither kernels nor infer(); one that has kernels
- * and a gradient (or NO_GRAD) is expanded only if no kernel accepts it. outputs[i] may be an input, which is passed
- * through. Absent outputs may be set too: the array has room for ONT_EXPAND_SPARE entries beyond those of the node.
- * Failures go to b->status; the operator's name is prepended.
+ * on the graph's device and a gradient (or NO_GRAD) is expanded only if no kernel accepts it. outputs[i] may be an
+ * input, which is passed through. Absent outputs may be set too: the array has room for ONT_EXPAND_SPARE entries beyond
+ * those of the node. Failures go to b->status; the operator's name is prepended.
  */
 enum { ONT_EXPAND_SPARE = 8 };
 typedef void (*ont_expand_fn)(ont_builder *b, ont_node *node, ont_value **outputs);
@@ -191,6 +191,8 @@ struct ont_kernel {
     /* Optional: releases what prepare() allocated outside the arena (a library's handle). */
     void (*release)(void *state);
     uint32_t inplace; /* bit i: output 0 may share storage with input i (same size in bytes) */
+    /* Optional: bytes of what forward keeps for the gradient in a layout of the kernel's own (recurrent_whole.c). */
+    size_t (*saved_bytes)(const ont_node *node);
 };
 
 /* The kernels of a device for one operator (from opset `since` on), best first. */

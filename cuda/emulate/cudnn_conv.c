@@ -3,26 +3,13 @@
  * NVIDIA's documentation has for a caller (contract.h). Some of what it proposes is not supported, not deterministic,
  * or needs too much memory, and some it refuses when it is called, as the library may.
  */
-#include <cuda_runtime_api.h>
-#include <stdlib.h>
 #include <string.h>
 
-#include "libs/cudnn_conv.h"
-#include "emulate/contract.h"
+#include "libs/cudnn_rnn.h"
+#include "emulate/cudnn_desc.h"
 #include "emulate/values.h"
 
-enum { HANDLE = 0x646e0001, TENSOR, FILTER, CONVOLUTION }; /* first members: what an address refers to */
-enum { ALIGN = 16, MOST_WORK = 6000, TOO_MUCH = 1 << 30, ALGORITHMS = 4, MOST_RANK = 5 };
-
-typedef struct handle {
-    int kind;
-    bool has_stream;
-    cudaStream_t stream;
-} handle;
-
-typedef struct tensor { /* and a filter, which has no strides */
-    int kind, type, rank, dims[MOST_RANK], strides[MOST_RANK];
-} tensor;
+enum { ALIGN = 16, MOST_WORK = 6000, TOO_MUCH = 1 << 30, ALGORITHMS = 4 };
 
 typedef struct convolution {
     int kind, rank, pad[3], stride[3], dilation[3], mode, type, groups, math;
@@ -33,25 +20,6 @@ typedef struct problem { /* int alone, without padding: it is compared by its by
     tensor x, w, y;
     convolution conv;
 } problem;
-
-#define CHECKED(type, kind_of_it, opaque, what) \
-    type *what = opaque; \
-    ONT_REQUIRE(what && what->kind == (kind_of_it), "cuDNN: not a descriptor of %s", #what)
-
-static void *fresh(size_t bytes, int kind)
-{
-    int *made = calloc(1, bytes);
-    ONT_REQUIRE(made, "out of memory");
-    *made = kind;
-    return made;
-}
-
-static int destroy(void *made, int kind)
-{
-    ONT_REQUIRE(*(int *)made == kind, "cuDNN: a destroy function of another kind of descriptor");
-    free(made);
-    return CUDNN_SUCCESS;
-}
 
 static int create(void **made)
 {
@@ -94,8 +62,10 @@ static int filter_destroy(void *desc)
 
 static void set_dims(tensor *t, int type, int rank, const int *dims, const char *call)
 {
-    ONT_REQUIRE(type == DATA_FLOAT || type == DATA_HALF || type == DATA_BFLOAT16, "%s: type %d", call, type);
-    ONT_REQUIRE(rank == 4 || rank == MOST_RANK, "%s: rank %d", call, rank);
+    bool state = rank == 3; /* of recurrent layers */
+    ONT_REQUIRE(type == DATA_FLOAT || type == (state ? DATA_DOUBLE : DATA_HALF) || (!state && type == DATA_BFLOAT16),
+                "%s: type %d", call, type);
+    ONT_REQUIRE(state || rank == 4 || rank == MOST_RANK, "%s: rank %d", call, rank);
     t->type = type;
     t->rank = rank;
     for (int d = 0; d < rank; d++) {
@@ -104,7 +74,7 @@ static void set_dims(tensor *t, int type, int rank, const int *dims, const char 
     }
 }
 
-/* Strides of row-major tensors alone, which is what libs/cudnn.c has. */
+/* Strides of row-major tensors alone, which is what libs/cudnn.c and libs/rnn.c have. */
 static int tensor_set(void *desc, int type, int rank, const int *dims, const int *strides)
 {
     CHECKED(tensor, TENSOR, desc, t);

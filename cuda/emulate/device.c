@@ -297,6 +297,11 @@ static const ont_device_ops ops = {
 
 static ont_device device = {.ops = &ops, .random_blocks = 3}; /* few, so that small tensors need several rounds */
 
+const ont_device *ont_cuda_device(void)
+{
+    return &device;
+}
+
 EXPORTED ont_status ont_plugin_open(const ont_core *core, const ont_allocator *torch, ont_plugin *plugin)
 {
     if (!torch) return ont_fail(ONT_EIO, "the emulation needs the DLPack exchange table: torch 2.10 or later");

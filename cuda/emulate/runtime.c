@@ -48,7 +48,7 @@ uint64_t ont_emulate_random(uint64_t *state)
 
 static void (*find_function(const char *name))(void)
 {
-    const ont_emulate_function *const lists[] = {ont_emulate_cublas, ont_emulate_cudnn};
+    const ont_emulate_function *const lists[] = {ont_emulate_cublas, ont_emulate_cudnn, ont_emulate_cudnn_rnn};
     for (size_t i = 0; i < sizeof lists / sizeof *lists; i++)
         for (const ont_emulate_function *f = lists[i]; f->name; f++)
             if (!strcmp(f->name, name)) return f->function;

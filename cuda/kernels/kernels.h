@@ -283,6 +283,18 @@ typedef struct ont_cell_grad_operands {
     void *dh, *dc, *dq, *dx;
 } ont_cell_grad_operands;
 int ont_launch_cell_grad(const ont_cell_step *s, const ont_cell_grad_operands *o, void *stream);
+/* Copies of `count` elements of 4 or 8 bytes each: the matrices and biases of a recurrent layer, in one launch. */
+enum { ONT_RNN_PARTS = 32 };
+typedef struct ont_rnn_part {
+    const void *from;
+    void *to;
+    int64_t count;
+} ont_rnn_part;
+typedef struct ont_rnn_parts {
+    ont_rnn_part part[ONT_RNN_PARTS];
+    int32_t n, size;
+} ont_rnn_parts;
+int ont_launch_rnn_parts(const ont_rnn_parts *parts, void *stream);
 /* sums (n) over rows that are `pitch` apart */
 int ont_launch_column_sums(int dtype, int64_t rows, int64_t n, int64_t pitch, const void *x, void *sums, void *stream);
 

@@ -160,3 +160,20 @@ extern "C" int ont_launch_column_sums(int dtype, int64_t rows, int64_t n, int64_
     return ONT_LAUNCH(column_sums_kernel<double>, blocks, threads, 0, stream, rows, n, pitch, (const double *)x,
                       (double *)sums);
 }
+
+template <class T> __global__ void __launch_bounds__(ONT_THREADS) rnn_parts_kernel(const ont_rnn_parts parts)
+{
+    const ont_rnn_part part = parts.part[blockIdx.y];
+    ONT_FOR(i, part.count) ((T *)part.to)[i] = ((const T *)part.from)[i];
+}
+
+extern "C" int ont_launch_rnn_parts(const ont_rnn_parts *parts, void *stream)
+{
+    int64_t most = 0;
+    for (int i = 0; i < parts->n; i++)
+        if (parts->part[i].count > most) most = parts->part[i].count;
+    if (!most) return 0;
+    const dim3 grid(ont_blocks(most, 4 * ONT_THREADS), (unsigned)parts->n);
+    return parts->size == 4 ? ONT_LAUNCH(rnn_parts_kernel<uint32_t>, grid, ONT_THREADS, 0, stream, *parts)
+                            : ONT_LAUNCH(rnn_parts_kernel<uint64_t>, grid, ONT_THREADS, 0, stream, *parts);
+}

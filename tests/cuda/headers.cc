@@ -8,7 +8,7 @@
 #include <type_traits>
 
 #include "libs/cublas_lt.h"
-#include "libs/cudnn_conv.h"
+#include "libs/cudnn_rnn.h"
 
 #define SAME(ours, theirs) \
     static_assert(static_cast<long>(ours) == static_cast<long>(theirs), "another number: " #ours)
@@ -56,6 +56,22 @@ SAME(MATH_FMA, CUDNN_FMA_MATH);
 SAME(DETERMINISTIC, CUDNN_DETERMINISTIC);
 SAME(CUDNN_SUCCESS, CUDNN_STATUS_SUCCESS);
 SAME(CUDNN_NOT_SUPPORTED, CUDNN_STATUS_NOT_SUPPORTED);
+SAME(DATA_DOUBLE, CUDNN_DATA_DOUBLE);
+SAME(RNN_ALGO_STANDARD, CUDNN_RNN_ALGO_STANDARD);
+SAME(RNN_RELU, CUDNN_RNN_RELU);
+SAME(RNN_TANH, CUDNN_RNN_TANH);
+SAME(RNN_LSTM, CUDNN_LSTM);
+SAME(RNN_GRU, CUDNN_GRU);
+SAME(RNN_NO_BIAS, CUDNN_RNN_NO_BIAS);
+SAME(RNN_DOUBLE_BIAS, CUDNN_RNN_DOUBLE_BIAS);
+SAME(RNN_UNIDIRECTIONAL, CUDNN_UNIDIRECTIONAL);
+SAME(RNN_BIDIRECTIONAL, CUDNN_BIDIRECTIONAL);
+SAME(RNN_LINEAR_INPUT, CUDNN_LINEAR_INPUT);
+SAME(RNN_SEQ_MAJOR_UNPACKED, CUDNN_RNN_DATA_LAYOUT_SEQ_MAJOR_UNPACKED);
+SAME(RNN_PADDED_IO_ENABLED, CUDNN_RNN_PADDED_IO_ENABLED);
+SAME(RNN_INFERENCE, CUDNN_FWD_MODE_INFERENCE);
+SAME(RNN_TRAINING, CUDNN_FWD_MODE_TRAINING);
+SAME(RNN_WGRAD_ADD, CUDNN_WGRAD_MODE_ADD);
 
 #define SAME_PLACE(ours, member, theirs, other) \
     static_assert(offsetof(ours, member) == offsetof(theirs, other) && \
@@ -105,6 +121,7 @@ template <class R, class... P, class S, class... Q> struct calls_alike<R (*)(P..
 
 static cublas_functions cublas;
 static cudnn_functions dnn;
+static cudnn_rnn_functions rnn;
 #define X(member, name) \
     static_assert(calls_alike<std::decay_t<decltype(cublas.member)>, decltype(&name)>::value, "called otherwise: " #name);
 ONT_CUBLAS_FUNCTIONS(X)
@@ -112,4 +129,8 @@ ONT_CUBLAS_FUNCTIONS(X)
 #define X(member, name) \
     static_assert(calls_alike<std::decay_t<decltype(dnn.member)>, decltype(&name)>::value, "called otherwise: " #name);
 ONT_CUDNN_FUNCTIONS(X)
+#undef X
+#define X(member, name) \
+    static_assert(calls_alike<std::decay_t<decltype(rnn.member)>, decltype(&name)>::value, "called otherwise: " #name);
+ONT_CUDNN_RNN_FUNCTIONS(X)
 #undef X

@@ -23,6 +23,7 @@ import compare
 import conv_graph
 import images
 import onnx
+import rnn
 import rotary
 import rows
 import sdpa
@@ -632,13 +633,25 @@ def valued() -> set[str]:
     return values.nonzero(DEVICE, place(DEVICE)) | agree(*values.recurrent())
 
 
+def recurrent() -> set[str]:
+    """Layers by cuDNN where the device has it; tests/cuda/rnn.py has the cases."""
+    used: set[str] = set()
+    for case in (rnn.Case("LSTM", 5, 3, 4, 6, both=True), rnn.Case("GRU", 6, 3, 4, 5, both=True)):
+        session, begin = _C.Session(rnn.model_of(case), 16, DEVICE), len(MESSAGES.text)
+        got = rnn.step(session, case, [t.to(place(DEVICE)) for t in rnn.operands(case)])
+        assert "differ" not in MESSAGES.text[begin:], MESSAGES.text[begin:]
+        rnn.agree(case, got)
+        used |= {f"{op}:{kernel}" for _, op, kernel, *_ in session.timeline()}
+    return used
+
+
 MESSAGES = Messages()
 
 PROGRAMS: list[Callable[[], set[str]]] = [mlp, mlp_halves, unaligned, channels_last, by_rule, gelu_epilogues,
                                           transformer, attention, loss, loss_of_halves, heads, sums, norms, hot_rows, copies,
                                           rotations, fault, strided, rare, graphs, graph_shapes, graph_freed,
                                           graph_of_the_caller, settings, vision, vision_in_planes, norms_of_images,
-                                          valued, steps, drops, generated, ortmodule]
+                                          valued, recurrent, steps, drops, generated, ortmodule]
 
 
 def main(plugin: str, device: str, which: str = "0/1") -> None:

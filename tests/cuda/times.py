@@ -379,7 +379,8 @@ MODELS: dict[str, Callable[[Node], Cost]] = {
 WITHOUT_A_MODEL = frozenset((
     "cuda_count_nonzero", "cuda_ctc", "cuda_fill", "cuda_gather_nd_grad", "cuda_grouped_matmul", "cuda_groupnorm",
     "cuda_groupnorm_grad", "cuda_index_gather", "cuda_nonzero", "cuda_pad", "cuda_pad_grad", "cuda_product_grad",
-    "cuda_recurrent_steps", "cuda_recurrent_steps_grad", "cuda_resize", "cuda_scan", "cuda_scatter", "cuda_select"))
+    "cuda_recurrent_steps", "cuda_recurrent_steps_grad", "cuda_resize", "cuda_rnn_dnn", "cuda_rnn_dnn_grad", "cuda_scan",
+    "cuda_scatter", "cuda_select"))
 # cuDNN's kernels, and the own ones that run where cuDNN declines.
 OWN = {"cuda_attention_dnn": "cuda_attention", "cuda_attention_grad_dnn": "cuda_attention_grad"}
 

@@ -1,5 +1,6 @@
 /*
- * LSTM, GRU and RNN by expansion: one GEMM computes the input's part of all gates for all steps. With torch's
+ * LSTM, GRU and RNN. A device may have a kernel for the whole node, with the gradient of recurrent_whole.c. Elsewhere
+ * they are expanded: one GEMM computes the input's part of all gates for all steps. With torch's
  * activations, RecurrentSteps (recurrent_steps.c) does the steps. Any other cell is unrolled over time: each step adds
  * the state's part, and the gradient is that of the expansion (back-propagation through time). Past its end, a shorter
  * sequence keeps its state and gives zeros; backwards in time it starts at its own end.
@@ -8,6 +9,7 @@
 #include <string.h>
 #include <strings.h>
 
+#include "ops/recurrent/recurrent_whole.h"
 #include "ops/support/compose.h"
 #include "simd/recurrent/recurrent.h"
 
@@ -237,7 +239,9 @@ static ont_status infer_recurrent(ont_node *node, cell kind)
     }
     ONT_TRY(ont_infer_out(node, 0, r.dtype, &y));
     ONT_TRY(ont_infer_out(node, 1, r.dtype, &last));
-    return kind == CELL_LSTM ? ont_infer_out(node, 2, r.dtype, &last) : ONT_OK;
+    if (kind == CELL_LSTM) ONT_TRY(ont_infer_out(node, 2, r.dtype, &last));
+    ont_shape saved = ont_shape_of(1, (int64_t[]){ont_attr_int(node, "saved_bytes", 0)});
+    return ont_infer_out(node, ONT_RECURRENT_SAVED, ONT_UINT8, &saved);
 }
 
 /* ---- one direction ---- */
@@ -374,16 +378,12 @@ static state run_direction(const recurrent *r, const weights *w, int d, state s,
     return s;
 }
 
-/* The cell as RecurrentSteps has it, or ONT_CELLS if it does not have it. */
-static ont_cell known_cell(const recurrent *r, const ont_node *node, int d)
+/* The cell of direction d with torch's activations, or ONT_CELLS if it is another one. */
+static ont_cell torch_cell(const recurrent *r, const ont_node *node, int d)
 {
     static const char *const torchs[] = {"Sigmoid", "Tanh", "Tanh"};
     const activation *act = &r->act[d * r->acts];
-    bool whole = r->dtype == ONT_FLOAT32 || r->dtype == ONT_FLOAT64;
-    uint32_t n_kernels;
-    ont_op_kernels(&ont_op_RecurrentSteps, r->b->graph->device, &n_kernels);
-    if (!n_kernels || !whole || r->clip > 0 || r->input_forget || ont_node_in(node, 7) || !r->steps || !r->batch ||
-        !r->hidden)
+    if (r->clip > 0 || r->input_forget || ont_node_in(node, 7) || !r->steps || !r->batch || !r->hidden)
         return ONT_CELLS;
     if (r->cell == CELL_RNN)
         return !strcmp(act[0].kind->name, "Tanh") ? ONT_CELL_TANH
@@ -393,6 +393,15 @@ static ont_cell known_cell(const recurrent *r, const ont_node *node, int d)
         if (strcmp(act[i].kind->name, torchs[i])) return ONT_CELLS;
     if (r->cell == CELL_LSTM) return ONT_CELL_LSTM;
     return r->linear_before_reset ? ONT_CELL_GRU : ONT_CELLS;
+}
+
+/* The same if RecurrentSteps has it. */
+static ont_cell known_cell(const recurrent *r, const ont_node *node, int d)
+{
+    uint32_t n_kernels;
+    ont_op_kernels(&ont_op_RecurrentSteps, r->b->graph->device, &n_kernels);
+    bool whole = r->dtype == ONT_FLOAT32 || r->dtype == ONT_FLOAT64;
+    return n_kernels && whole ? torch_cell(r, node, d) : ONT_CELLS;
 }
 
 /* The same as run_direction(), as one node; *y is (T, B, H). */
@@ -417,15 +426,20 @@ static ont_value *initial_state(const recurrent *r, ont_node *node, uint32_t ind
     return one ? ont_build_reshape(r->b, one, &flat) : NULL;
 }
 
-/* Sequence lengths as int64 (B, 1); NULL where all are known to be full. */
-static ont_value *read_lens(const recurrent *r, ont_value *lens)
+static bool are_full(const recurrent *r, const ont_value *lens)
 {
-    if (!lens) return NULL;
     bool full = lens->data && (lens->dtype == ONT_INT32 || lens->dtype == ONT_INT64);
     for (int64_t i = 0; full && i < r->batch; i++)
         full = (lens->dtype == ONT_INT32 ? ((const int32_t *)lens->data->data)[i]
                                          : ((const int64_t *)lens->data->data)[i]) >= r->steps;
-    if (full) return NULL;
+    return full;
+}
+
+/* Sequence lengths as int64 (B, 1); NULL where all are known to be full. */
+static ont_value *read_lens(const recurrent *r, ont_value *lens)
+{
+    if (!lens) return NULL;
+    if (are_full(r, lens)) return NULL;
     ont_value *wide = ont_build_cast(r->b, lens, ONT_INT64);
     return wide ? ont_build_reshape(r->b, wide, &(ont_shape){.rank = 2, .dims = {r->batch, 1}}) : NULL;
 }
@@ -488,6 +502,25 @@ static void expand_recurrent(ont_builder *b, ont_node *node, ont_value **outputs
     if (ont_node_out(node, 2)) outputs[2] = join_states(&r, last_c);
 }
 
+/* ---- for kernels that take the whole node ---- */
+
+const char *ont_recurrent_read(const ont_node *node, ont_recurrent_form *form)
+{
+    recurrent r = {0};
+    cell kind = !strcmp(node->op->name, "LSTM") ? CELL_LSTM : !strcmp(node->op->name, "GRU") ? CELL_GRU : CELL_RNN;
+    if (read_recurrent(node, kind, &r) != ONT_OK) return "arguments";
+    ont_cell known = torch_cell(&r, node, 0);
+    if (known == ONT_CELLS || (r.directions == 2 && torch_cell(&r, node, 1) != known))
+        return "clip, peepholes, activations other than torch's, or nothing to compute";
+    if (r.reversed[0]) return "backwards in time alone";
+    if (r.batch_first) return "layout 1";
+    if (ont_node_in(node, 4) && !are_full(&r, ont_node_in(node, 4)))
+        return "lengths that are not known when the program is built";
+    *form = (ont_recurrent_form){.steps = r.steps, .batch = r.batch, .in = r.in, .hidden = r.hidden,
+                                 .directions = r.directions, .cell = known, .dtype = r.dtype};
+    return NULL;
+}
+
 #define RECURRENT(name_, kind, max, attributes_) \
     static ont_status infer_##name_(ont_graph *g, ont_node *node) \
     { \
@@ -499,10 +532,11 @@ static void expand_recurrent(ont_builder *b, ont_node *node, ont_value **outputs
         expand_recurrent(b, node, outputs, kind); \
     } \
     const ont_op ont_op_##name_ = {.domain = "", .name = #name_, .since = 7, .min_inputs = 3, .max_inputs = max, \
-                                   .attributes = attributes_, .nondiff_inputs = 1 << 4, .infer = infer_##name_, \
-                                   .expand = expand_##name_}
+                                   .attributes = attributes_, .nondiff_inputs = 1 << 4, \
+                                   .nondiff_outputs = 1 << ONT_RECURRENT_SAVED, .infer = infer_##name_, \
+                                   .grad = ont_recurrent_grad, .expand = expand_##name_}
 #define RECURRENT_ATTRIBUTES \
-    "activation_alpha:F activation_beta:F activations:S clip:f direction:s hidden_size:i layout:i"
+    "activation_alpha:F activation_beta:F activations:S clip:f direction:s hidden_size:i layout:i saved_bytes:i"
 RECURRENT(RNN, CELL_RNN, 6, RECURRENT_ATTRIBUTES);
 RECURRENT(GRU, CELL_GRU, 6, RECURRENT_ATTRIBUTES " linear_before_reset:i");
 RECURRENT(LSTM, CELL_LSTM, 8, RECURRENT_ATTRIBUTES " input_forget:i");
