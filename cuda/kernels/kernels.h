@@ -155,7 +155,8 @@ typedef struct ont_conv_shape {
 int ont_launch_conv(int kind, const ont_conv_shape *s, const void *first, const void *second, void *to, int64_t count,
                     void *stream);
 
-/* group_norm.cu: x (n, groups, channels, d) in float32 or float64, fewer than 2^31 elements in a group */
+/* group_norm.cu: x (n, groups, channels, d), fewer than 2^31 elements in a group; 16-bit x and y have float32 for what
+ * is per channel or group */
 typedef struct ont_groupnorm {
     int64_t n, groups, channels, d;
     double eps;

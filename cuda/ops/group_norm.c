@@ -7,8 +7,8 @@
 
 static const char *group_norm_accept(const ont_node *node)
 {
-    const ont_value *x = ont_node_in(node, 0);
-    if (!ont_is_float32_or_64(x->dtype)) return "dtype";
+    const ont_value *x = ont_node_in(node, 0), *scale = ont_node_in(node, 1);
+    if (!ont_dtype_is_float(x->dtype) || !ont_is_float32_or_64(scale->dtype)) return "dtype";
     return ont_is_long(x) ? "2^31 elements or more" : NULL;
 }
 

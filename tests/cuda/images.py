@@ -91,3 +91,24 @@ def norms_of_images(device: str) -> set[str]:
         assert not {"Relu:cuda_elementwise", "ReluGrad:cuda_elementwise"} & got[2], got[2]
         used |= got[2]
     return used
+
+
+GROUPS = """<ir_version: 10, opset_import: ["" : 21]> g (TYPE[DIMS] x, TYPE[6] s, TYPE[6] t) => (TYPE[DIMS] y, TYPE[DIMS] z) {
+    y = GroupNormalization <num_groups = 3> (x, s, t)  z = InstanceNormalization(x, t, s) }"""
+
+
+def norms_of_groups(device: str) -> set[str]:
+    """Norms of groups read and write 16 bits, in accesses of 16 bytes where these fit a channel, and one by one."""
+    used: set[str] = set()
+    for name, dtype, tol in (("float", torch.float32, 2e-5), ("double", torch.float64, 1e-11),
+                             ("float16", torch.float16, 4e-3), ("bfloat16", torch.bfloat16, 3e-2)):
+        for dims in ((2, 6, 8, 9), (3, 6, 5, 7), (2, 6, 3, 200), (2, 6, 1)):
+            torch.manual_seed(0)
+            text = onnx.parser.parse_model(GROUPS.replace("TYPE", name).replace("DIMS", ", ".join(map(str, dims))))
+            tensors = [t.to(dtype) for t in (torch.randn(dims) + 3, torch.randn(6), torch.randn(6))]
+            session = _C.Session(text.SerializeToString(), 16, device)
+            used |= agree(device, text.SerializeToString(), tensors, tol)
+            session.forward([t.to(place(device)) for t in tensors], b"\1\1\1")
+            casts = [kernel for op, kernel, backward in session.kernels() if op == "Cast" and not backward]
+            assert len(casts) <= 4, casts  # of scales and biases
+    return used

@@ -94,7 +94,7 @@ def vision_in_planes() -> set[str]:
 
 
 def norms_of_images() -> set[str]:
-    return images.norms_of_images(DEVICE)
+    return images.norms_of_images(DEVICE) | images.norms_of_groups(DEVICE)
 
 
 def channels_last() -> set[str]:

@@ -32,8 +32,14 @@ static ont_status layout(const ont_node *node, const ont_shape *x, groups_state 
     return ONT_OK;
 }
 
-/* x, scale and bias have one float dtype; scale and bias have `entries` elements each. */
-static ont_status check_operands(const ont_node *node, int64_t entries)
+/* What is per channel or group: float32 beside 16 bits. */
+static ont_dtype channel_dtype(ont_dtype dtype)
+{
+    return ont_dtype_size(dtype) < ont_dtype_size(ONT_FLOAT32) ? ONT_FLOAT32 : dtype;
+}
+
+/* Scale and bias have the input's float dtype, or with `wide` float32 beside 16 bits, and `entries` elements each. */
+static ont_status check_operands(const ont_node *node, int64_t entries, bool wide)
 {
     ont_value *x;
     ONT_TRY(ont_need_input(node, 0, &x));
@@ -42,7 +48,8 @@ static ont_status check_operands(const ont_node *node, int64_t entries)
     for (uint32_t i = 1; i < 3; i++) {
         ont_value *v;
         ONT_TRY(ont_need_input(node, i, &v));
-        if (v->dtype != x->dtype || v->shape.rank != 1 || v->shape.dims[0] != entries)
+        bool fits = v->dtype == x->dtype || (wide && v->dtype == channel_dtype(x->dtype));
+        if (!fits || v->shape.rank != 1 || v->shape.dims[0] != entries)
             return ont_fail(ONT_EINVAL, "%s '%s' must have %" PRId64 " entries of %s", i == 1 ? "scale" : "bias",
                             v->name, entries, ont_dtype_name(x->dtype));
     }
@@ -57,10 +64,10 @@ static ont_status infer(ont_graph *g, ont_node *node)
     groups_state s;
     ONT_TRY(ont_need_input(node, 0, &x));
     ONT_TRY(layout(node, &x->shape, &s));
-    ONT_TRY(check_operands(node, x->shape.dims[1]));
+    ONT_TRY(check_operands(node, x->shape.dims[1], true));
     ont_shape saved = {.rank = 2, .dims = {s.n, s.groups}};
-    ONT_TRY(ont_infer_out(node, 1, x->dtype, &saved));
-    ONT_TRY(ont_infer_out(node, 2, x->dtype, &saved));
+    ONT_TRY(ont_infer_out(node, 1, channel_dtype(x->dtype), &saved));
+    ONT_TRY(ont_infer_out(node, 2, channel_dtype(x->dtype), &saved));
     return ont_infer_out(node, 0, x->dtype, &x->shape);
 }
 
@@ -344,14 +351,18 @@ static ont_status group_infer(ont_graph *g, ont_node *node)
     if (stash < 0 || stash >= ONT_DTYPE_COUNT || !ont_dtype_is_float((ont_dtype)stash))
         return ont_fail(ONT_EINVAL, "stash_type is %" PRId64 ", a float type is expected", stash);
     ONT_TRY(layout(node, &x->shape, &s));
-    ONT_TRY(check_operands(node, node->version < 21 ? groups : x->shape.dims[1]));
+    ONT_TRY(check_operands(node, node->version < 21 ? groups : x->shape.dims[1], false));
     return ont_infer_out(node, 0, x->dtype, &x->shape);
 }
 
+/* In the dtype of x; 16 bits are rounded once, from float32. */
 static ont_value *build_norm(ont_builder *b, const ont_node *from, ont_value *x, ont_value *scale, ont_value *bias,
                              int64_t groups)
 {
-    ont_node *node = ont_build_node(b, ONT_DOMAIN, "GroupNorm", (ont_value *[]){x, scale, bias}, 3, 1);
+    if (b->status != ONT_OK || !x) return NULL;
+    ont_dtype wide = channel_dtype(x->dtype);
+    ont_value *operands[] = {x, ont_build_cast(b, scale, wide), ont_build_cast(b, bias, wide)};
+    ont_node *node = ont_build_node(b, ONT_DOMAIN, "GroupNorm", operands, 3, 1);
     if (node) b->status = ont_attr_set_int(b->graph, node, "groups", groups);
     if (b->status == ONT_OK)
         b->status = ont_attr_set_float(b->graph, node, "epsilon", ont_attr_float(from, "epsilon", 1e-5));
@@ -378,7 +389,8 @@ static void group_expand(ont_builder *b, ont_node *node, ont_value **outputs)
         if (channels != 1) scale = per_channel(b, scale, channels), bias = per_channel(b, bias, channels);
         if (ont_dtype_size(dtype) < 4) wide = ONT_FLOAT32;
     }
-    x = ont_build_cast(b, x, wide);
+    bool rounds_once = wide == ONT_FLOAT32 && (dtype == ONT_FLOAT16 || dtype == ONT_BFLOAT16);
+    if (!rounds_once) x = ont_build_cast(b, x, wide);
     scale = ont_build_cast(b, scale, wide);
     bias = ont_build_cast(b, bias, wide);
     outputs[0] = ont_build_cast(b, build_norm(b, node, x, scale, bias, groups), dtype);
@@ -390,7 +402,7 @@ static ont_status instance_infer(ont_graph *g, ont_node *node)
     ont_value *x;
     ONT_TRY(ont_need_input(node, 0, &x));
     if (x->shape.rank < 2) return ont_fail(ONT_EINVAL, "the input has rank %d, expected at least 2", x->shape.rank);
-    ONT_TRY(check_operands(node, x->shape.dims[1]));
+    ONT_TRY(check_operands(node, x->shape.dims[1], false));
     return ont_infer_out(node, 0, x->dtype, &x->shape);
 }
 
