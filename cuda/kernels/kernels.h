@@ -256,7 +256,9 @@ typedef struct ont_select {
     int64_t outer, n, inner, k;
     int32_t kind, last, dtype; /* last: among equals the last one; ascending: the smallest with NaN above all */
 } ont_select;
-/* values and positions (int64) may be NULL. */
+/* Whether the launch needs memory for the positions. */
+int ont_select_needs_positions(const ont_select *s);
+/* values may be NULL, and positions (int64) where they are not needed. */
 int ont_launch_select(const ont_select *s, const void *x, void *values, void *positions, void *stream);
 
 /* grouped.cu: x (rows, k), w (groups, k, n) or transposed, ends; of the gradient rows (rows, k) and (rows, n) */

@@ -221,14 +221,18 @@ static ont_status select_prepare(const ont_node *node, ont_arena *arena, ont_pre
         s->kind = is_named(node, "ArgMax") ? ONT_SELECT_LARGEST : ONT_SELECT_SMALLEST;
     }
     out->state = s;
+    if (is_topk(node) && !ont_node_out(node, 1) && ont_select_needs_positions(s))
+        out->work_bytes = (size_t)(s->outer * s->inner * s->k) * sizeof(int64_t);
     return ONT_OK;
 }
 
 static ont_status select_run(const ont_call *call)
 {
     bool topk = is_topk(call->node);
+    void *positions = ont_result(call, 1);
+    if (topk && !positions && ont_select_needs_positions(call->state)) positions = call->work;
     return ont_launched(ont_launch_select(call->state, call->in[0], topk ? call->out[0] : NULL,
-                                          topk ? ont_result(call, 1) : call->out[0], call->stream));
+                                          topk ? positions : call->out[0], call->stream));
 }
 
 const ont_kernel ont_cuda_index_kernels[6] = {

@@ -630,7 +630,7 @@ def generated() -> set[str]:
 
 def valued() -> set[str]:
     values.refused(DEVICE, place(DEVICE))
-    return values.nonzero(DEVICE, place(DEVICE)) | agree(*values.recurrent())
+    return values.nonzero(DEVICE, place(DEVICE)) | agree(*values.recurrent()) | values.selected(DEVICE, place(DEVICE))
 
 
 def recurrent() -> set[str]:

@@ -1,5 +1,5 @@
 """Operators whose values decide about sizes and addresses, on a device: NonZero of several tiles, recurrent steps of
-sequences that end early, and what the message says where an index, a length or a label is out of range. programs.py
+sequences that end early, TopK of ties, and what the message says where an index, a length or a label is out of range. programs.py
 runs these.
 """
 
@@ -85,4 +85,46 @@ def nonzero(device: str, place: str) -> set[str]:
         used |= {f"{operator}:{kernel}" for *_, steps in session.timings() for _, operator, kernel, *_ in steps}
     _C.set_timing(True)
     assert {"CountNonZero", "NonZeroOf"} <= {name.split(":")[0] for name in used}, used
+    return used
+
+
+KINDS = {torch.float32: "float", torch.float64: "double", torch.int32: "int32", torch.int64: "int64",
+         torch.uint64: "uint64"}
+
+
+def ties(dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    """Few different numbers, the largest and the smallest, and for floats NaN, infinities and both zeros."""
+    torch.manual_seed(len(shape))
+    x = torch.randint(0, 40, shape) * (1 if dtype == torch.uint64 else 3) - (0 if dtype == torch.uint64 else 60)
+    if not dtype.is_floating_point:
+        limit = torch.iinfo(torch.int64 if dtype == torch.uint64 else dtype)
+        x[torch.rand(shape) < 0.05] = limit.max
+        x[torch.rand(shape) < 0.05] = limit.min
+        return x.to(dtype) if dtype != torch.uint64 else x.view(torch.uint64)
+    special = torch.tensor([float("nan"), -float("nan"), float("inf"), -float("inf"), 0.0, -0.0])
+    mixed = torch.where(torch.rand(shape) < 0.2, special[torch.randint(0, 6, shape)], x / 7)
+    return mixed.to(dtype)
+
+
+def selected(device: str, place: str) -> set[str]:
+    """TopK by a search and by digits, of ties, as on the CPU: every position; or the values alone."""
+    used: set[str] = set()
+    for dtype, kind in KINDS.items():
+        for shape, axis, k in (((3, 700), 1, 9), ((2, 700, 3), 1, 130), ((1, 65), -1, 65), ((2, 9), 1, 5),
+                               ((300, 2), 0, 256)):
+            x = ties(dtype, shape)
+            for largest in (0, 1):
+                for outputs in ("y, i", "y", ", i"):
+                    dims = [k if d == axis % len(shape) else n for d, n in enumerate(shape)]
+                    results = ", ".join(f"{kind if name == 'y' else 'int64'}{dims} {name}" for name in "yi"
+                                        if name in outputs)
+                    node = f"{outputs} = TopK <axis = {axis}, largest = {largest}> (x, k)"
+                    model = model_of(f"{kind}{list(shape)} x", results, f"k = Constant <value_ints = [{k}]> () {node}")
+                    want, _ = _C.Session(model, 16, "cpu").forward([x], b"\0")
+                    session = _C.Session(model, 16, device)
+                    got, _ = session.forward([x.to(place)], b"\0")
+                    for a, b in zip(got, want, strict=True):
+                        same = torch.equal(a.cpu().view(torch.uint8), b.view(torch.uint8))
+                        assert same, (dtype, shape, k, largest, outputs)
+                    used |= {f"{operator}:{kernel}" for _, operator, kernel, *_ in session.timeline()}
     return used
