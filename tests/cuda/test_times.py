@@ -126,6 +126,16 @@ def test_float32_convolutions_in_channels_last_are_on_tensor_cores():
     assert plain.busy > single.busy == 2 * half.busy
 
 
+def test_a_group_norm_reads_twice_for_its_gradient():
+    x, scale = value("x", 2, 8, 10), value("s", 8, dtype="float")
+    others = [value(name, 2, 4, dtype="float") for name in ("m", "v")]
+    dy, dx, ds = value("dy", 2, 8, 10), value("dx", 2, 8, 10), value("ds", 8, dtype="float")
+    costs = [times.cost_of(node("cuda_groupnorm_grad", "GroupNormGrad", [x, scale, *others, dy], outputs))
+             for outputs in ([dx, ds, None], [dx, None, None])]
+    assert [cost.launches for cost in costs] == [3, 2]
+    assert costs[0].nbytes == 5 * x.nbytes + 2 * 32 + 2 * 32 and costs[1].nbytes == costs[0].nbytes - 32
+
+
 def test_outputs_are_read_from_text():
     line = '  float[2,3] a, , bool[] "b, = c" = ai.onnxtrain.Op <n = 1> (x, y)'
     assert planned.outputs_of(line) == [("float", (2, 3)), None, ("bool", ())]

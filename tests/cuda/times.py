@@ -362,6 +362,14 @@ def batchnorm(node: Node) -> Cost:
                 share=C["norm"])
 
 
+def group_norm_grad(node: Node) -> Cost:
+    """Sums of x and dy for each channel, another pass over both, and the sums of the images."""
+    scale = node.output(1) or node.output(2)
+    passes = 1 + (node.output(0) is not None)
+    again = (node.inputs[0].nbytes + node.inputs[4].nbytes) * (passes - 1)
+    return Cost("norms, elementwise", passes + (scale is not None), all_bytes(node) + again, share=C["norm"])
+
+
 MODELS: dict[str, Callable[[Node], Cost]] = {
     "cuda_matmul": product, "cuda_gelu_matmul": product,
     "cuda_attention_dnn": attention_dnn, "cuda_attention_grad_dnn": attention_grad_dnn,
@@ -374,13 +382,14 @@ MODELS: dict[str, Callable[[Node], Cost]] = {
     "cuda_conv_graph": convolution, "cuda_conv_dnn": convolution, "cuda_conv": convolution,
     "cuda_pool": one_pass, "cuda_pool_grad": pool_grad,
     "cuda_batchnorm": batchnorm, "cuda_batchnorm_grad": batchnorm,
+    "cuda_groupnorm": one_pass, "cuda_groupnorm_grad": group_norm_grad,
+    "cuda_fill": one_pass, "cuda_pad": one_pass, "cuda_pad_grad": one_pass, "cuda_scan": one_pass,
 }
 # No program here has these: cost_of() raises KeyError for them.
 WITHOUT_A_MODEL = frozenset((
-    "cuda_count_nonzero", "cuda_ctc", "cuda_fill", "cuda_gather_nd_grad", "cuda_grouped_matmul", "cuda_groupnorm",
-    "cuda_groupnorm_grad", "cuda_index_gather", "cuda_nonzero", "cuda_pad", "cuda_pad_grad", "cuda_product_grad",
-    "cuda_recurrent_steps", "cuda_recurrent_steps_grad", "cuda_resize", "cuda_rnn_dnn", "cuda_rnn_dnn_grad", "cuda_scan",
-    "cuda_scatter", "cuda_select"))
+    "cuda_count_nonzero", "cuda_ctc", "cuda_gather_nd_grad", "cuda_grouped_matmul", "cuda_index_gather", "cuda_nonzero",
+    "cuda_product_grad", "cuda_recurrent_steps", "cuda_recurrent_steps_grad", "cuda_resize", "cuda_rnn_dnn",
+    "cuda_rnn_dnn_grad", "cuda_scatter", "cuda_select"))
 # cuDNN's kernels, and the own ones that run where cuDNN declines.
 OWN = {"cuda_attention_dnn": "cuda_attention", "cuda_attention_grad_dnn": "cuda_attention_grad"}
 
