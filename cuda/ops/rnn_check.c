@@ -312,6 +312,7 @@ static void compare_layers(check *c)
 
 /* ---- the verdict ---- */
 
+/* Unknown where memory is short. */
 static ont_verdict judge(const ont_rnn_shape *shape, ont_rnn_plan *plan, const ont_device *device)
 {
     check c = {.device = device, .shape = *shape, .plan = plan, .size = ont_dtype_size((ont_dtype)shape->dtype),
@@ -325,12 +326,14 @@ static ont_verdict judge(const ont_rnn_shape *shape, ont_rnn_plan *plan, const o
     device->ops->leave(device, &scope);
     if (c.status == ONT_OK && c.verdict == ONT_VERDICT_REFUSED)
         (void)ont_fail(ONT_ESTATE, "cuDNN's results differ from those of the own kernels");
-    return c.status == ONT_OK ? c.verdict : ONT_VERDICT_REFUSED;
+    return c.status == ONT_OK ? c.verdict : c.status == ONT_ENOMEM ? ONT_VERDICT_UNKNOWN : ONT_VERDICT_REFUSED;
 }
 
 static const char *text_of(ont_verdict verdict)
 {
-    return verdict == ONT_VERDICT_ACCEPTED ? NULL : "cuDNN failed, or its results differ from the own kernels'";
+    return verdict == ONT_VERDICT_ACCEPTED ? NULL
+           : verdict == ONT_VERDICT_UNKNOWN ? "no memory to compare it with the own kernels"
+                                            : "cuDNN failed, or its results differ from the own kernels'";
 }
 
 const char *ont_rnn_check(const ont_node *node, ont_rnn_plan *plan, const ont_rnn_shape *shape)

@@ -198,6 +198,22 @@ def taken_case(**more: object) -> Case:
     raise AssertionError("no layer is taken")
 
 
+def partly() -> set[str]:
+    """Gradients of some operands alone: frozen weights, an input that needs none, a bias alone."""
+    case = taken_case(both=True)
+    tensors, want = on_device(operands(case)), eager(case)[3:]  # behind y, h and c
+    for mask in ([1, 0, 0, 0, 0, 0], [0, 1, 1, 1, 0, 0], [0, 0, 0, 1, 0, 0], [0, 0, 0, 0, 1, 1], [0, 0, 1, 0, 0, 0]):
+        session = _C.Session(model_of(case), 16, DEVICE)
+        outputs, run = session.forward(tensors, bytes(mask), 11)
+        saved = [tensors[i] for i in run.saved_inputs] + [outputs[i] for i in run.saved_outputs]
+        got = run.backward(saved, gradients(case, outputs))
+        for a, b, wanted in zip(got, want, mask, strict=True):
+            assert (a is not None) == bool(wanted), mask
+            assert a is None or (a.cpu().double() - b).abs().max() < 2e-5 * max(1.0, b.abs().max()), mask
+        assert kernels(session) == LAYERS, mask
+    return set()
+
+
 def recorded() -> set[str]:
     """Calls that are replayed from a graph give what those before them gave."""
     case = taken_case(both=True)
@@ -290,7 +306,7 @@ def refused() -> bool:
     return any("status" in line for line in MESSAGES.lines)
 
 
-CHECKS: list[Callable[[], set[str]]] = [cases, recorded, inference, by_rule, models]
+CHECKS: list[Callable[[], set[str]]] = [cases, partly, recorded, inference, by_rule, models]
 
 
 def main(plugin: str, device: str, which: str = "0/1") -> None:

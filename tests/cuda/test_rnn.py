@@ -26,7 +26,7 @@ FAULTS = {
 
 def test_layers_agree_with_torch():
     report = run("rnn.py", built("asan", "--sanitize"))
-    assert report["passed"] == 5 and not report["failed"], report["failed"]
+    assert report["passed"] == 6 and not report["failed"], report["failed"]
     assert {"LSTM:cuda_rnn_dnn", "RecurrentGrad:cuda_rnn_dnn_grad"} <= set(report["ran"])
 
 
