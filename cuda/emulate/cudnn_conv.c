@@ -63,7 +63,7 @@ static int filter_destroy(void *desc)
 static void set_dims(tensor *t, int type, int rank, const int *dims, const char *call)
 {
     bool state = rank == 3; /* of recurrent layers */
-    ONT_REQUIRE(type == DATA_FLOAT || type == (state ? DATA_DOUBLE : DATA_HALF) || (!state && type == DATA_BFLOAT16),
+    ONT_REQUIRE(type == DATA_FLOAT || type == DATA_HALF || type == DATA_BFLOAT16 || (state && type == DATA_DOUBLE),
                 "%s: type %d", call, type);
     ONT_REQUIRE(state || rank == 4 || rank == MOST_RANK, "%s: rank %d", call, rank);
     t->type = type;

@@ -48,15 +48,21 @@ static trait trait_of(const layer *l)
     uint64_t random = ont_emulate_key(l, sizeof *l), drawn = ont_emulate_random(&random);
     trait t = {.work = {drawn >> 8 & 1 ? (drawn >> 9) % MOST_WORK : 0, (drawn >> 24) % MOST_WORK},
                .more = (drawn >> 40) % MOST_WORK, .gap = 16 * (int)(drawn >> 52 & 3)};
-    t.declines = drawn % 16 == 0 || has_fault("declines"); /* declines: no layer is taken */
-    t.refuses_forward = drawn % 16 == 1 || has_fault("forward"); /* forward: the call fails */
-    t.refuses_weights = drawn % 16 == 2 || has_fault("weights"); /* weights: the last call of a step fails */
+    bool at_random = !getenv("ONT_EMULATE_RNN_FAULT"); /* else the planted fault is the only one */
+    t.declines = at_random ? drawn % 16 == 0 : has_fault("declines"); /* declines: no layer is taken */
+    t.refuses_forward = at_random ? drawn % 16 == 1 : has_fault("forward"); /* forward: the call fails */
+    t.refuses_weights = at_random ? drawn % 16 == 2 : has_fault("weights"); /* weights: the last call of a step fails */
     return t;
 }
 
 static int gates_of(const layer *l) { return l->cell == RNN_LSTM ? 4 : l->cell == RNN_GRU ? 3 : 1; }
-static ont_dtype dtype_of(int type) { return type == DATA_DOUBLE ? ONT_FLOAT64 : ONT_FLOAT32; }
-static size_t size_of(int type) { return type == DATA_DOUBLE ? 8 : 4; }
+static ont_dtype dtype_of(int type)
+{
+    return type == DATA_DOUBLE ? ONT_FLOAT64 : type == DATA_FLOAT ? ONT_FLOAT32 : type == DATA_HALF ? ONT_FLOAT16
+                                                                                                 : ONT_BFLOAT16;
+}
+static size_t size_of(int type) { return type == DATA_DOUBLE ? 8 : type == DATA_FLOAT ? 4 : 2; }
+static bool is_half(int type) { return type == DATA_HALF || type == DATA_BFLOAT16; }
 
 /* ---- descriptors ---- */
 
@@ -98,7 +104,7 @@ static int data_set(void *desc, int type, int layout, int steps, int batch, int 
 {
     const char *call = "cudnnSetRNNDataDescriptor";
     CHECKED(sequences, SEQUENCES, desc, s);
-    ONT_REQUIRE(type == DATA_FLOAT || type == DATA_DOUBLE, "%s: type %d", call, type);
+    ONT_REQUIRE(type == DATA_FLOAT || type == DATA_DOUBLE || is_half(type), "%s: type %d", call, type);
     ONT_REQUIRE(layout == RNN_SEQ_MAJOR_UNPACKED && !fill, "%s: layout %d", call, layout);
     ONT_REQUIRE(steps > 0 && batch > 0 && width > 0, "%s: %d, %d, %d", call, steps, batch, width);
     for (int i = 0; i < batch; i++) ONT_REQUIRE(lengths[i] == steps, "%s: length %d", call, lengths[i]);
@@ -127,9 +133,10 @@ static int rnn_set(void *desc, int algorithm, int cell, int bias, int directions
     ONT_REQUIRE(algorithm == RNN_ALGO_STANDARD && cell >= RNN_RELU && cell <= RNN_GRU && input == RNN_LINEAR_INPUT,
                 "%s: algorithm %d, cell %d, input mode %d", call, algorithm, cell, input);
     ONT_REQUIRE(bias == RNN_NO_BIAS || bias == RNN_DOUBLE_BIAS, "%s: bias mode %d", call, bias);
-    ONT_REQUIRE((type == DATA_FLOAT || type == DATA_DOUBLE) && compute == type, "%s: types %d and %d", call, type,
-                compute);
-    ONT_REQUIRE(math == MATH_DEFAULT || (math == MATH_FMA && type == DATA_FLOAT), "%s: math type %d", call, math);
+    ONT_REQUIRE(compute == (is_half(type) ? DATA_FLOAT : type) && (compute == DATA_FLOAT || compute == DATA_DOUBLE),
+                "%s: types %d and %d", call, type, compute);
+    ONT_REQUIRE(math == MATH_DEFAULT || (math == MATH_FMA && type == DATA_FLOAT) ||
+                    (math == MATH_TENSOR_OP && is_half(type)), "%s: math type %d", call, math);
     ONT_REQUIRE(in > 0 && hidden > 0 && projection == hidden && layers == 1, "%s: sizes %d, %d, %d, %d layers", call,
                 in, hidden, projection, layers);
     ONT_REQUIRE(flags == RNN_PADDED_IO_ENABLED, "%s: flags %u, and the data is padded", call, flags);

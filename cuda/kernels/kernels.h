@@ -286,7 +286,7 @@ typedef struct ont_cell_grad_operands {
     void *dh, *dc, *dq, *dx;
 } ont_cell_grad_operands;
 int ont_launch_cell_grad(const ont_cell_step *s, const ont_cell_grad_operands *o, void *stream);
-/* Copies of `count` elements of 4 or 8 bytes each: the matrices and biases of a recurrent layer, in one launch. */
+/* Copies of `count` elements of 2, 4 or 8 bytes each: the matrices and biases of a recurrent layer, in one launch. */
 enum { ONT_RNN_PARTS = 32 };
 typedef struct ont_rnn_part {
     const void *from;

@@ -174,6 +174,7 @@ extern "C" int ont_launch_rnn_parts(const ont_rnn_parts *parts, void *stream)
         if (parts->part[i].count > most) most = parts->part[i].count;
     if (!most) return 0;
     const dim3 grid(ont_blocks(most, 4 * ONT_THREADS), (unsigned)parts->n);
+    if (parts->size == 2) return ONT_LAUNCH(rnn_parts_kernel<uint16_t>, grid, ONT_THREADS, 0, stream, *parts);
     return parts->size == 4 ? ONT_LAUNCH(rnn_parts_kernel<uint32_t>, grid, ONT_THREADS, 0, stream, *parts)
                             : ONT_LAUNCH(rnn_parts_kernel<uint64_t>, grid, ONT_THREADS, 0, stream, *parts);
 }

@@ -71,19 +71,26 @@ static ont_status describe_data(void **desc, const ont_rnn_shape *s, int type, i
     return status;
 }
 
+static int type_of(int dtype)
+{
+    return dtype == ONT_FLOAT64 ? DATA_DOUBLE : dtype == ONT_FLOAT16 ? DATA_HALF : dtype == ONT_BFLOAT16 ? DATA_BFLOAT16
+                                                                                                       : DATA_FLOAT;
+}
+
+/* 16 bits are added in float32. */
 static ont_status describe(ont_rnn_plan *p)
 {
     static const int cells[ONT_CELLS] = {[ONT_CELL_TANH] = RNN_TANH, [ONT_CELL_RELU] = RNN_RELU,
                                          [ONT_CELL_GRU] = RNN_GRU, [ONT_CELL_LSTM] = RNN_LSTM};
     const ont_rnn_shape *s = &p->key.shape;
-    const int type = s->dtype == ONT_FLOAT64 ? DATA_DOUBLE : DATA_FLOAT;
+    const int type = type_of(s->dtype), sums = s->dtype == ONT_FLOAT64 ? DATA_DOUBLE : DATA_FLOAT;
     const int dims[3] = {s->directions, (int)s->batch, (int)s->hidden};
     const int strides[3] = {(int)(s->batch * s->hidden), (int)s->hidden, 1};
     ONT_TRY(check(dnn.dropout_create(&p->dropout), "dropout"));
     ONT_TRY(check(dnn.dropout_set(p->dropout, p->handle, 0, NULL, 0, 0), "dropout"));
     ONT_TRY(check(dnn.rnn_create(&p->rnn), "a recurrent layer"));
     ONT_TRY(check(dnn.rnn_set(p->rnn, RNN_ALGO_STANDARD, cells[s->cell], s->has_bias ? RNN_DOUBLE_BIAS : RNN_NO_BIAS,
-                              s->directions == 2 ? RNN_BIDIRECTIONAL : RNN_UNIDIRECTIONAL, RNN_LINEAR_INPUT, type, type,
+                              s->directions == 2 ? RNN_BIDIRECTIONAL : RNN_UNIDIRECTIONAL, RNN_LINEAR_INPUT, type, sums,
                               p->key.math, (int32_t)s->in, (int32_t)s->hidden, (int32_t)s->hidden, 1, p->dropout,
                               RNN_PADDED_IO_ENABLED), "a recurrent layer"));
     ONT_TRY(describe_data(&p->x, s, type, s->in));
@@ -142,7 +149,7 @@ static bool may_differ(void)
 static const char *refusal_of(const ont_rnn_shape *s)
 {
     const int64_t wide = s->in > s->directions * s->hidden ? s->in : s->directions * s->hidden;
-    if (s->dtype != ONT_FLOAT32 && s->dtype != ONT_FLOAT64) return "dtype";
+    if (ont_dtype_size((ont_dtype)s->dtype) < 2) return "dtype";
     if (!s->in) return "nothing to compute";
     if (s->steps * s->batch > INT32_MAX / wide || gates_of(s) * s->hidden > INT32_MAX / wide)
         return "tensors of more than 2^31 elements";
@@ -163,7 +170,8 @@ const char *ont_rnn_plan_get(const ont_rnn_shape *shape, ont_rnn_plan **plan)
     memset(&k, 0, sizeof k);
     k.shape = *shape;
     k.device = device;
-    k.math = shape->dtype == ONT_FLOAT32 && !ont_cuda_allocator->tf32_conv ? MATH_FMA : MATH_DEFAULT;
+    if (shape->dtype == ONT_FLOAT32) k.math = ont_cuda_allocator->tf32_conv ? MATH_DEFAULT : MATH_FMA;
+    else k.math = shape->dtype == ONT_FLOAT64 ? MATH_DEFAULT : MATH_TENSOR_OP;
     pthread_mutex_lock(&lock);
     ont_rnn_plan *p = plans;
     while (p && memcmp(&p->key, &k, sizeof k)) p = p->next;

@@ -1,9 +1,12 @@
 /*
  * cuDNN's recurrent layers against the own kernels: outputs and every gradient of a few steps of the layer, on random
  * operands, when a program with a new layer is built. The verdict is known before the node is expanded, so a layer
- * that cuDNN computes otherwise costs no result: the node is expanded, as it is without cuDNN.
+ * that cuDNN computes otherwise costs no result: the node is expanded, as it is without cuDNN. For a layer in 16 bits
+ * the own kernels compute in float32, on numbers that both types have.
  */
 #include "ops/rnn.h"
+
+#include <string.h>
 
 #include "ops/compare.h"
 #include "ops/recurrent.h"
@@ -15,9 +18,10 @@ enum { MOST_STEPS = 8, MOST_TAKEN = 96, ALIGN = 256 };
 typedef struct check {
     const ont_device *device;
     void *stream;
-    ont_rnn_shape shape;
+    ont_rnn_shape shape; /* with the dtype of the own kernels */
+    ont_dtype library;   /* the dtype of cuDNN's tensors */
     ont_rnn_plan *plan;
-    size_t size; /* of an element */
+    size_t size;         /* of an element of the own kernels */
     uint64_t random;
     ont_memory taken[MOST_TAKEN];
     size_t taken_bytes[MOST_TAKEN];
@@ -55,23 +59,64 @@ static void *take(check *c, size_t bytes)
 
 static void *numbers(check *c, int64_t count) { return take(c, (size_t)count * c->size); }
 
-/* From -scale to scale, by xorshift. */
-static void *random_numbers(check *c, int64_t count, double scale)
+/* A number of at most seven bits between 2^-14 and 2^15, or 0: no dtype rounds it. */
+static void put(void *to, ont_dtype dtype, int64_t i, double value)
 {
-    void *made = numbers(c, count), *host = ont_malloc((size_t)count * c->size);
-    if (!host) DO(c, ONT_ENOMEM);
-    for (int64_t i = 0; i < count && host; i++) {
-        c->random ^= c->random << 13;
-        c->random ^= c->random >> 7;
-        c->random ^= c->random << 17;
-        double value = scale * ((double)(c->random >> 11) / (double)(1LL << 52) - 1);
-        if (c->size == sizeof(float)) ((float *)host)[i] = (float)value;
-        else ((double *)host)[i] = value;
+    const float single = (float)value;
+    uint32_t bits;
+    memcpy(&bits, &single, sizeof bits);
+    const uint32_t half = value == 0 ? 0 : (bits & 0x7fffffff) - (112u << 23); /* the exponents' offsets: 127 and 15 */
+    switch (dtype) {
+    case ONT_FLOAT64: ((double *)to)[i] = value; break;
+    case ONT_FLOAT32: ((float *)to)[i] = single; break;
+    case ONT_BFLOAT16: ((uint16_t *)to)[i] = (uint16_t)(bits >> 16); break;
+    default: ((uint16_t *)to)[i] = (uint16_t)((bits >> 16 & 0x8000) | half >> 13);
     }
-    DO(c, c->device->ops->write(c->device, made, host, (size_t)count * c->size, c->stream));
+}
+
+static double get(const void *from, ont_dtype dtype, int64_t i)
+{
+    if (dtype == ONT_FLOAT64) return ((const double *)from)[i];
+    if (dtype == ONT_FLOAT32) return (double)((const float *)from)[i];
+    const uint32_t bits = ((const uint16_t *)from)[i], wide = bits << 16;
+    const int exponent = (int)(bits >> 10 & 31), mantissa = (int)(bits & 1023);
+    float single;
+    memcpy(&single, &wide, sizeof single);
+    if (dtype == ONT_BFLOAT16) return (double)single;
+    double value = exponent ? ldexp(mantissa + 1024, exponent - 25) : ldexp(mantissa, -24);
+    if (exponent == 31) value = NAN;
+    return bits >> 15 ? -value : value;
+}
+
+static void *upload(check *c, int64_t count, ont_dtype dtype, const double *values)
+{
+    const size_t bytes = (size_t)count * ont_dtype_size(dtype);
+    void *made = take(c, bytes), *host = ont_malloc(bytes);
+    if (!host) DO(c, ONT_ENOMEM);
+    for (int64_t i = 0; i < count && host; i++) put(host, dtype, i, values[i]);
+    DO(c, c->device->ops->write(c->device, made, host, bytes, c->stream));
     DO(c, c->device->ops->synchronize(c->device, c->stream));
     ont_free(host);
     return made;
+}
+
+/* From about -scale to scale, by xorshift; the same for cuDNN and for the own kernels. */
+static void random_numbers(check *c, int64_t count, double scale, void **library, void **own)
+{
+    const double unit = exp2(round(log2(scale)) - 6);
+    double *values = ont_malloc((size_t)count * sizeof *values);
+    *library = *own = NULL;
+    if (!values) DO(c, ONT_ENOMEM);
+    for (int64_t i = 0; i < count && values; i++) {
+        c->random ^= c->random << 13;
+        c->random ^= c->random >> 7;
+        c->random ^= c->random << 17;
+        values[i] = unit * (double)((int64_t)(c->random >> 40) % 127 - 63);
+    }
+    if (c->status == ONT_OK) *own = upload(c, count, (ont_dtype)c->shape.dtype, values);
+    *library = *own;
+    if (c->status == ONT_OK && c->library != (ont_dtype)c->shape.dtype) *library = upload(c, count, c->library, values);
+    ont_free(values);
 }
 
 static void *at(const check *c, void *base, int64_t element) { return (char *)base + element * (int64_t)c->size; }
@@ -196,15 +241,15 @@ static void run_direction(check *c, const operands *o, const results *out, int d
 }
 
 /* Direction d of (T, B, D, H), as rows without gaps. */
-static void *direction_of(check *c, const void *both, int d)
+static void *direction_of(check *c, const void *both, int d, ont_dtype dtype)
 {
     const ont_rnn_shape *s = &c->shape;
     const int64_t rows = s->steps * s->batch;
     const ont_device_strided layout = {.rank = 2, .dims = {rows, s->hidden}, .strides = {s->directions * s->hidden, 1},
-                                       .size = c->size};
-    void *one = numbers(c, rows * s->hidden);
-    DO(c, c->device->ops->copy_strided(c->device, &layout, (const char *)both + d * s->hidden * (int64_t)c->size, one,
-                                       c->stream));
+                                       .size = ont_dtype_size(dtype)};
+    void *one = take(c, (size_t)(rows * s->hidden) * layout.size);
+    DO(c, c->device->ops->copy_strided(c->device, &layout, (const char *)both + d * s->hidden * (int64_t)layout.size,
+                                       one, c->stream));
     return one;
 }
 
@@ -213,13 +258,10 @@ static void *direction_of(check *c, const void *both, int d)
 static double tolerance_of(const check *c)
 {
     bool rough = ont_cuda_allocator->tf32_conv || ont_cuda_allocator->tf32 || c->shape.cell == ONT_CELL_RELU;
-    if (c->shape.dtype == ONT_FLOAT64) return 1e-8;
+    if (c->library == ONT_FLOAT64) return 1e-8;
+    if (c->library == ONT_FLOAT16) return 0.02;
+    if (c->library == ONT_BFLOAT16) return 0.08;
     return rough ? 0.05 : 1e-3;
-}
-
-static double element(const check *c, const void *host, int64_t i)
-{
-    return c->size == sizeof(float) ? (double)((const float *)host)[i] : ((const double *)host)[i];
 }
 
 static void compare_host(check *c, const void *got, const void *want, int64_t rows, int64_t n, float *differences)
@@ -227,7 +269,7 @@ static void compare_host(check *c, const void *got, const void *want, int64_t ro
     for (int64_t row = 0; row < rows; row++) {
         double difference = 0, norm = 0;
         for (int64_t i = row * n; i < (row + 1) * n; i++) {
-            double g = element(c, got, i), w = element(c, want, i);
+            double g = get(got, c->library, i), w = get(want, (ont_dtype)c->shape.dtype, i);
             difference += (g - w) * (g - w);
             norm += w * w;
         }
@@ -246,11 +288,11 @@ static void compare(check *c, const void *got, const void *want, int64_t rows, i
         n *= rows;
         rows = 1;
     }
-    size_t bytes = (size_t)(rows * n) * c->size;
-    void *a = ont_malloc(bytes), *b = ont_malloc(bytes);
+    const size_t bytes = (size_t)(rows * n) * c->size, got_bytes = (size_t)(rows * n) * ont_dtype_size(c->library);
+    void *a = ont_malloc(got_bytes), *b = ont_malloc(bytes);
     float *differences = ont_malloc((size_t)rows * 2 * sizeof *differences);
     if (!a || !b || !differences) c->status = ONT_ENOMEM;
-    DO(c, c->device->ops->read(c->device, a, got, bytes, c->stream));
+    DO(c, c->device->ops->read(c->device, a, got, got_bytes, c->stream));
     DO(c, c->device->ops->read(c->device, b, want, bytes, c->stream));
     if (c->status == ONT_OK) compare_host(c, a, b, rows, n, differences);
     ont_free(a);
@@ -258,31 +300,36 @@ static void compare(check *c, const void *got, const void *want, int64_t rows, i
     ont_free(differences);
 }
 
-static results new_results(check *c)
-{
-    const ont_rnn_shape *s = &c->shape;
-    const bool lstm = s->cell == ONT_CELL_LSTM;
-    const int64_t d = s->directions, wide = ont_cell_gates((ont_cell)s->cell) * s->hidden * d;
-    const int64_t rows = s->steps * s->batch, state = d * s->batch * s->hidden;
-    return (results){.y = numbers(c, rows * d * s->hidden), .last_h = numbers(c, state),
-                     .last_c = lstm ? numbers(c, state) : NULL, .dx = numbers(c, rows * s->in),
-                     .dw = numbers(c, wide * s->in), .dr = numbers(c, wide * s->hidden),
-                     .db = s->has_bias ? numbers(c, 2 * wide) : NULL, .dh = numbers(c, state),
-                     .dc = lstm ? numbers(c, state) : NULL};
-}
-
-static operands new_operands(check *c)
+static results new_results(check *c, ont_dtype dtype)
 {
     const ont_rnn_shape *s = &c->shape;
     const bool lstm = s->cell == ONT_CELL_LSTM;
     const int64_t d = s->directions, n = s->hidden, wide = ont_cell_gates((ont_cell)s->cell) * n * d;
+    const size_t size = ont_dtype_size(dtype), rows = (size_t)(s->steps * s->batch) * size;
+    const size_t state = (size_t)(d * s->batch * n) * size, row = (size_t)wide * size;
+    return (results){.y = take(c, rows * (size_t)(d * n)), .last_h = take(c, state),
+                     .last_c = lstm ? take(c, state) : NULL, .dx = take(c, rows * (size_t)s->in),
+                     .dw = take(c, row * (size_t)s->in), .dr = take(c, row * (size_t)n),
+                     .db = s->has_bias ? take(c, 2 * row) : NULL, .dh = take(c, state),
+                     .dc = lstm ? take(c, state) : NULL};
+}
+
+static void new_operands(check *c, operands *library, operands *own)
+{
+    const ont_rnn_shape *s = &c->shape;
+    const int64_t d = s->directions, n = s->hidden, wide = ont_cell_gates((ont_cell)s->cell) * n * d;
     const int64_t rows = s->steps * s->batch, state = d * s->batch * n;
-    const double of_x = 1.7 / sqrt((double)s->in), of_h = 1.7 / sqrt((double)n);
-    return (operands){.x = random_numbers(c, rows * s->in, 1), .w = random_numbers(c, wide * s->in, of_x),
-                      .r = random_numbers(c, wide * n, of_h),
-                      .b = s->has_bias ? random_numbers(c, 2 * wide, 0.5) : NULL, .h = random_numbers(c, state, 1),
-                      .c = lstm ? random_numbers(c, state, 1) : NULL, .dy = random_numbers(c, rows * d * n, 1),
-                      .dlast_h = random_numbers(c, state, 1), .dlast_c = lstm ? random_numbers(c, state, 1) : NULL};
+    *library = *own = (operands){0};
+    random_numbers(c, rows * s->in, 1, &library->x, &own->x);
+    random_numbers(c, wide * s->in, 1.7 / sqrt((double)s->in), &library->w, &own->w);
+    random_numbers(c, wide * n, 1.7 / sqrt((double)n), &library->r, &own->r);
+    if (s->has_bias) random_numbers(c, 2 * wide, 0.5, &library->b, &own->b);
+    random_numbers(c, state, 1, &library->h, &own->h);
+    random_numbers(c, rows * d * n, 1, &library->dy, &own->dy);
+    random_numbers(c, state, 1, &library->dlast_h, &own->dlast_h);
+    if (s->cell != ONT_CELL_LSTM) return;
+    random_numbers(c, state, 1, &library->c, &own->c);
+    random_numbers(c, state, 1, &library->dlast_c, &own->dlast_c);
 }
 
 static void compare_layers(check *c)
@@ -290,14 +337,16 @@ static void compare_layers(check *c)
     const ont_rnn_shape *s = &c->shape;
     const int64_t d = s->directions, wide = ont_cell_gates((ont_cell)s->cell) * s->hidden * d;
     const int64_t rows = s->steps * s->batch, n = s->hidden;
-    const operands o = new_operands(c);
-    const results got = new_results(c), want = new_results(c);
+    const ont_dtype dtype = (ont_dtype)s->dtype;
+    operands theirs, o;
+    new_operands(c, &theirs, &o);
+    const results got = new_results(c, c->library), want = new_results(c, dtype);
     void *second = numbers(c, rows * s->in);
-    run_library(c, &o, &got);
+    run_library(c, &theirs, &got);
     for (int i = 0; i < d && c->status == ONT_OK; i++) {
         void *y = numbers(c, rows * n);
-        run_direction(c, &o, &want, i, y, direction_of(c, o.dy, i), i ? second : want.dx);
-        compare(c, direction_of(c, got.y, i), y, rows, n);
+        run_direction(c, &o, &want, i, y, direction_of(c, o.dy, i, dtype), i ? second : want.dx);
+        compare(c, direction_of(c, got.y, i, c->library), y, rows, n);
     }
     if (d == 2) add(c, rows * s->in, want.dx, second);
     compare(c, got.last_h, want.last_h, d * s->batch, n);
@@ -312,11 +361,18 @@ static void compare_layers(check *c)
 
 /* ---- the verdict ---- */
 
+static ont_dtype own_dtype(const ont_rnn_shape *s)
+{
+    return ont_is_float32_or_64((ont_dtype)s->dtype) ? (ont_dtype)s->dtype : ONT_FLOAT32;
+}
+
 /* Unknown where memory is short. */
 static ont_verdict judge(const ont_rnn_shape *shape, ont_rnn_plan *plan, const ont_device *device)
 {
-    check c = {.device = device, .shape = *shape, .plan = plan, .size = ont_dtype_size((ont_dtype)shape->dtype),
+    check c = {.device = device, .shape = *shape, .library = (ont_dtype)shape->dtype, .plan = plan,
                .random = 88172645463325252u, .verdict = ONT_VERDICT_ACCEPTED};
+    c.shape.dtype = (int32_t)own_dtype(shape);
+    c.size = ont_dtype_size((ont_dtype)c.shape.dtype);
     ont_scope scope;
     if (device->ops->enter(device, &scope) != ONT_OK) return ONT_VERDICT_REFUSED;
     c.stream = scope.stream;
@@ -341,7 +397,7 @@ const char *ont_rnn_check(const ont_node *node, ont_rnn_plan *plan, const ont_rn
     ont_rnn_shape few = *shape;
     ont_rnn_plan *short_plan = plan;
     ont_verdict verdict = ont_rnn_plan_verdict(plan);
-    ont_steps forward = ont_steps_of((ont_cell)shape->cell, (ont_dtype)shape->dtype, shape->steps, shape->batch,
+    ont_steps forward = ont_steps_of((ont_cell)shape->cell, own_dtype(shape), shape->steps, shape->batch,
                                      shape->hidden, false, false);
     if (verdict != ONT_VERDICT_UNKNOWN) return text_of(verdict);
     if (ont_steps_refusal(&forward)) return "there are no own kernels to compare with";

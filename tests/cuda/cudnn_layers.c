@@ -40,7 +40,7 @@ static bool load(const char *library)
 }
 
 typedef struct layer {
-    int cell, gates, bias, directions, type, math;
+    int cell, gates, bias, directions, type, sums, math;
     size_t size;
 } layer;
 
@@ -93,7 +93,7 @@ static const char *try_layer(const layer *l, void *handle)
     if (dnn.dropout_create(&dropout) || dnn.dropout_set(dropout, handle, 0, NULL, 0, 0)) return "no dropout";
     if (dnn.rnn_create(&rnn) ||
         dnn.rnn_set(rnn, RNN_ALGO_STANDARD, l->cell, l->bias ? RNN_DOUBLE_BIAS : RNN_NO_BIAS,
-                    l->directions == 2 ? RNN_BIDIRECTIONAL : RNN_UNIDIRECTIONAL, RNN_LINEAR_INPUT, l->type, l->type,
+                    l->directions == 2 ? RNN_BIDIRECTIONAL : RNN_UNIDIRECTIONAL, RNN_LINEAR_INPUT, l->type, l->sums,
                     l->math, IN, HIDDEN, HIDDEN, 1, dropout, RNN_PADDED_IO_ENABLED))
         return "the layer is refused";
     if (dnn.data_create(&data) ||
@@ -108,15 +108,23 @@ static const char *try_layer(const layer *l, void *handle)
 
 int main(int argc, char **argv)
 {
+    static const layer kinds[] = {{.type = DATA_FLOAT, .sums = DATA_FLOAT, .math = MATH_FMA, .size = 4},
+                                  {.type = DATA_FLOAT, .sums = DATA_FLOAT, .math = MATH_DEFAULT, .size = 4},
+                                  {.type = DATA_DOUBLE, .sums = DATA_DOUBLE, .math = MATH_DEFAULT, .size = 8},
+                                  {.type = DATA_HALF, .sums = DATA_FLOAT, .math = MATH_TENSOR_OP, .size = 2},
+                                  {.type = DATA_BFLOAT16, .sums = DATA_FLOAT, .math = MATH_TENSOR_OP, .size = 2}};
     int tried = 0, wrong = 0;
     void *handle = calloc(1, 1 << 20);
     if (argc != 2 || !handle || !load(argv[1])) return 2;
-    for (int i = 0; i < 48; i++) {
-        int cell = i % 4, gates = cell == RNN_LSTM ? 4 : cell == RNN_GRU ? 3 : 1, kind = i / 16;
-        layer l = {cell, gates, i / 4 % 2, 1 + i / 8 % 2, kind == 2 ? DATA_DOUBLE : DATA_FLOAT,
-                   kind ? MATH_DEFAULT : MATH_FMA, kind == 2 ? 8 : 4};
+    for (int i = 0; i < 16 * (int)(sizeof kinds / sizeof *kinds); i++) {
+        layer l = kinds[i / 16];
+        l.cell = i % 4;
+        l.gates = l.cell == RNN_LSTM ? 4 : l.cell == RNN_GRU ? 3 : 1;
+        l.bias = i / 4 % 2;
+        l.directions = 1 + i / 8 % 2;
         const char *differs = try_layer(&l, handle);
-        if (differs) printf("cell %d, bias %d, %d directions, kind %d: %s\n", cell, l.bias, l.directions, kind, differs);
+        if (differs)
+            printf("cell %d, bias %d, %d directions, type %d: %s\n", l.cell, l.bias, l.directions, l.type, differs);
         wrong += differs != NULL;
         tried++;
     }

@@ -47,14 +47,18 @@ class Case(NamedTuple):
     outputs: str = "yhc"  # those whose gradients there are
 
 
-WIDE = torch.float64
+WIDE, HALF, BRAIN = torch.float64, torch.float16, torch.bfloat16
+KINDS = {torch.float32: "float", WIDE: "double", HALF: "float16", BRAIN: "bfloat16"}
+TOLERANCES = {torch.float32: 2e-5, WIDE: 1e-11, HALF: 1e-2, BRAIN: 6e-2}
 CASES = [Case("LSTM", 5, 3, 4, 6, both=True), Case("LSTM", 4, 2, 5, 5, dtype=WIDE), Case("LSTM", 1, 1, 1, 1),
          Case("LSTM", 11, 2, 3, 4, bias=False, states=False, outputs="y"), Case("LSTM", 3, 4, 7, 2, outputs="c"),
          Case("LSTM", 3, 2, 6, 6, both=True, states=False, outputs="h", dtype=WIDE),
          Case("GRU", 6, 3, 4, 5, both=True), Case("GRU", 9, 2, 3, 3, bias=False, dtype=WIDE),
          Case("GRU", 2, 5, 4, 4, states=False, outputs="y"), Case("GRU", 3, 2, 8, 3, both=True, outputs="h"),
          Case("RNN", 4, 3, 5, 4, both=True), Case("RNN", 7, 2, 3, 6, activation="Relu", dtype=WIDE),
-         Case("RNN", 3, 2, 4, 4, both=True, bias=False, states=False, activation="Relu", outputs="y")]
+         Case("RNN", 3, 2, 4, 4, both=True, bias=False, states=False, activation="Relu", outputs="y"),
+         Case("LSTM", 5, 3, 4, 8, both=True, dtype=HALF), Case("LSTM", 4, 2, 6, 5, dtype=BRAIN),
+         Case("GRU", 4, 2, 5, 6, both=True, dtype=BRAIN), Case("RNN", 4, 2, 5, 6, dtype=HALF)]
 
 
 def layer_of(case: Case) -> nn.RNNBase:
@@ -110,7 +114,7 @@ def gradients(case: Case, outputs: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def model_of(case: Case) -> bytes:
-    kind = "double" if case.dtype == WIDE else "float"
+    kind = KINDS[case.dtype]
     tensors = operands(case)
     names = ["x", "w", "r", *["b"] * case.bias, *["h"] * case.states, *["c"] * (case.states and case.op == "LSTM")]
     given = ", ".join(f"{kind}[{', '.join(map(str, t.shape))}] {name}" for t, name in zip(tensors, names, strict=True))
@@ -163,7 +167,7 @@ def step(session: _C.Session, case: Case, tensors: list[torch.Tensor]) -> list[t
 def agree(case: Case, got: list[torch.Tensor]) -> None:
     want = eager(case)
     assert len(got) == len(want), (len(got), len(want))
-    tol = 1e-11 if case.dtype == WIDE else 2e-5
+    tol = TOLERANCES[case.dtype]
     for k, (a, b) in enumerate(zip(got, want, strict=True)):
         assert a.shape == b.shape, (case, k, a.shape, b.shape)
         error = (a.cpu().double() - b).abs().max().item() / max(1.0, b.abs().max().item())
@@ -179,7 +183,7 @@ def cases() -> set[str]:
         session, tensors = _C.Session(model_of(case), 16, DEVICE), on_device(operands(case))
         for _ in range(2):
             agree(case, step(session, case, tensors))
-        assert kernels(session) in (LAYERS, STEPS), kernels(session)
+        assert kernels(session) in (LAYERS, set() if case.dtype in (HALF, BRAIN) else STEPS), kernels(session)
         taken += kernels(session) == LAYERS
         used |= {f"{op}:{kernel}" for _, op, kernel, *_ in session.timeline()}
     assert not is_exact() or taken > len(CASES) // 2, taken
@@ -286,24 +290,19 @@ FAULTS = {"gates": "differ", "directions": "differ", "halves": "differ", "last":
 def faults() -> set[str]:
     """A layer that computes something else is found before it is used: the own kernels compute it, a warning says so."""
     for i, (fault, message) in enumerate(FAULTS.items()):
-        for k, op in enumerate(("LSTM", "GRU")):
+        for k, (op, dtype) in enumerate((("LSTM", torch.float32), ("GRU", WIDE), ("LSTM", HALF), ("GRU", BRAIN))):
             os.environ["ONT_EMULATE_RNN_FAULT"] = fault
-            case = Case(op, 3 + k, 2, 20 + i, 20 + i, both=True)
+            case = Case(op, 3 + k, 2, 20 + i, 20 + i, both=True, dtype=dtype)
             session, tensors = _C.Session(model_of(case), 16, DEVICE), on_device(operands(case))
             for call in range(2):
                 agree(case, step(session, case, tensors))
                 assert len([line for line in MESSAGES.lines if message and "the own kernels" in line]) == (
                     1 if message and not call else 0), (fault, MESSAGES.lines)
-                assert call or not message or refused() or any(message in line for line in MESSAGES.lines)
+                assert call or any(message in line for line in MESSAGES.lines) == bool(message), MESSAGES.lines
                 MESSAGES.lines.clear()
-            assert kernels(session) == STEPS, (fault, kernels(session))
+            assert kernels(session) == (STEPS if k < 2 else set()), (fault, kernels(session))
             del os.environ["ONT_EMULATE_RNN_FAULT"]
     return set()
-
-
-def refused() -> bool:
-    """Whether the library has refused the layer at a call, which it also does at random."""
-    return any("status" in line for line in MESSAGES.lines)
 
 
 CHECKS: list[Callable[[], set[str]]] = [cases, partly, recorded, inference, by_rule, models]

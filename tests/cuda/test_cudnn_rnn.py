@@ -25,7 +25,7 @@ FAULTS = {
         FILE, "(int32_t)s->hidden, (int32_t)s->hidden, 1, p->dropout", "(int32_t)s->hidden, 0, 1, p->dropout",
         "recurrent", "cudnnSetRNNDescriptor_v8: sizes"),
     "arithmetic of another dtype": Fault(
-        FILE, "RNN_LINEAR_INPUT, type, type,", "RNN_LINEAR_INPUT, type, 1 - type,", "recurrent",
+        FILE, "RNN_LINEAR_INPUT, type, sums,", "RNN_LINEAR_INPUT, type, 1 - sums,", "recurrent",
         "cudnnSetRNNDescriptor_v8: types"),
 }
 
