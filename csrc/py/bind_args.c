@@ -20,7 +20,7 @@ static int is_nested(const ont_state *state, PyObject *tensor)
 }
 
 /*
- * signature(args) -> bytes that are equal for arguments of equal dtypes, ranks and device types; None if an argument is
+ * signature(args) -> bytes that are equal for arguments of equal dtypes, ranks and devices; None if an argument is
  * not a plain tensor.
  */
 PyObject *ont_signature(PyObject *module, PyObject *args)

@@ -2,7 +2,9 @@
  * DLPack in both directions. See dlpack.h. A deleter may run on any thread, without the GIL, at interpreter exit: it
  * only uses the pool.
  */
-#include "py/dlpack.h"
+#include "py/dlpack.h" /* Python.h before any system header */
+
+#include <stdio.h>
 
 #include "base/alloc.h"
 #include "py/torch_abi.h"
@@ -36,6 +38,17 @@ static int refuse(const char *what, Py_ssize_t index, const char *reason)
     return -1;
 }
 
+static int refuse_device(const char *what, Py_ssize_t index, dlpack_device given, const ont_device *expected)
+{
+    char place[32] = "the CPU";
+    if (given.type != DLPACK_CPU)
+        snprintf(place, sizeof place, "%s %d", given.type == DLPACK_CUDA ? "CUDA device" : "another kind of device",
+                 (int)given.id);
+    PyErr_Format(PyExc_TypeError, "%s %zd: the tensor is on %s, expected %s:%d", what, index, place,
+                 expected->ops->name, (int)expected->id);
+    return -1;
+}
+
 /*
  * torch's own exception (for a sparse, meta or vmapped tensor) does not name the tensor: it becomes the cause of one
  * that does.
@@ -66,7 +79,7 @@ static int view_of(const ont_device *device, const dlpack_tensor *t, const char 
         return refuse(what, index, "the tensor is not on the CPU");
     if (device &&
         (t->device.type != device->ops->dlpack || (t->device.type != DLPACK_CPU && t->device.id != device->id)))
-        return refuse(what, index, "the tensor is not on the session's device");
+        return refuse_device(what, index, t->device, device);
     if (t->dtype.lanes != 1 || !ont_dtype_from_dlpack(t->dtype.code, t->dtype.bits, &view->dtype))
         return refuse(what, index, "the tensor's dtype is not supported");
     view->rank = t->ndim;

@@ -50,8 +50,9 @@ static int raise_borrow_error(const ont_walk *w, PyObject *tensor, int operand)
                      w->self->name, operand == ONT_OPERAND_GRAD ? "the gradient of parameter" : "parameter", w->index,
                      w->group, layout ? layout : Py_None);
     else if (device && w->device)
-        PyErr_Format(PyExc_TypeError, "%U: parameter %zd of group %zd: %s is on %S; the others are on device %s",
-                     w->self->name, w->index, w->group, ont_operand_text[operand], device, w->device->ops->name);
+        PyErr_Format(PyExc_TypeError, "%U: parameter %zd of group %zd: %s is on %S; the others are on %s:%d",
+                     w->self->name, w->index, w->group, ont_operand_text[operand], device, w->device->ops->name,
+                     (int)w->device->id);
     else if (device && !is_true(tensor, "is_cpu"))
         PyErr_Format(PyExc_TypeError, "%U: parameter %zd of group %zd: %s is on %S; CPU tensors are supported",
                      w->self->name, w->index, w->group, ont_operand_text[operand], device);

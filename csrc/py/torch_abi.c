@@ -26,6 +26,7 @@ static struct shim {
     shim_status (*strides)(void *tensor, int64_t **strides);
     shim_status (*dtype)(void *tensor, int32_t *dtype);
     shim_status (*device)(void *tensor, int32_t *device);
+    shim_status (*index)(void *tensor, int32_t *index);
     shim_status (*layout)(void *tensor, int32_t *layout);
     int32_t cpu, strided;
     ont_dtype dtypes[DTYPES];                 /* by torch's number; ONT_UNDEFINED: not supported */
@@ -68,6 +69,7 @@ static bool find_functions(void *library)
            find_symbol(library, "aoti_torch_get_strides", &shim.strides) &&
            find_symbol(library, "aoti_torch_get_dtype", &shim.dtype) &&
            find_symbol(library, "aoti_torch_get_device_type", &shim.device) &&
+           find_symbol(library, "aoti_torch_get_device_index", &shim.index) &&
            find_symbol(library, "aoti_torch_get_layout", &shim.layout) &&
            find_number(library, "aoti_torch_device_type_cpu", &shim.cpu) &&
            find_number(library, "aoti_torch_layout_strided", &shim.strided);
@@ -358,11 +360,11 @@ bool ont_torch_read_tensor(const ont_state *state, PyObject *tensor, ont_tensor_
 
 bool ont_torch_type_of(void *handle, ont_torch_type *kind)
 {
-    int32_t layout, device, dtype;
+    int32_t layout, device, index, dtype;
     int64_t dim;
     if (shim.layout(handle, &layout) || layout != shim.strided || shim.device(handle, &device)) return false;
-    if (shim.dtype(handle, &dtype) || shim.dim(handle, &dim)) return false;
-    *kind = (ont_torch_type){dtype, device, (int32_t)dim};
+    if (shim.index(handle, &index) || shim.dtype(handle, &dtype) || shim.dim(handle, &dim)) return false;
+    *kind = (ont_torch_type){dtype, device, index, (int32_t)dim};
     return true;
 }
 

@@ -23,7 +23,7 @@ bool ont_torch_read_tensor(const ont_state *state, PyObject *tensor, ont_tensor_
 
 /* Type of a strided tensor on any device, in torch's own numbers; false for another layout. */
 typedef struct ont_torch_type {
-    int32_t dtype, device, rank;
+    int32_t dtype, device, index, rank; /* index: of the device among those of its type; -1: the current one */
 } ont_torch_type;
 bool ont_torch_type_of(void *handle, ont_torch_type *kind);
 

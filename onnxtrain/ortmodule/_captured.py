@@ -41,6 +41,7 @@ from onnxtrain._export.captured import Place, graph_of, places_of
 from onnxtrain._export.state import replaced
 from onnxtrain._export.twins import Twins
 from onnxtrain.ortmodule import _announce, _lean, _packed, _random, _repeats, _sharded
+from onnxtrain.ortmodule._device import names_of
 from onnxtrain.ortmodule._fallback import FallbackPolicy
 from onnxtrain.ortmodule._gone import forget
 from onnxtrain.ortmodule._key import describe
@@ -388,6 +389,12 @@ def kind_of_call() -> tuple[Any, ...] | None:
     tensors, types of the others, and how they are nested.
     """
     return None if _running.call is None else _kind(_running.call.args, _running.call.kwargs)
+
+
+def names_of_call() -> dict[int, str]:
+    """_device.names_of() of the module's call that goes on in this thread."""
+    call = _running.call
+    return {} if call is None else names_of(call.parts._module.forward, call.args, call.kwargs)
 
 
 def _negative_zeros(values: Sequence[Any]) -> list[bool]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from onnxtrain import _C, options
 from onnxtrain._C import UnsupportedError
@@ -36,6 +39,29 @@ def device_of(tensors: Iterable[torch.Tensor]) -> str:
         raise UnsupportedError(f"a tensor is on {devices[0]}: {plugin['left_out']}")
     configure()
     return devices[0]
+
+
+def names_of(forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[int, str]:
+    """The tensors among the arguments of a call, by their ids, with the names that forward has for them: "x", or
+    "batch['ids']".
+    """
+    given = inspect.signature(forward).bind(*args, **kwargs).arguments
+    found: dict[int, str] = {}
+    for name, value in given.items():
+        leaves, _ = pytree.tree_flatten_with_path(value)
+        found.update((id(leaf), name + pytree.keystr(path)) for path, leaf in leaves if isinstance(leaf, torch.Tensor))
+    return found
+
+
+def on_several(named: Iterable[tuple[str, torch.Tensor]]) -> str:
+    """Says of tensors on several devices which they are: of each device the first one, by its name; "" where all are on
+    one.
+    """
+    first: dict[str, str] = {}
+    for name, tensor in named:
+        first.setdefault(str(tensor.device), name)
+    places = [f"{name} is on {place}" for place, name in first.items()]
+    return f"{', '.join(places)}: move them to one device" if len(places) > 1 else ""
 
 
 def configure() -> None:

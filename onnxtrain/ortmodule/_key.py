@@ -16,7 +16,7 @@ from onnxtrain._export.exported import PLAIN_TENSORS
 class Key(NamedTuple):
     """What a program was exported for; sizes are the guards' business."""
 
-    schema: tuple[Any, ...]  # per argument: (dtype, ndim, device type), or the value of a number
+    schema: tuple[Any, ...]  # per argument: (dtype, ndim, device), or the value of a number
     training: bool
     torch_modes: tuple[Any, ...]  # autocast, default dtype, determinism
 
@@ -25,8 +25,8 @@ def describe(leaf: Any) -> Any:
     """What of one argument goes into the schema."""
     if isinstance(leaf, torch.Tensor):
         if leaf.layout is torch.strided and type(leaf) in PLAIN_TENSORS and not leaf.is_nested:
-            return leaf.dtype, leaf.ndim, leaf.device.type
-        return leaf.dtype, leaf.dim(), leaf.device.type, type(leaf), leaf.layout, leaf.is_nested
+            return leaf.dtype, leaf.ndim, leaf.device
+        return leaf.dtype, leaf.dim(), leaf.device, type(leaf), leaf.layout, leaf.is_nested
     return type(leaf), repr(leaf) if isinstance(leaf, (float, complex)) else leaf  # -0.0 is not 0.0, NaN is NaN
 
 

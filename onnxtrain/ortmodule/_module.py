@@ -26,9 +26,9 @@ from onnxtrain._export.errors import (
 from onnxtrain._export.exported import order
 from onnxtrain._export.function_apply import CustomFunctions
 from onnxtrain.ortmodule import _announce, _memory_config, _random, _special
-from onnxtrain.ortmodule._captured import Parts, kind_of_call
+from onnxtrain.ortmodule._captured import Parts, kind_of_call, names_of_call
 from onnxtrain.ortmodule._debug import STAGES, DebugOptions
-from onnxtrain.ortmodule._device import device_of
+from onnxtrain.ortmodule._device import device_of, on_several
 from onnxtrain.ortmodule._double import Double
 from onnxtrain.ortmodule._fallback import (
     Fallback,
@@ -248,7 +248,8 @@ class ORTModule(torch.nn.Module):
         try:
             device = device_of((*tensors, *self._module.parameters(), *self._module.buffers()))
         except UnsupportedError as error:
-            self._fall_back(key, FallbackPolicy.FALLBACK_UNSUPPORTED_DEVICE, str(error), error)
+            text = on_several(self._named(tensors)) or str(error)
+            self._fall_back(key, FallbackPolicy.FALLBACK_UNSUPPORTED_DEVICE, text, error)
             return self._in_torch(args, {})
         try:
             if (view := self.__dict__.get("_view")) is not None:
@@ -305,6 +306,7 @@ class ORTModule(torch.nn.Module):
             known.append(program)
             _report.register(program)
             del known[:-MAX_PROGRAMS]
+            self._leave_devices(device)
             self._fallen.pop(key, None)
             self._announce(key, program, failures)
             if self._runtime.cache_dir:
@@ -317,6 +319,21 @@ class ORTModule(torch.nn.Module):
         except Exception:
             self._fallen.pop(key, None)  # torch itself refuses these arguments: that says nothing of the next ones
             raise
+
+    def _named(self, tensors: Sequence[torch.Tensor]) -> list[tuple[str, torch.Tensor]]:
+        """Arguments, parameters and buffers, with the names that they have for the user."""
+        called = names_of_call()
+        named = [(f"argument {called[id(tensor)]}" if id(tensor) in called else f"input {i} of the graph", tensor)
+                 for i, tensor in enumerate(tensors)]
+        named += [(f"parameter {name}", parameter) for name, parameter in self._module.named_parameters()]
+        return named + [(f"buffer {name}", buffer) for name, buffer in self._module.named_buffers()]
+
+    def _leave_devices(self, device: str) -> None:
+        """Drops the programs for other devices, with the memory that they hold there: the weights have moved."""
+        if next(self._module.parameters(), None) is None and next(self._module.buffers(), None) is None:
+            return
+        for programs in self._programs.values():
+            programs[:] = [program for program in programs if program.device == device]
 
     def _say_constants(self, leaves: Iterable[Any]) -> None:
         for leaf in leaves:

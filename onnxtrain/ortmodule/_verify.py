@@ -134,7 +134,8 @@ def compare(module: Graph, exported: Exported, args: Sequence[Any], thaw: bool =
     Module, buffers, gradients and random generators are as before afterwards. Raises what the engine or forward raises.
     """
     program = Program(module, exported, without_dropout(exported.model),
-                      device_of((*module.parameters(), *module.buffers())))
+                      device_of((*(leaf for leaf in args if isinstance(leaf, torch.Tensor)), *module.parameters(),
+                                 *module.buffers())))
     calls = lambda leaves: module(*leaves), lambda leaves: program(leaves, True)  # noqa: E731
     with exclusive(), torch.inference_mode(False), torch.enable_grad(), \
             _every_weight(module) if thaw else contextlib.nullcontext():
