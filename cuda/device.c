@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "libs/blas.h"
+#include "libs/current.h"
 #include "libs/dnn.h"
 #include "libs/jit.h"
 #include "core_shim.h"
@@ -33,17 +34,17 @@ static ont_status check(cudaError_t error, const char *what)
 
 static ont_status enter(const ont_device *device, ont_scope *scope)
 {
-    ONT_TRY(check(cudaGetDevice(&scope->previous), "current device"));
-    if (scope->previous != device->id) ONT_TRY(check(cudaSetDevice(device->id), "choosing a device"));
+    ONT_TRY(check((cudaError_t)ont_current_enter(device->id, &scope->previous), "choosing a device"));
     ont_status status = ont_cuda_allocator->current_stream(ont_cuda_allocator->context, device->ops->dlpack,
                                                            device->id, &scope->stream);
-    if (status != ONT_OK && scope->previous != device->id) cudaSetDevice(scope->previous);
+    if (status != ONT_OK) ont_current_leave(scope->previous);
     return status;
 }
 
 static void leave(const ont_device *device, const ont_scope *scope)
 {
-    if (scope->previous != device->id) cudaSetDevice(scope->previous);
+    (void)device;
+    ont_current_leave(scope->previous);
 }
 
 static ont_status alloc(const ont_device *device, size_t bytes, ont_dtype dtype, ont_memory *memory)

@@ -10,12 +10,17 @@
 
 #include "libs/cublas_lt.h"
 #include "emulate/contract.h"
+#include "emulate/devices.h"
 #include "emulate/values.h"
 
 enum { HANDLE = 0x4c740001, PRODUCT, MATRIX, PREFERENCE, ALGORITHM }; /* first members: what an address refers to */
 enum { WORK_ALIGN = 256, DEFAULT_ALIGN = 256, MOST_WORK = 6000, MOST_PROPOSALS = 4, UNSET = -1 };
 enum { A, B, C, D, BIAS, AUXILIARY, OPERANDS };
 static const char *const names[OPERANDS] = {"A", "B", "C", "D", "the bias", "the auxiliary matrix"};
+
+typedef struct handle {
+    int kind, device;
+} handle;
 
 typedef struct product {
     int kind, compute, scale, epilogue, bias_type;
@@ -63,11 +68,20 @@ static void *fresh(size_t bytes, int kind)
     return made;
 }
 
-static int create(void **handle)
+static int create(void **made)
 {
     ont_emulate_outside_capture("cublasLtCreate");
-    *handle = fresh(sizeof(int), HANDLE);
+    handle *h = fresh(sizeof *h, HANDLE);
+    h->device = ont_emulate_device();
+    *made = h;
     return CUBLAS_SUCCESS;
+}
+
+static void check_handle(void *opaque, const char *function)
+{
+    CHECKED(handle, HANDLE, opaque, h);
+    ONT_REQUIRE(h->device == ont_emulate_device(), "%s: a handle of device %d, but device %d is current", function,
+                h->device, ont_emulate_device());
 }
 
 static int destroy(void *made, int kind)
@@ -285,13 +299,14 @@ static heuristic propose(const problem *q, const preference *wants, uint64_t *ra
     return h;
 }
 
-static int find(void *handle, void *desc, void *a, void *b, void *c, void *d, void *preferences, int wanted,
+static int find(void *of_device, void *desc, void *a, void *b, void *c, void *d, void *preferences, int wanted,
                 heuristic *found, int *n)
 {
     const char *call = "cublasLtMatmulAlgoGetHeuristic";
     problem q = read_problem(desc, (void *[]){a, b, c, d}, call);
     CHECKED(preference, PREFERENCE, preferences, wants);
-    ONT_REQUIRE(handle && *(int *)handle == HANDLE && wanted > 0, "%s: no handle, or no place", call);
+    check_handle(of_device, call);
+    ONT_REQUIRE(wanted > 0, "%s: no place", call);
     *n = 0;
     if (q.p.epilogue >= GELU && q.p.compute == COMPUTE_64F) return CUBLAS_NOT_SUPPORTED;
     uint64_t random = key_of(q) + wants->alignment[A];
@@ -375,8 +390,10 @@ static void multiply_one(const call *call, int32_t o)
 static int multiply(void *context)
 {
     const call *call = context;
+    ont_emulate_begin_work("cublasLtMatmul");
     if (call->work_bytes) memset(call->work, 0x7f, call->work_bytes); /* as the library, which writes to all of it */
     for (int32_t o = 0; o < call->q.m[D].batch; o++) multiply_one(call, o);
+    ont_emulate_end_work();
     return 0;
 }
 
@@ -431,13 +448,13 @@ static const choice *read_choice(const algorithm *algo, const problem *q, size_t
     return c;
 }
 
-static int matmul(void *handle, void *desc, const void *alpha, const void *a, void *la, const void *b, void *lb,
+static int matmul(void *of_device, void *desc, const void *alpha, const void *a, void *la, const void *b, void *lb,
                   const void *beta, const void *c, void *lc, void *d, void *ld, const algorithm *algo, void *work,
                   size_t work_bytes, cudaStream_t stream)
 {
     bool wide;
-    (void)stream;
-    ONT_REQUIRE(handle && *(int *)handle == HANDLE, "cublasLtMatmul: not a handle");
+    ont_emulate_check_stream("cublasLtMatmul", stream);
+    check_handle(of_device, "cublasLtMatmul");
     call now = {.q = read_problem(desc, (void *[]){la, lb, lc, ld}, "cublasLtMatmul"), .a = a, .b = b, .c = c, .d = d,
                 .work = work, .work_bytes = work_bytes};
     wide = now.q.p.scale == TYPE_64F;

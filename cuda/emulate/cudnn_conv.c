@@ -24,13 +24,16 @@ typedef struct problem { /* int alone, without padding: it is compared by its by
 static int create(void **made)
 {
     ont_emulate_outside_capture("cudnnCreate");
-    *made = fresh(sizeof(handle), HANDLE);
+    handle *h = fresh(sizeof *h, HANDLE);
+    h->device = ont_emulate_device();
+    *made = h;
     return CUDNN_SUCCESS;
 }
 
 static int set_stream(void *opaque, cudaStream_t stream)
 {
-    CHECKED(handle, HANDLE, opaque, h);
+    handle *h = read_handle(opaque, "cudnnSetStream");
+    ont_emulate_check_stream("cudnnSetStream", stream);
     h->has_stream = true;
     h->stream = stream;
     return CUDNN_SUCCESS;
@@ -201,7 +204,7 @@ static trait trait_of(const problem *q, int algorithm)
 
 static int find(const problem *q, void *opaque, int wanted, int *n, performance *found)
 {
-    CHECKED(handle, HANDLE, opaque, h);
+    (void)read_handle(opaque, "cudnnGetConvolutionAlgorithm_v7");
     for (*n = 0; *n < wanted && *n < ALGORITHMS; ++*n) {
         found[*n] = trait_of(q, *n).told;
         if (q->conv.math == MATH_FMA && found[*n].math == MATH_TENSOR_OP) found[*n].math = MATH_FMA;
@@ -301,6 +304,7 @@ static int convolve(void *context)
 {
     const call *call = context;
     ont_conv_shape s = shape_of(&call->q);
+    ont_emulate_begin_work("cuDNN's convolution");
     int kind = call->q.kind, written = kind == ONT_CONV_FORWARD ? 2 : kind == ONT_CONV_GRAD_INPUT ? 0 : 1, next = 0;
     int64_t n[3] = {s.n * s.c * s.in_count, s.m * (s.c / s.groups) * s.kernel_count, s.n * s.m * s.out_count};
     double *values[3];
@@ -311,6 +315,7 @@ static int convolve(void *context)
     add_products(&s, kind, values[0], values[1], values[2]);
     for (int64_t i = 0; i < n[written]; i++) ont_emulate_put((ont_dtype)s.dtype, call->out, i, values[written][i]);
     for (int i = 0; i < 3; i++) free(values[i]);
+    ont_emulate_end_work();
     return 0;
 }
 
@@ -324,7 +329,7 @@ static void check_address(const void *address, const char *name, const char *fun
 
 static int run(const call *call, void *opaque, int algorithm, const void *alpha, const void *beta, const char *function)
 {
-    CHECKED(handle, HANDLE, opaque, h);
+    const handle *h = read_handle(opaque, function);
     const problem *q = &call->q;
     ONT_REQUIRE(h->has_stream, "%s: the handle has no stream", function);
     ONT_REQUIRE(algorithm >= 0 && algorithm < ALGORITHMS, "%s: algorithm %d", function, algorithm);

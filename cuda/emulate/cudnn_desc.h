@@ -8,13 +8,14 @@
 #include <stdlib.h>
 
 #include "emulate/contract.h"
+#include "emulate/devices.h"
 
 /* First members: what an address refers to. */
 enum { HANDLE = 0x646e0001, TENSOR, FILTER, CONVOLUTION, RECURRENT, SEQUENCES, DROPOUT };
 enum { MOST_RANK = 5 };
 
 typedef struct handle {
-    int kind;
+    int kind, device;
     bool has_stream;
     cudaStream_t stream;
 } handle;
@@ -40,6 +41,15 @@ static inline int destroy(void *made, int kind)
     ONT_REQUIRE(*(int *)made == kind, "cuDNN: a destroy function of another kind of descriptor");
     free(made);
     return 0;
+}
+
+/* Of the current device. */
+static inline handle *read_handle(void *opaque, const char *function)
+{
+    CHECKED(handle, HANDLE, opaque, h);
+    ONT_REQUIRE(h->device == ont_emulate_device(), "%s: a handle of device %d, but device %d is current", function,
+                h->device, ont_emulate_device());
+    return h;
 }
 
 #endif

@@ -79,7 +79,7 @@ static int dropout_create(void **desc)
 
 static int dropout_set(void *desc, void *opaque, float dropout, void *states, size_t bytes, unsigned long long seed)
 {
-    CHECKED(handle, HANDLE, opaque, h);
+    (void)read_handle(opaque, "cuDNN's recurrent layer");
     ONT_REQUIRE(*(int *)desc == DROPOUT && dropout == 0 && !states && !bytes && !seed, "cudnnSetDropoutDescriptor");
     return CUDNN_SUCCESS;
 }
@@ -171,7 +171,7 @@ static size_t bytes_of_weights(const layer *l)
 
 static int weight_bytes(void *opaque, void *desc, size_t *bytes)
 {
-    CHECKED(handle, HANDLE, opaque, h);
+    (void)read_handle(opaque, "cuDNN's recurrent layer");
     CHECKED(layer, RECURRENT, desc, l);
     *bytes = bytes_of_weights(l);
     return CUDNN_SUCCESS;
@@ -185,7 +185,7 @@ static size_t bytes_of_reserve(const layer *l, const sequences *s)
 
 static int temporary_bytes(void *opaque, void *desc, int mode, void *data, size_t *work, size_t *reserve)
 {
-    CHECKED(handle, HANDLE, opaque, h);
+    (void)read_handle(opaque, "cuDNN's recurrent layer");
     CHECKED(layer, RECURRENT, desc, l);
     CHECKED(sequences, SEQUENCES, data, x);
     ONT_REQUIRE(x->width == l->in && x->type == l->type, "cudnnGetRNNTempSpaceSizes: the input has width %d", x->width);
@@ -199,7 +199,7 @@ static int weight_part(void *opaque, void *desc, int32_t direction, size_t bytes
                        void *matrix_desc, void **matrix, void *bias_desc, void **bias)
 {
     const char *call = "cudnnGetRNNWeightParams";
-    CHECKED(handle, HANDLE, opaque, h);
+    (void)read_handle(opaque, "cuDNN's recurrent layer");
     CHECKED(layer, RECURRENT, desc, l);
     CHECKED(tensor, TENSOR, matrix_desc, m);
     CHECKED(tensor, TENSOR, bias_desc, b);
@@ -443,6 +443,7 @@ static int execute(void *context)
     header *h = c->reserve;
     uint64_t key = ont_emulate_key(&c->l, sizeof c->l);
     void *own = NULL;
+    ont_emulate_begin_work("cuDNN's recurrent layer");
     if (c->work_bytes) memset(c->work, 0x7f, c->work_bytes); /* as the library, which writes to all of it */
     if (!h) { /* inference */
         whole.reserve = h = own = malloc(c->reserve_bytes);
@@ -463,6 +464,7 @@ static int execute(void *context)
     for (int i = 0; c->kind == BACKWARD_WEIGHTS && i < c->l.directions * 2 * gates_of(&c->l); i++)
         for (int64_t k = 0; k < c->l.hidden; k++) add_row(c, i / (2 * gates_of(&c->l)), i % (2 * gates_of(&c->l)), k);
     free(own);
+    ont_emulate_end_work();
     return 0;
 }
 
@@ -490,7 +492,7 @@ static void check_state(const layer *l, const sequences *x, void *desc)
 
 static int run(call *c, void *opaque, void *desc, void *x_desc, void *y_desc, void *h_desc, size_t weights)
 {
-    CHECKED(handle, HANDLE, opaque, h);
+    const handle *h = read_handle(opaque, "cuDNN's recurrent layer");
     CHECKED(layer, RECURRENT, desc, l);
     CHECKED(sequences, SEQUENCES, x_desc, x);
     CHECKED(sequences, SEQUENCES, y_desc, y);

@@ -1,6 +1,6 @@
 /*
- * The emulated device: memory of the process, work that is done when a call returns, graphs as lists of launches. It
- * has CUDA's operators, so that a whole step runs as on a GPU. For tests alone.
+ * The emulated devices: memory of the process, work that is done when a call returns, graphs as lists of launches. They
+ * have CUDA's operators, so that a whole step runs as on a GPU. For tests alone.
  */
 #include <stdint.h>
 #include <stdlib.h>
@@ -12,6 +12,7 @@
 #include "shared.h"
 #include "ops_common.h"
 #include "emulate/contract.h"
+#include "emulate/devices.h"
 
 #define EXPORTED __attribute__((visibility("default")))
 
@@ -31,15 +32,17 @@ const char *ont_cuda_error_text(int error)
     return ont_emulate_error();
 }
 
-/* ---- for tests: the current stream, which streams have waited, memory that runs out ---- */
+/* ---- for tests: which streams have waited, memory that runs out, memory that is one device's ---- */
 
-static void *current_stream, *last_waiting, *last_awaited;
+static void *last_waiting, *last_awaited;
 static int joins, shared_pages;
 static size_t largest = SIZE_MAX; /* bytes of an allocation */
+static bool is_apart;
 
-EXPORTED void ont_emulate_set_stream(void *stream)
+/* From now on the first device, too, has memory of its own instead of torch's, which both may use. */
+EXPORTED void ont_emulate_set_apart(void)
 {
-    current_stream = stream;
+    is_apart = true;
 }
 
 /* How often a stream has waited for another one, and which did last. */
@@ -80,22 +83,25 @@ EXPORTED bool ont_emulate_images_run_on(const char *architectures, int capabilit
 
 static ont_status enter(const ont_device *device, ont_scope *scope)
 {
-    (void)device;
-    *scope = (ont_scope){.stream = current_stream};
+    *scope = (ont_scope){.stream = ont_emulate_stream(device->id), .previous = ont_emulate_set_device(device->id)};
     return ONT_OK;
 }
 
 static void leave(const ont_device *device, const ont_scope *scope)
 {
     (void)device;
-    (void)scope;
+    ont_emulate_set_device(scope->previous);
 }
 
-/* By torch, as on a GPU, which may call cudaMalloc. Filled with NaN, so that a kernel that relies on zeros fails. */
+/* May call cudaMalloc, as torch does. Filled with NaN, so that a kernel that relies on zeros fails. */
 static ont_status alloc(const ont_device *device, size_t bytes, ont_dtype dtype, ont_memory *memory)
 {
     ont_emulate_outside_capture("cudaMalloc");
     if (bytes > largest) return ont_fail(ONT_ENOMEM, "the device has not %zu bytes", bytes);
+    if (is_apart || device->id) {
+        *memory = (ont_memory){.data = ont_emulate_take(device->id, bytes)};
+        return memory->data ? ONT_OK : ont_fail(ONT_ENOMEM, "the device has not %zu bytes", bytes);
+    }
     const ont_allocator *torch = ont_cuda_allocator;
     ONT_TRY(torch->take(torch->context, device->ops->dlpack, device->id, bytes, dtype, memory));
     memset(memory->data, 0x7f, bytes);
@@ -106,7 +112,8 @@ static void release(const ont_device *device, ont_memory *memory, size_t bytes)
 {
     (void)device;
     (void)bytes;
-    ont_cuda_allocator->give(memory);
+    if (memory->owner || memory->tensor) ont_cuda_allocator->give(memory);
+    else ont_emulate_give(memory->data);
 }
 
 static ont_status shared_page(void **page)
@@ -141,15 +148,18 @@ typedef struct move {
 static int do_move(void *context)
 {
     const move *m = context;
+    ont_emulate_begin_work(m->from ? "cudaMemcpyAsync" : "cudaMemsetAsync");
     if (m->from)
         memmove(m->to, m->from, m->bytes);
     else
         memset(m->to, 0, m->bytes);
+    ont_emulate_end_work();
     return 0;
 }
 
-static ont_status move_or_record(move m)
+static ont_status move_or_record(move m, void *stream)
 {
+    ont_emulate_check_stream(m.from ? "cudaMemcpyAsync" : "cudaMemsetAsync", stream);
     if (!ont_emulate_recording()) {
         do_move(&m);
         return ONT_OK;
@@ -164,8 +174,7 @@ static ont_status move_or_record(move m)
 static ont_status copy(const ont_device *device, void *to, const void *from, size_t bytes, void *stream)
 {
     (void)device;
-    (void)stream;
-    return move_or_record((move){to, from, bytes});
+    return move_or_record((move){to, from, bytes}, stream);
 }
 
 /* A graph would read the host's memory at every replay. */
@@ -197,15 +206,14 @@ static ont_status copy_strided(const ont_device *device, const ont_device_stride
 static ont_status clear(const ont_device *device, void *to, size_t bytes, void *stream)
 {
     (void)device;
-    (void)stream;
-    return move_or_record((move){to, NULL, bytes});
+    return move_or_record((move){to, NULL, bytes}, stream);
 }
 
 static ont_status synchronize(const ont_device *device, void *stream)
 {
     (void)device;
     ont_emulate_outside_capture("cudaStreamSynchronize");
-    (void)stream;
+    ont_emulate_check_stream("cudaStreamSynchronize", stream);
     return ONT_OK;
 }
 
@@ -213,11 +221,18 @@ static ont_status join(const ont_device *device, void *stream, void *other)
 {
     (void)device;
     ont_emulate_outside_capture("cudaStreamWaitEvent");
+    ont_emulate_check_stream("cudaEventRecord", other);
+    ont_emulate_check_stream("cudaStreamWaitEvent", stream);
     last_waiting = stream;
     last_awaited = other;
     joins++;
     return ONT_OK;
 }
+
+typedef struct graph {
+    void *work;
+    int device; /* that was current when it was captured */
+} graph;
 
 static bool capturing(const ont_device *device, void *stream)
 {
@@ -239,26 +254,31 @@ static ont_status capture_end(const ont_device *device, void *private_stream, bo
 {
     (void)device;
     (void)private_stream;
+    struct graph *made = keep ? malloc(sizeof *made) : NULL;
     void *done = ont_emulate_capture_end();
-    if (keep)
-        *graph = done;
-    else
-        ont_emulate_graph_destroy(done);
+    if (!made) ont_emulate_graph_destroy(done);
+    if (!made) return keep ? ont_fail(ONT_ENOMEM, "out of memory") : ONT_OK;
+    *made = (struct graph){done, ont_emulate_device()};
+    *graph = made;
     return ONT_OK;
 }
 
-static ont_status graph_launch(const ont_device *device, void *graph, void *stream)
+static ont_status graph_launch(const ont_device *device, void *opaque, void *stream)
 {
+    const graph *g = opaque;
     (void)device;
     ont_emulate_outside_capture("cudaGraphLaunch");
-    (void)stream;
-    return ont_launched(ont_emulate_graph_launch(graph));
+    ont_emulate_check_stream("cudaGraphLaunch", stream);
+    ONT_REQUIRE(g->device == ont_emulate_device(), "cudaGraphLaunch: a graph of device %d, but device %d is current",
+                g->device, ont_emulate_device());
+    return ont_launched(ont_emulate_graph_launch(g->work));
 }
 
-static void graph_destroy(const ont_device *device, void *graph)
+static void graph_destroy(const ont_device *device, void *opaque)
 {
     (void)device;
-    ont_emulate_graph_destroy(graph);
+    ont_emulate_graph_destroy(((graph *)opaque)->work);
+    free(opaque);
 }
 
 static ont_status optim(const ont_device *device, int what, const ont_cuda_optim *job, float *found_inf, void *stream)
@@ -295,7 +315,7 @@ static const ont_device_ops ops = {
     .optim = optim,
 };
 
-static ont_device device = {.ops = &ops, .random_blocks = 3}; /* few, so that small tensors need several rounds */
+static ont_device devices[ONT_EMULATE_DEVICES];
 
 const ont_device *ont_cuda_device(void)
 {
@@ -307,10 +327,11 @@ EXPORTED ont_status ont_plugin_open(const ont_core *core, const ont_allocator *t
     if (!torch) return ont_fail(ONT_EIO, "the emulation needs the DLPack exchange table: torch 2.10 or later");
     ont_cuda_core = core;
     ont_cuda_allocator = torch;
-    device.lists = ont_cuda_lists;
-    device.n_lists = ont_cuda_n_lists;
-    *plugin = (ont_plugin){.version = ONT_PLUGIN_VERSION, .about = "CUDA's kernels, emulated on the host",
-                            .devices = {&device},
-                           .n_devices = 1};
+    *plugin = (ont_plugin){.version = ONT_PLUGIN_VERSION, .about = "CUDA's kernels, emulated on the host"};
+    for (int id = 0; id < ONT_EMULATE_DEVICES; id++) {
+        devices[id] = (ont_device){.ops = &ops, .id = id, .lists = ont_cuda_lists, .n_lists = ont_cuda_n_lists,
+                                   .random_blocks = 3}; /* few, so that small tensors need several rounds */
+        plugin->devices[plugin->n_devices++] = &devices[id];
+    }
     return ONT_OK;
 }

@@ -87,8 +87,17 @@ static const rule rules[] = {
 #undef MAYBE
 enum { N_RULES = sizeof rules / sizeof *rules };
 
-static char handle; /* its address is the handle */
+static char handles[ONT_EMULATE_DEVICES]; /* the address of one is a handle */
 static long n_runs;
+
+/* Whether it is the handle of the current device; that of another one is a mistake, and no refusal. */
+static bool is_handle(const void *given)
+{
+    for (int i = 0; i < ONT_EMULATE_DEVICES; i++)
+        ONT_REQUIRE(given != &handles[i] || i == ont_emulate_device(),
+                    "cuDNN's graphs: a handle of device %d, but device %d is current", i, ont_emulate_device());
+    return given == &handles[ont_emulate_device()];
+}
 
 /* ---- descriptors ---- */
 
@@ -131,7 +140,7 @@ static int set(void *opaque, int name, int type, int64_t n, const void *values)
         if (!given || !given->is_final) return refuse(BAD_PARAM, "a descriptor that is not finalized", name);
         if (r->of >= 0 && given->type != r->of) return refuse(BAD_PARAM, "a descriptor of another kind", name);
     }
-    if (type == DNN_TYPE_HANDLE && *(void *const *)values != &handle) return refuse(BAD_PARAM, "the handle", name);
+    if (type == DNN_TYPE_HANDLE && !is_handle(*(void *const *)values)) return refuse(BAD_PARAM, "the handle", name);
     attribute a = {name, type, n, malloc((size_t)n * size_of(type))};
     if (!a.values) return EXECUTION_FAILED;
     memcpy(a.values, values, (size_t)n * size_of(type));
@@ -486,6 +495,7 @@ static int compute(void *context)
     job *j = context;
     const attribute *ops = find(j->graph, DNN_ATTR_OPERATIONGRAPH_OPS);
     bool is_complete = take_memory(j);
+    ont_emulate_begin_work("cudnnBackendExecute");
     for (int64_t i = 0; i < ops->n && is_complete; i++) {
         const descriptor *op = ((const descriptor *const *)ops->values)[i];
         switch (op->type) {
@@ -496,6 +506,7 @@ static int compute(void *context)
         default: ont_emulate_dnn_convolve(op, value_of, j);
         }
     }
+    ont_emulate_end_work();
     for (int i = 0; i < j->n; i++) {
         if (!j->values[i].is_owned) continue;
         free(j->values[i].data);
@@ -547,7 +558,7 @@ static void exchange(job *j)
 static int execute(void *given, void *opaque, void *pack)
 {
     const descriptor *plan = opaque, *p = pack, *tensors[MOST_VALUES];
-    if (given != &handle || !plan->is_final || !p->is_final) return refuse(BAD_PARAM, "handle, plan or pack", 0);
+    if (!is_handle(given) || !plan->is_final || !p->is_final) return refuse(BAD_PARAM, "handle, plan or pack", 0);
     if (!plan->engine) return refuse(BAD_PARAM, "an engine that is not deterministic", 0);
     if (has_fault("execute")) return EXECUTION_FAILED; /* the library fails */
     if (has_fault("engine") && plan->engine == 1) return NOT_SUPPORTED; /* the next engine works */
@@ -555,7 +566,9 @@ static int execute(void *given, void *opaque, void *pack)
     void *const *pointers = find(p, DNN_ATTR_VARIANT_PACK_DATA_POINTERS)->values;
     void *work = *(void *const *)find(p, DNN_ATTR_VARIANT_PACK_WORKSPACE)->values;
     if (workspace_of(plan) && (!work || (uintptr_t)work % 16)) return refuse(BAD_PARAM, "workspace", 0);
+    ont_emulate_begin_work("cudnnBackendExecute");
     memset(work, 0x7f, (size_t)workspace_of(plan)); /* overwrites it, as the library does */
+    ont_emulate_end_work();
     job *j = calloc(1, sizeof *j);
     if (!j) return EXECUTION_FAILED;
     int status = 0, n_bound = 0;
@@ -589,16 +602,16 @@ static size_t version(void)
 
 static ont_status open_device(int *device, int *capability, void **result)
 {
-    *device = 0;
+    *device = ont_emulate_device();
     *capability = 90;
-    *result = &handle;
+    *result = &handles[*device];
     return ONT_OK;
 }
 
 static int set_stream(void *given, void *stream)
 {
-    (void)stream;
-    return given == &handle ? 0 : BAD_PARAM;
+    ont_emulate_check_stream("cudnnSetStream", stream);
+    return is_handle(given) ? 0 : BAD_PARAM;
 }
 
 static void nothing(void)

@@ -6,6 +6,8 @@
 
 #include <stdlib.h>
 
+#include "emulate/contract.h"
+#include "emulate/devices.h"
 #include "emulate/values.h"
 #include "libs/dnn_graph.h"
 

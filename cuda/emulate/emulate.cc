@@ -14,6 +14,11 @@
 
 #undef memcpy
 
+/* Of devices.c, which the library of a generated kernel has not: it runs within the work of the device. */
+extern "C" __attribute__((weak)) void ont_emulate_begin_work(const char *what);
+extern "C" __attribute__((weak)) void ont_emulate_end_work(void);
+extern "C" __attribute__((weak)) void ont_emulate_check_stream(const char *what, const void *stream);
+
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/common_interface_defs.h>
 #else
@@ -429,10 +434,18 @@ int ont_emulate_launch(const char *name, dim3 grid, dim3 block, size_t shared, v
     ont_races_launch(&now, sizeof now);
     unsigned long n_blocks = (unsigned long)grid.x * grid.y * grid.z;
     order blocks = order_of(n_blocks, kind);
+    if (ont_emulate_begin_work) ont_emulate_begin_work(name);
     for (unsigned long b = 0; b < n_blocks && fine; b++) fine = run_one(blocks[b], grid, block, shared, kind);
+    if (ont_emulate_end_work) ont_emulate_end_work();
     if (!fine) abandon();
     pthread_mutex_unlock(&one);
     return fine ? 0 : LAUNCH_FAILED;
+}
+
+const char *ont_emulate_on_stream(const char *name, const void *stream)
+{
+    if (ont_emulate_check_stream) ont_emulate_check_stream(name, stream);
+    return name;
 }
 
 /* ---- kernels with much shared memory ---- */

@@ -68,6 +68,8 @@ void ont_emulate_need_aligned(const void *p, size_t bytes);
 /* Number of launches so far of kernels with `part` in their names. */
 extern "C" __attribute__((visibility("default"))) long ont_emulate_launches(const char *part);
 /* 0, or an error code for the launch macro; the message is kept for ont_emulate_error(). */
+/* The name; ends the process where the stream is another device's than the current one. */
+const char *ont_emulate_on_stream(const char *name, const void *stream);
 int ont_emulate_launch(const char *name, dim3 grid, dim3 block, size_t shared, void (*body)(void *), void *context);
 extern "C" const char *ont_emulate_error(void);
 
@@ -191,7 +193,7 @@ static inline int ont_emulate_kernel(const char *name, void (*kernel)(P...), dim
     return ont_emulate_record(ont_emulated<P...>::run, new ont_emulated<P...>(launch), ont_emulated<P...>::forget);
 }
 #define ONT_LAUNCH(kernel, grid, block, shared, stream, ...) \
-    ((void)(stream), ont_emulate_kernel(#kernel, (kernel), (grid), (block), (shared), __VA_ARGS__))
+    ont_emulate_kernel(ont_emulate_on_stream(#kernel, (stream)), (kernel), (grid), (block), (shared), __VA_ARGS__)
 #ifdef ONT_RACES
 #define memcpy ont_emulate_memcpy /* which the compiler may expand without a report */
 #endif

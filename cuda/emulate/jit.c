@@ -10,6 +10,7 @@
 
 #include "libs/jit.h"
 #include "emulate/contract.h"
+#include "emulate/devices.h"
 
 bool ont_emulate_recording(void);
 int ont_emulate_record(int (*work)(void *), void *context, void (*forget)(void *));
@@ -57,14 +58,17 @@ typedef struct launched {
 static int do_launch(void *context)
 {
     const launched *l = context;
-    return l->run(l->blocks, &l->args);
+    ont_emulate_begin_work("ont_fused");
+    int error = l->run(l->blocks, &l->args);
+    ont_emulate_end_work();
+    return error;
 }
 
 /* The library of a generated kernel has an emulation of its own, which does not record graphs. */
 static ont_status launch(void *function, unsigned blocks, ont_jit_args *args, void *stream)
 {
     launched l = {.blocks = blocks, .args = *args};
-    (void)stream;
+    ont_emulate_check_stream("ont_fused", stream);
     memcpy(&l.run, &function, sizeof l.run);
     if (!ont_emulate_recording())
         return do_launch(&l) ? ont_fail(ONT_ESTATE, "a generated kernel was not launched") : ONT_OK;

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "emulate/contract.h"
+#include "emulate/devices.h"
 #include "libs/symbols.h"
 
 bool ont_emulate_recording(void);
@@ -71,13 +72,20 @@ bool ont_library_open(const char *const *names, size_t n_names, const ont_symbol
 /* ---- the runtime ---- */
 
 struct ont_emulate_event {
+    int device;
     bool recorded;
     uint64_t state;
 };
 
 cudaError_t cudaGetDevice(int *id)
 {
-    *id = 0;
+    *id = ont_emulate_device();
+    return cudaSuccess;
+}
+
+cudaError_t cudaSetDevice(int id)
+{
+    ont_emulate_set_device(id);
     return cudaSuccess;
 }
 
@@ -91,6 +99,7 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureSta
 cudaError_t cudaEventCreate(cudaEvent_t *event)
 {
     *event = calloc(1, sizeof **event);
+    if (*event) (*event)->device = ont_emulate_device();
     return *event ? cudaSuccess : cudaErrorMemoryAllocation;
 }
 
@@ -105,7 +114,10 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
 {
     static uint64_t records;
     uint64_t n = __atomic_add_fetch(&records, 1, __ATOMIC_RELAXED);
-    (void)stream;
+    ont_emulate_check_stream("cudaEventRecord", stream);
+    ONT_REQUIRE(event->device == ont_emulate_device(),
+                "cudaEventRecord: an event of device %d, but device %d is current", event->device,
+                ont_emulate_device());
     event->state = ont_emulate_key(&n, sizeof n);
     event->recorded = !ont_emulate_recording(); /* in a graph, the event has not happened yet */
     return cudaSuccess;

@@ -21,6 +21,7 @@ from typing import Any
 
 import compare
 import conv_graph
+import devices
 import images
 import onnx
 import rnn
@@ -643,6 +644,14 @@ def recurrent() -> set[str]:
         rnn.agree(case, got)
         used |= {f"{op}:{kernel}" for _, op, kernel, *_ in session.timeline()}
     return used
+
+
+def two_devices() -> set[str]:
+    return devices.interleaved(PLUGIN, "mlp")
+
+
+def two_devices_of_images() -> set[str]:
+    return devices.interleaved(PLUGIN, "cnn")
 
 
 MESSAGES = Messages()

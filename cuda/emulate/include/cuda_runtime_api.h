@@ -1,6 +1,6 @@
 /*
- * What the sources of cuda/libs use of the CUDA runtime, where kernels are emulated (runtime.c): one device, streams
- * without work, events that are times.
+ * What the sources of cuda/libs use of the CUDA runtime, where kernels are emulated (runtime.c): streams without
+ * work, events that are times.
  */
 #ifndef ONT_EMULATE_CUDA_RUNTIME_API_H
 #define ONT_EMULATE_CUDA_RUNTIME_API_H
@@ -11,6 +11,7 @@ typedef void *cudaStream_t;
 typedef struct ont_emulate_event *cudaEvent_t;
 
 cudaError_t cudaGetDevice(int *id);
+cudaError_t cudaSetDevice(int id);
 cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureStatus *status);
 cudaError_t cudaEventCreate(cudaEvent_t *event);
 cudaError_t cudaEventDestroy(cudaEvent_t event);
