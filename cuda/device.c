@@ -10,6 +10,7 @@
 #include "libs/current.h"
 #include "libs/dnn.h"
 #include "libs/jit.h"
+#include "libs/nccl.h"
 #include "core_shim.h"
 #include "device/multi.h"
 #include "images.h"
@@ -215,6 +216,7 @@ static const ont_device_ops ops = {
     .graph_launch = graph_launch,
     .graph_destroy = graph_destroy,
     .optim = optim,
+    .comm = ont_nccl_get,
 };
 
 /* The grid of PyTorch's random kernels: as many blocks of 256 threads as fill every multiprocessor. 0: unknown, so that

@@ -512,6 +512,44 @@ def mpi_leave() -> None:
     failed, it ends all processes, including this one.
     """
 
+def comm_about(device: str) -> str:
+    """Name and version of the library that has collectives over memory of this device, as "NCCL 2.28.9".
+
+    Raises:
+        UnsupportedError: the device has none, or the library is missing.
+    """
+
+def comm_id(device: str) -> bytes:
+    """What one process makes and tells the others before all call comm_open()."""
+
+def comm_open(device: str, id: bytes, rank: int, size: int) -> object:
+    """A communicator of this device; waits for the other processes.
+
+    Raises:
+        RuntimeError: the library has failed.
+        ValueError: an id of another length.
+    """
+
+def comm_enqueue(comm: object, kind: str, source: Tensor, target: Tensor, root: int = 0) -> None:
+    """A collective on torch's current stream of the device; nothing waits for it. All processes must make the same
+    calls in the same order.
+
+    Args:
+        kind: "all_reduce" or "broadcast" (n to n elements, source and target may be one tensor), "reduce_scatter"
+            (size * n to n), "all_gather" (n to size * n).
+
+    Raises:
+        UnsupportedError: the library has not this dtype; the caller captures the stream.
+        RuntimeError: the library has failed; the communicator is closed.
+        TypeError, ValueError: tensors do not fit, or are on another device; nothing was enqueued.
+    """
+
+def comm_check(comm: object) -> None:
+    """Raises RuntimeError where a collective that was enqueued before has failed."""
+
+def comm_close(comm: object, failed: bool) -> None:
+    """Ends a communicator. After a failure, what is under way is given up."""
+
 def signature(args: tuple[Any, ...]) -> bytes | None:
     """Equal bytes for arguments that are all plain torch.Tensors of equal dtypes, ranks and kinds of device.
 

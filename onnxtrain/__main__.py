@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from onnxtrain import _C, options
+from onnxtrain import _C, UnsupportedError, options
 
 _SHARED = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OMP_PROC_BIND", "KMP_AFFINITY")  # of the libraries beneath
 USAGE = "usage: python -m onnxtrain [run script.py ... | migrate script.py ... | profile trace.json]"
@@ -80,6 +80,14 @@ def cuda() -> str:
         return f"in this build, but not usable here: {error}"
     lacks = [f"missing: {plugin['missing']}"] if plugin["missing"] else []
     return "; ".join([plugin["about"], *lacks, *filter(None, [plugin["left_out"]])])
+
+
+def nccl() -> str:
+    """Whether tensors of a GPU go through NCCL beside MPI."""
+    try:
+        return _C.comm_about("cuda")
+    except (UnsupportedError, ValueError):
+        return "not usable here: it needs the CUDA part, a GPU, and libnccl.so.2, which a CUDA build of torch brings"
 
 
 def mpi() -> str:
@@ -151,7 +159,7 @@ def build() -> None:
         ("tensor exchange", "DLPack's C functions" if info["dlpack_exchange"]
          else "DLPack's Python protocol, which is slower; torch 2.10 and later have C functions"),
         ("CUDA", cuda()),
-        ("cuDNN, NCCL", "not in this build"),
+        ("NCCL", nccl()),
         ("MPI", mpi()),
         *(variables() or [("variables", "no ORTMODULE_* and no ONNXTRAIN_* variable is set")]),
     ]

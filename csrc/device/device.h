@@ -12,6 +12,7 @@
 
 struct ont_kernel_list; /* ops/op.h */
 struct ont_cuda_optim;  /* device/multi.h */
+struct ont_comm_ops;    /* device/comm.h */
 typedef struct ont_device ont_device;
 
 /* An invalid value that a kernel found, in memory that host and device can access. The first fault is kept. */
@@ -80,6 +81,7 @@ typedef struct ont_device_ops {
     /* `what` of many tensors (device/multi.h: ont_optim_work), in a few launches. */
     ont_status (*optim)(const ont_device *device, int what, const struct ont_cuda_optim *job, float *found_inf,
                         void *stream);
+    const struct ont_comm_ops *(*comm)(void); /* collectives of several processes; NULL: the library is missing */
 } ont_device_ops;
 
 struct ont_device {

@@ -14,6 +14,7 @@
 #include "device/matmul.h"
 #include "passes/pipeline.h"
 #include "passes/recompute.h"
+#include "py/comm.h"
 #include "py/dist.h"
 #include "py/grads.h"
 #include "py/timing.h"
@@ -305,6 +306,12 @@ static PyMethodDef methods[] = {
      "set_graphs(on): phases whose addresses repeat are recorded and replayed"},
     {"set_tf32", ont_set_tf32, METH_VARARGS,
      "set_tf32(products, convolutions): those of float32 on CUDA may use TF32, in steps from now on"},
+    {"comm_about", ont_comm_about, METH_VARARGS, "comm_about(device) -> the version of NCCL"},
+    {"comm_id", ont_comm_make_id, METH_VARARGS, "comm_id(device) -> bytes that all processes of a communicator get"},
+    {"comm_open", ont_comm_open, METH_VARARGS, "comm_open(device, id, rank, size) -> a communicator"},
+    {"comm_enqueue", ont_comm_enqueue, METH_VARARGS, "comm_enqueue(comm, kind, from, to, root=0): a collective"},
+    {"comm_check", ont_comm_check, METH_O, "comm_check(comm): raises RuntimeError where a collective has failed"},
+    {"comm_close", ont_comm_close, METH_VARARGS, "comm_close(comm, failed): ends it"},
     {"mpi_open", ont_mpi_open, METH_NOARGS, "mpi_open() -> library, rank and size; meets the other processes"},
     {"mpi_all_reduce", ont_mpi_all_reduce, METH_O, "mpi_all_reduce(tensor): the sum of all processes'"},
     {"mpi_reduce_scatter", ont_mpi_reduce_scatter, METH_VARARGS, "mpi_reduce_scatter(own, whole): a part of the sum"},

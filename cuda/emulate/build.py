@@ -32,7 +32,7 @@ WATCHED = ["-fsanitize=thread", "-fno-threadsafe-statics"]
 def sources(*more: str) -> list[Path]:
     kernels = sorted((CUDA / "kernels").glob("*.cu"))
     named = [CUDA / name for name in ("table.c", "generate.c", "images.c", "shared.c", "libs/cublas.c", "libs/cudnn.c",
-                                      "libs/sdpa.c", "libs/conv_graph.c", "libs/rnn.c")]
+                                      "libs/sdpa.c", "libs/conv_graph.c", "libs/rnn.c", "libs/nccl.c")]
     folders = [path for name in ("ops", "emulate") for path in sorted((CUDA / name).glob("*.c*"))]
     return [*kernels, *map(Path, more), *named, *folders]
 

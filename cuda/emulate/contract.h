@@ -28,6 +28,7 @@ typedef struct ont_emulate_function {
     const char *name;
     void (*function)(void);
 } ont_emulate_function;
-extern const ont_emulate_function ont_emulate_cublas[], ont_emulate_cudnn[], ont_emulate_cudnn_rnn[];
+extern const ont_emulate_function ont_emulate_cublas[], ont_emulate_cudnn[], ont_emulate_cudnn_rnn[],
+    ont_emulate_nccl[];
 
 #endif

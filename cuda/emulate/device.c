@@ -13,6 +13,7 @@
 #include "ops_common.h"
 #include "emulate/contract.h"
 #include "emulate/devices.h"
+#include "libs/nccl.h"
 
 #define EXPORTED __attribute__((visibility("default")))
 
@@ -313,6 +314,7 @@ static const ont_device_ops ops = {
     .graph_launch = graph_launch,
     .graph_destroy = graph_destroy,
     .optim = optim,
+    .comm = ont_nccl_get,
 };
 
 static ont_device devices[ONT_EMULATE_DEVICES];

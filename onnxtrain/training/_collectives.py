@@ -1,6 +1,7 @@
 """Collectives of all processes of a run, as one table: by torch.distributed, or by MPI through onnxtrain._mpi.
 
 Used by _distributed.py, which says what is sent; and which process this is, as its launcher told the environment.
+With MPI, tensors of a GPU go through NCCL (_nccl.py) where all processes have it.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from onnxtrain import _C
+from onnxtrain.training import _nccl
 
 _BEAT = 1.0  # seconds
 # Torch 2.13 has new names, and warns of those of before.
@@ -134,7 +137,10 @@ class TorchCollectives:
 
 
 class MpiCollectives:
-    """By MPI, through memory of the CPU, where tensors of a GPU are copied to.
+    """By MPI, through memory of the CPU; tensors of a GPU go through NCCL, or where that is missing are copied there.
+
+    Args:
+        device: of the weights.
 
     MPI is initialised unless the script has done so, by mpi4py for one. Before Python ends a process waits for the
     others to do so too, so that one that ends early is known to them, and ends them.
@@ -145,7 +151,7 @@ class MpiCollectives:
 
     name = "MPI"
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
         try:
             found = _C.mpi_open()
         except OSError as error:
@@ -155,28 +161,44 @@ class MpiCollectives:
         self._worker: ThreadPoolExecutor | None = None  # all-reduces one after the other, beside backward
         atexit.unregister(_C.mpi_leave)
         atexit.register(_C.mpi_leave)
+        self._nccl = _nccl.meet(_nccl.place_of(device), self.rank, self.size)
 
     def all_reduce(self, value: Tensor) -> None:
+        if self._nccl is not None and self._nccl.takes(value):
+            self._nccl.run("all_reduce", value, value)
+            return
         host = _on_cpu(value)
         _C.mpi_all_reduce(host)
         _back(value, host)
 
     def start_all_reduce(self, value: Tensor) -> Callable[[], object]:
+        if self._nccl is not None and self._nccl.takes(value):
+            self._nccl.run("all_reduce", value, value)
+            return self._nccl.check
         if self._worker is None:
             self._worker = ThreadPoolExecutor(1, "onnxtrain_reduce")
         return self._worker.submit(self.all_reduce, value).result
 
     def reduce_scatter(self, own: Tensor, value: Tensor) -> None:
+        if self._nccl is not None and self._nccl.takes(value):
+            self._nccl.run("reduce_scatter", value, own)
+            return
         host = _on_cpu(own)
         _C.mpi_reduce_scatter(host, _on_cpu(value))
         _back(own, host)
 
     def all_gather(self, value: Tensor, own: Tensor) -> None:
+        if self._nccl is not None and self._nccl.takes(value):
+            self._nccl.run("all_gather", own, value)
+            return
         host = _on_cpu(value)
         _C.mpi_all_gather(host, _on_cpu(own))
         _back(value, host)
 
     def broadcast(self, value: Tensor) -> None:
+        if self._nccl is not None and self._nccl.takes(value):
+            self._nccl.run("broadcast", value, value)
+            return
         host = _on_cpu(value)
         _C.mpi_broadcast(host, 0)
         _back(value, host)

@@ -49,7 +49,8 @@ class Processes:
         else by MPI, where mpirun has started this process. mpirun's numbers of processes and ranks count then.
 
         Args:
-            device: of the weights: torch.distributed has NCCL for CUDA, gloo for the CPU.
+            device: of the weights: torch.distributed has NCCL for CUDA, gloo for the CPU; beside MPI, NCCL carries
+                tensors of CUDA.
 
         Returns:
             None where there is one process.
@@ -65,7 +66,7 @@ class Processes:
                                    "1, which divides the optimizer's state; for stages 2 and 3 wrap an ORTModule in "
                                    "torch.distributed.fsdp.fully_shard")
         if not _initialized() and _collectives.by_mpirun():
-            return self._with(self._by_mpi())
+            return self._with(self._by_mpi(device))
         self._check_adasum(self.world_size)
         if self.world_size == 1:
             if self.world_rank:
@@ -85,8 +86,8 @@ class Processes:
             raise UnsupportedError(f"ORTTrainer: Adasum needs 2, 4, 8 ... processes and no ZeRO, but there are {size} "
                                    f"processes with ZeRO stage {self.zero_stage}")
 
-    def _by_mpi(self) -> Collectives:
-        found = MpiCollectives()
+    def _by_mpi(self, device: torch.device) -> Collectives:
+        found = MpiCollectives(device)
         if self.world_size != found.size or self.world_rank not in (0, found.rank):
             _log.warning("ORTTrainer: world_size is %d and world_rank %d, but mpirun sets %d and %d, which apply",
                          self.world_size, self.world_rank, found.size, found.rank)

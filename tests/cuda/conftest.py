@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +20,13 @@ def emulated() -> Path:
                           capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-4000:]
     return Path(done.stdout.splitlines()[-1])
+
+
+@pytest.fixture
+def plugin_of_peers(emulated, monkeypatch) -> str:
+    """The same, for processes that import peers.py."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT / "tests/cuda"), os.environ["PYTHONPATH"]]))
+    return str(emulated)
 
 
 @pytest.fixture(scope="module")

@@ -1,8 +1,8 @@
 """What NVIDIA's toolchain says, without a GPU, of what cuda/ writes by hand, generates and compiles.
 
     export PYTHONPATH=tests
-    python tests/cuda/facts.py fetch nvrtc|headers|nvdisasm     PyPI's wheels to build/nvidia: 58 MB, 960 MB, 5 MB
-    python tests/cuda/facts.py headers                  cuda/libs against the headers of cuBLASLt and cuDNN
+    python tests/cuda/facts.py fetch nvrtc|headers|nvdisasm     PyPI's wheels to build/nvidia: 58 MB, over 1 GB, 5 MB
+    python tests/cuda/facts.py headers                  cuda/libs against the headers of cuBLASLt, cuDNN and NCCL
     python tests/cuda/facts.py generated [COUNT]        generated kernels through NVRTC, for each of ARCHITECTURES
     python tests/cuda/facts.py registers [--write]      kernels.tsv against what ptxas has said in the build in place
 
@@ -33,7 +33,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 FOLDER = ROOT / "build/nvidia"
 BUILD = f"build/temp.*-{sys.version_info.major}{sys.version_info.minor}"  # setup.py's
-WHEELS = {"nvrtc": ("nvidia-cuda-nvrtc",), "headers": ("nvidia-cublas", "nvidia-cudnn-cu13"),
+WHEELS = {"nvrtc": ("nvidia-cuda-nvrtc",), "headers": ("nvidia-cublas", "nvidia-cudnn-cu13", "nvidia-nccl-cu13"),
           "nvdisasm": ("nvidia-cuda-nvdisasm",)}
 ARCHITECTURES = (80, 90, 100)
 TABLE = HERE / "kernels.tsv"
@@ -42,7 +42,7 @@ TABLE = HERE / "kernels.tsv"
 # ---- wheels ----
 
 def fetch(part: str) -> None:
-    """Headers and NVRTC of wheels that pip downloads; the rest of cuBLAS and cuDNN is a gigabyte, and not needed."""
+    """Headers and NVRTC of wheels that pip downloads; the rest of the libraries is over a gigabyte, and not needed."""
     wanted = re.compile(r"/include/|/lib/libnvrtc|/bin/nvdisasm")
     with tempfile.TemporaryDirectory(dir=ROOT / "build") as folder:
         subprocess.run([sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", folder, *WHEELS[part]],
@@ -53,13 +53,13 @@ def fetch(part: str) -> None:
 
 
 def includes() -> list[Path]:
-    """Folders of the headers of cuBLASLt, cuDNN and CUDA; empty where one of them is missing."""
+    """Folders of the headers of cuBLASLt, cuDNN, NCCL and CUDA; empty where one of them is missing."""
     toolkit = Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")) / "include"
     found = [next((header.parent for header in sorted(folder.rglob(name))), None) for folder, name in
-             ((FOLDER / "headers", "cublasLt.h"), (FOLDER / "headers", "cudnn.h"))]
+             ((FOLDER / "headers", "cublasLt.h"), (FOLDER / "headers", "cudnn.h"), (FOLDER / "headers", "nccl.h"))]
     if (toolkit / "library_types.h").exists():
         found.append(toolkit)
-    return [path for path in found if path] if len(found) == 3 and None not in found else []
+    return [path for path in found if path] if len(found) == 4 and None not in found else []
 
 
 def nvrtc() -> Path | None:

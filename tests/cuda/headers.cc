@@ -1,14 +1,16 @@
 /*
- * What cuda/libs/ writes by hand of cuBLASLt and cuDNN, against NVIDIA's headers: numbers, layouts of structs, and how
+ * What cuda/libs/ writes by hand of cuBLASLt, cuDNN and NCCL, against NVIDIA's headers: numbers, layouts of structs, and how
  * each function is called. For the compiler alone; tests/cuda/facts.py passes it the headers.
  */
 #include <cublasLt.h>
 #include <cudnn.h>
+#include <nccl.h>
 
 #include <type_traits>
 
 #include "libs/cublas_lt.h"
 #include "libs/cudnn_rnn.h"
+#include "libs/nccl_api.h"
 
 #define SAME(ours, theirs) \
     static_assert(static_cast<long>(ours) == static_cast<long>(theirs), "another number: " #ours)
@@ -73,6 +75,23 @@ SAME(RNN_INFERENCE, CUDNN_FWD_MODE_INFERENCE);
 SAME(RNN_TRAINING, CUDNN_FWD_MODE_TRAINING);
 SAME(RNN_WGRAD_ADD, CUDNN_WGRAD_MODE_ADD);
 
+SAME(NCCL_SUCCESS, ncclSuccess);
+SAME(NCCL_SYSTEM_ERROR, ncclSystemError);
+SAME(NCCL_IN_PROGRESS, ncclInProgress);
+SAME(NCCL_INT8, ncclInt8);
+SAME(NCCL_UINT8, ncclUint8);
+SAME(NCCL_INT32, ncclInt32);
+SAME(NCCL_UINT32, ncclUint32);
+SAME(NCCL_INT64, ncclInt64);
+SAME(NCCL_UINT64, ncclUint64);
+SAME(NCCL_FLOAT16, ncclFloat16);
+SAME(NCCL_FLOAT32, ncclFloat32);
+SAME(NCCL_FLOAT64, ncclFloat64);
+SAME(NCCL_BFLOAT16, ncclBfloat16);
+SAME(NCCL_SUM, ncclSum);
+SAME(NCCL_MAX, ncclMax);
+static_assert(sizeof(nccl_id) == sizeof(ncclUniqueId), "another size: nccl_id");
+
 #define SAME_PLACE(ours, member, theirs, other) \
     static_assert(offsetof(ours, member) == offsetof(theirs, other) && \
                       sizeof(ours::member) == sizeof(theirs::other), "another place: " #ours "." #member)
@@ -122,6 +141,7 @@ template <class R, class... P, class S, class... Q> struct calls_alike<R (*)(P..
 static cublas_functions cublas;
 static cudnn_functions dnn;
 static cudnn_rnn_functions rnn;
+static nccl_functions nccl;
 #define X(member, name) \
     static_assert(calls_alike<std::decay_t<decltype(cublas.member)>, decltype(&name)>::value, "called otherwise: " #name);
 ONT_CUBLAS_FUNCTIONS(X)
@@ -133,4 +153,6 @@ ONT_CUDNN_FUNCTIONS(X)
 #define X(member, name) \
     static_assert(calls_alike<std::decay_t<decltype(rnn.member)>, decltype(&name)>::value, "called otherwise: " #name);
 ONT_CUDNN_RNN_FUNCTIONS(X)
+    static_assert(calls_alike<std::decay_t<decltype(nccl.member)>, decltype(&name)>::value, "called otherwise: " #name);
+ONT_NCCL_FUNCTIONS(X)
 #undef X

@@ -654,6 +654,12 @@ def two_devices_of_images() -> set[str]:
     return devices.interleaved(PLUGIN, "cnn")
 
 
+def two_ranks() -> set[str]:
+    import peers  # and with it the trainer's tests
+
+    return peers.two_ranks(PLUGIN)
+
+
 MESSAGES = Messages()
 
 PROGRAMS: list[Callable[[], set[str]]] = [mlp, mlp_halves, unaligned, channels_last, by_rule, gelu_epilogues,

@@ -8,7 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import peers
 import pytest
+import torch
+from distributed_training import run
 from planted import Fault
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -66,3 +69,11 @@ def test_modules_on_two_devices(emulated):
     assert done.returncode == 0, done.stderr[-4000:]
     report = json.loads(done.stdout.splitlines()[-1])
     assert report["passed"] > 6 and not report["failed"], report["failed"]
+
+
+def test_a_device_for_each_process(emulated, tmp_path):
+    """DistributedDataParallel: the weights of one process on the CPU that has all batches."""
+    one, other = run(peers.distributed, 2, tmp_path, str(emulated))
+    for mine, theirs, want in zip(one, other, peers.fit(peers.layers(), peers.data_of(5, 2)), strict=True):
+        assert torch.equal(mine, theirs)
+        torch.testing.assert_close(mine, want, rtol=2e-5, atol=2e-6)

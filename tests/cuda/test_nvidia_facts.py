@@ -77,7 +77,10 @@ def test_declarations_are_those_of_the_headers():
     ("cudnn_conv.h", "MATH_FMA = 3", "MATH_FMA = 2", "another number: MATH_FMA"),
     ("cudnn_conv.h", "    size_t memory;\n", "    int memory;\n", "another layout: performance"),
     ("cudnn_conv.h", "X(tensor_set, cudnnSetTensorNdDescriptor)", "X(tensor_set, cudnnSetFilterNdDescriptor)",
-     "called otherwise: cudnnSetFilterNdDescriptor")])
+     "called otherwise: cudnnSetFilterNdDescriptor"),
+    ("nccl_api.h", "NCCL_MAX = 2", "NCCL_MAX = 3", "another number: NCCL_MAX"),
+    ("nccl_api.h", "char bytes[128]", "char bytes[64]", "another size: nccl_id"),
+    ("nccl_api.h", "int type, int root, void *comm", "int type, void *comm", "called otherwise: ncclBroadcast")])
 def test_a_wrong_declaration_is_found(tmp_path, file, old, new, message):
     shutil.copytree(facts.ROOT / "cuda/libs", tmp_path / "libs")
     text = (tmp_path / "libs" / file).read_text()
