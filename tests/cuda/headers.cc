@@ -153,6 +153,8 @@ ONT_CUDNN_FUNCTIONS(X)
 #define X(member, name) \
     static_assert(calls_alike<std::decay_t<decltype(rnn.member)>, decltype(&name)>::value, "called otherwise: " #name);
 ONT_CUDNN_RNN_FUNCTIONS(X)
+#undef X
+#define X(member, name) \
     static_assert(calls_alike<std::decay_t<decltype(nccl.member)>, decltype(&name)>::value, "called otherwise: " #name);
 ONT_NCCL_FUNCTIONS(X)
 #undef X
