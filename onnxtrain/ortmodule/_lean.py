@@ -1,4 +1,5 @@
-"""Captures without what they import and do not use: parts of PyTorch's compiler, its minifier, distributed tensors.
+"""Captures without what they import or compute and do not use: parts of PyTorch's compiler, its minifier, distributed
+tensors, words for logs that are off.
 
 Dynamo imports these modules, of which some take longer than the capture of a small model and stay in memory, to compare
 a value with one of theirs or to be ready for a failure. Each function here answers as Dynamo's own does; torch (2.13)
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -91,6 +93,28 @@ def _side_effects(plain: Callable[..., list[str]]) -> Callable[..., list[str]]:
     return refs
 
 
+def _funcname(plain: Callable[[str, int], str | None]) -> Callable[[str, int], str | None]:
+    """symbolic_convert.get_funcname, which splits whole source files into tokens to name a line's function in logs."""
+    from torch._dynamo import symbolic_convert
+
+    def get_funcname(file: str, line: int) -> str | None:
+        logs = symbolic_convert.trace_call_log, symbolic_convert.trace_source_log
+        return plain(file, line) if any(log.isEnabledFor(logging.DEBUG) for log in logs) else None
+
+    return get_funcname
+
+
+def _guard_latency(plain: Callable[..., float]) -> Callable[..., float]:
+    """guards.profile_guard_manager, which empties the processor's caches to measure, for logs, what guards take."""
+    def latency(*given: Any) -> float:
+        from torch._dynamo import guards
+
+        is_read = guards.guards_log.isEnabledFor(logging.DEBUG) or torch._logging._internal.GET_DTRACE_STRUCTURED
+        return plain(*given) if is_read else 0.0
+
+    return latency
+
+
 _UNINTERESTING = (
     "torch", "torch._compile", "torch._dynamo.eval_frame", "torch._inductor.sizevars", "torch._library.custom_ops",
     "torch._library.fake_impl", "torch._logging._internal", "torch._logging.structured",
@@ -102,7 +126,7 @@ _UNINTERESTING = (
 @contextlib.contextmanager
 def capturing() -> Iterator[None]:
     """While Dynamo captures."""
-    from torch._dynamo import graph_region_tracker, output_graph, symbolic_convert
+    from torch._dynamo import graph_region_tracker, guards, output_graph, symbolic_convert
     from torch._dynamo.variables import higher_order_ops
     from torch.fx.experimental import symbolic_shapes
 
@@ -113,6 +137,8 @@ def capturing() -> Iterator[None]:
                                   (output_graph, "uninteresting_files", _files),
                                   (output_graph.OutputGraph, "get_replayed_side_effect_source_refs", _side_effects),
                                   (wrapped, "should_wrap_in_hop", _local_map),
+                                  (symbolic_convert, "get_funcname", _funcname),
+                                  (guards, "profile_guard_manager", _guard_latency),
                                   (graph_region_tracker, "InputPickler", _late)):
             if (plain := getattr(owner, name, None)) is not None:
                 stack.enter_context(replaced(owner, name, ours(plain)))

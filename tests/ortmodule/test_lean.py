@@ -1,5 +1,6 @@
 """What a process with a kept export imports, and that Dynamo's functions answer as without it."""
 
+import logging
 import os
 import subprocess
 import sys
@@ -35,13 +36,14 @@ def test_a_kept_export_needs_neither_the_exporter_nor_torchs_compiler(tmp_path):
 
 
 def test_what_is_replaced_is_put_back():
-    from torch._dynamo import eval_frame, graph_region_tracker, output_graph, symbolic_convert
+    from torch._dynamo import eval_frame, graph_region_tracker, guards, output_graph, symbolic_convert
     from torch.fx.experimental import symbolic_shapes
 
     def all_of_them():
         return (eval_frame.get_compiler_fn, graph_region_tracker.InputPickler, output_graph.uninteresting_files,
                 symbolic_convert.InstructionTranslator._throw_if_in_functorch, symbolic_shapes.uninteresting_files,
-                output_graph.OutputGraph.get_replayed_side_effect_source_refs)
+                output_graph.OutputGraph.get_replayed_side_effect_source_refs,
+                symbolic_convert.get_funcname, guards.profile_guard_manager)
 
     before = all_of_them()
     with _lean.backend_as_it_is(), _lean.capturing():
@@ -57,6 +59,21 @@ def test_a_transform_that_is_active_is_refused_as_before():
     throw(None)
     with pytest.raises(RuntimeError, match="active"):
         torch.func.grad(lambda x: (throw(None), x.sum())[1])(torch.ones(2))
+
+
+def test_a_log_that_is_on_has_the_names_of_functions_and_the_time_of_guards(caplog):
+    from torch._dynamo import guards, symbolic_convert
+
+    def here():
+        with _lean.capturing():
+            return symbolic_convert.get_funcname(__file__, here.__code__.co_firstlineno + 1)
+
+    assert here() is None
+    assert _lean._guard_latency(lambda root: 3.0)("root") == 0.0
+    with caplog.at_level(logging.DEBUG, symbolic_convert.trace_call_log.name):
+        assert here().endswith("here")
+    with caplog.at_level(logging.DEBUG, guards.guards_log.name):
+        assert _lean._guard_latency(lambda root: 3.0)("root") == 3.0
 
 
 def test_messages_leave_out_the_same_files():
