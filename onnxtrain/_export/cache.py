@@ -37,7 +37,8 @@ MAX_BYTES = 1 << 29  # of all exports in the folder
 # --- the digest -------------------------------------------------------------------------------------------------------
 
 
-def _structure(module: Graph) -> list[Any]:
+def structure(module: torch.nn.Module) -> list[Any]:
+    """Its parameters and buffers, and which of them are one."""
     first: dict[int, str] = {}
     rows: list[Any] = [module.training]
     for kind, named in (("p", module.named_parameters), ("b", module.named_buffers)):
@@ -48,7 +49,7 @@ def _structure(module: Graph) -> list[Any]:
 
 
 @functools.cache
-def _versions() -> list[Any]:
+def versions() -> list[Any]:
     """Of what translates, and of NumPy. Size and time of our own files: a checkout changes without a new version."""
     package = Path(__file__).parents[1]
     found: list[Any] = [(path.name, status.st_size, status.st_mtime_ns)
@@ -70,8 +71,8 @@ def digest(module: Graph, key: Any, settings: Sequence[Any]) -> str:
     if text is None:
         raise NotKept("the graph calls functions or holds tensors that have no description as text")
     schema = [item if isinstance(item, tuple) else repr(item) for item in key.schema]
-    parts = [FORMAT, torch.__version__, _C.__version__, sys.version, _versions(), text,
-             _structure(module), repr(schema), key.training, repr(key.torch_modes), *map(repr, settings),
+    parts = [FORMAT, torch.__version__, _C.__version__, sys.version, versions(), text,
+             structure(module), repr(schema), key.training, repr(key.torch_modes), *map(repr, settings),
              torch.are_deterministic_algorithms_enabled()]
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:40]
 

@@ -40,7 +40,7 @@ from onnxtrain._export import formulas
 from onnxtrain._export.captured import Place, graph_of, places_of
 from onnxtrain._export.state import replaced
 from onnxtrain._export.twins import Twins
-from onnxtrain.ortmodule import _announce, _lean, _packed, _random, _repeats, _sharded
+from onnxtrain.ortmodule import _announce, _kept_results, _lean, _packed, _random, _repeats, _sharded
 from onnxtrain.ortmodule._device import names_of
 from onnxtrain.ortmodule._fallback import FallbackPolicy
 from onnxtrain.ortmodule._gone import forget
@@ -132,7 +132,10 @@ class _Call:
         self.before = contextlib.ExitStack()
         whole = self.parts._model()
         self.before.enter_context(_announce.progress(type(whole._module).__name__, whole._debug))
-        self.before.enter_context(capturing(self.args, self.kwargs, wanted))
+        kept = _kept_results.of(whole._module, whole._runtime.cache_dir)
+        if kept is not None:
+            self.before.enter_context(kept)
+        self.before.enter_context(capturing(self.args, self.kwargs, wanted, kept))
         for child in self.parts.flattened():
             self.before.enter_context(replaced(child, "_is_fsdp_managed_module", False))
         if not os.environ.get("TORCH_LOGS"):
@@ -211,7 +214,8 @@ def _collect_later() -> None:
 
 
 @contextlib.contextmanager
-def capturing(args: tuple[Any, ...], kwargs: dict[str, Any], wanted: dict[str, Any]) -> Iterator[None]:
+def capturing(args: tuple[Any, ...], kwargs: dict[str, Any], wanted: dict[str, Any],
+              kept: Any = None) -> Iterator[None]:
     """Dynamo's settings for the capture of a call, those of `wanted` that this torch has among them."""
     from torch._dynamo import config, symbolic_convert
     from torch._dynamo.variables.misc import LoggingLoggerVariable
@@ -222,7 +226,7 @@ def capturing(args: tuple[Any, ...], kwargs: dict[str, Any], wanted: dict[str, A
         stack.enter_context(config.patch({name: value for name, value in wanted.items() if hasattr(config, name)}))
         stack.enter_context(formulas.bounded())
         stack.enter_context(_lean.capturing())
-        stack.enter_context(_repeats.remembered())
+        stack.enter_context(_repeats.remembered(kept))
         stack.enter_context(_packed.followed())
         if gc.isenabled():  # a capture makes millions of objects, and few of them are garbage
             gc.disable()

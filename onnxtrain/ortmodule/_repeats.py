@@ -11,22 +11,25 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
 
 from onnxtrain._export.state import replaced
 
+if TYPE_CHECKING:
+    from onnxtrain.ortmodule._kept_results import Kept
+
 _PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
-class _Unknown(Exception):
+class Unknown(Exception):
     """An argument that no key stands for."""
 
 
-class _Result(NamedTuple):
+class Result(NamedTuple):
     """What an operation made."""
 
     mode: FakeTensorMode
@@ -50,7 +53,7 @@ class _Again(torch.autograd.Function):
     """Gives a result a place in autograd's graph, which Python may ask for."""
 
     @staticmethod
-    def forward(ctx: Any, result: _Result, *arguments: Any) -> FakeTensor:
+    def forward(ctx: Any, result: Result, *arguments: Any) -> FakeTensor:
         return result.again()
 
     @staticmethod
@@ -68,8 +71,8 @@ def _number(value: Any) -> Any:
         return type(value), value
     node = value.node
     if type(node.hint) not in _PLAIN or node.hint is None:  # depends on contents, or is of a nested tensor
-        raise _Unknown
-    return type(value), node.expr, id(node.shape_env)
+        raise Unknown
+    return type(value), node.expr, node.shape_env
 
 
 def _described(value: Any, tensors: list[FakeTensor]) -> Any:
@@ -82,9 +85,9 @@ def _described(value: Any, tensors: list[FakeTensor]) -> Any:
     if kind is slice:
         return kind, *[_described(part, tensors) for part in (value.start, value.stop, value.step)]
     if kind is not FakeTensor or value.layout is not torch.strided or value.is_quantized or value.constant is not None:
-        raise _Unknown
+        raise Unknown
     tensors.append(value)
-    return (id(value.fake_mode), *map(_number, value.shape), *map(_number, value.stride()),
+    return (value.fake_mode, *map(_number, value.shape), *map(_number, value.stride()),
             _number(value.storage_offset()), value.dtype, value.fake_device, value.requires_grad, value.is_conj(),
             value.is_neg(), value.is_inference())
 
@@ -94,19 +97,19 @@ def _modes() -> tuple[Any, ...]:
     begins again with another mode of its own.
     """
     if torch._C._len_torch_function_stack() or torch._C._functorch.peek_interpreter_stack() is not None:
-        raise _Unknown
+        raise Unknown
     cpu, cuda, flags = "cpu", "cuda", torch._C
     mode = flags._get_dispatch_mode(flags._TorchDispatchModeKey.FAKE)
     if mode is None:
-        raise _Unknown
-    return (id(mode), torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_default_dtype(),
+        raise Unknown
+    return (mode, torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_default_dtype(),
             torch.is_autocast_enabled(cpu), torch.is_autocast_enabled(cuda), torch.get_autocast_dtype(cpu),
             torch.get_autocast_dtype(cuda), torch.are_deterministic_algorithms_enabled(),
             flags._get_flash_sdp_enabled(), flags._get_mem_efficient_sdp_enabled(), flags._get_math_sdp_enabled(),
-            flags._get_cudnn_sdp_enabled())
+            flags._get_cudnn_sdp_enabled(), flags._get_mkldnn_enabled())
 
 
-def _noted(result: Any, arguments: Sequence[FakeTensor], versions: Sequence[int]) -> _Result | None:
+def _noted(result: Any, arguments: Sequence[FakeTensor], versions: Sequence[int]) -> Result | None:
     """What has to be known of a result; None where it is not one new tensor, or an argument was changed."""
     if (type(result) is not FakeTensor or result.layout is not torch.strided or result.constant is not None
             or result._is_view() and not torch.is_grad_enabled() or result.is_quantized or result.is_conj()
@@ -120,7 +123,7 @@ def _noted(result: Any, arguments: Sequence[FakeTensor], versions: Sequence[int]
     if type(sizes[-1]) is not int or sizes[-1]:
         return None
     for in_a_row in (True, False):
-        noted = _Result(result.fake_mode, result.shape, result.stride(), result.dtype, result.fake_device,
+        noted = Result(result.fake_mode, result.shape, result.stride(), result.dtype, result.fake_device,
                         result.requires_grad, in_a_row)
         if _memory(noted.again()) == _memory(result):
             return noted
@@ -133,35 +136,46 @@ def _memory(tensor: FakeTensor) -> list[Any]:
     return [value.node.expr.expand() if isinstance(value, torch.SymInt) else value for value in values]
 
 
-def _remembering(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """torch._dynamo.utils.run_node that runs each operation once and makes its later results itself."""
-    known: dict[Any, _Result | None] = {}
+def _remembering(plain: Callable[..., Any], kept: Kept | None = None) -> Callable[..., Any]:
+    """torch._dynamo.utils.run_node that runs each operation once and makes its later results itself, and those that a
+    process before has kept.
+    """
+    known: dict[Any, Result | None] = {}
 
     def run_node(tracer: Any, node: Any, args: Sequence[Any], kwargs: Mapping[str, Any], nnmodule: Any) -> Any:
         arguments: list[FakeTensor] = []
         try:
             if node.op not in ("call_function", "call_method"):
-                raise _Unknown
+                raise Unknown
             key = (node.op, node.target, _modes(), *[_described(value, arguments) for value in args],
                    *[(name, _described(value, arguments)) for name, value in kwargs.items()])
             noted = known.get(key)
-        except (_Unknown, TypeError):  # or a target without a hash
+        except (Unknown, TypeError):  # or a target without a hash
             return plain(tracer, node, args, kwargs, nnmodule)
+        mode: FakeTensorMode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
+        name = None if kept is None or key in known else kept.name(key, mode)
+        if kept is not None and name is not None and (noted := kept.find(name, mode)) is not None:
+            known[key] = noted
         if noted is not None:
             return _Again.apply(noted, *arguments) if noted.requires_grad else noted.again()
         versions = [value._version for value in arguments]
+        conditions = [] if mode.shape_env is None else mode.shape_env.guards
+        first = len(conditions)
         result = plain(tracer, node, args, kwargs, nnmodule)
         if key not in known:
-            known[key] = _noted(result, arguments, versions)
+            added = conditions[first:]
+            noted = known[key] = _noted(result, arguments, versions)
+            if kept is not None and name is not None and noted is not None:
+                kept.note(name, noted, added)
         return result
 
     return run_node
 
 
 @contextlib.contextmanager
-def remembered() -> Iterator[None]:
+def remembered(kept: Kept | None = None) -> Iterator[None]:
     """While Dynamo captures."""
     from torch._dynamo import utils
 
-    with replaced(utils, "run_node", _remembering(utils.run_node)):
+    with replaced(utils, "run_node", _remembering(utils.run_node, kept)):
         yield
