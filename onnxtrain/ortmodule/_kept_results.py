@@ -51,6 +51,7 @@ def of(module: torch.nn.Module, folder: str) -> Kept | None:
     try:
         rows = [(name, type(child).__module__, type(child).__qualname__) for name, child in module.named_modules()]
         parts = (FORMAT, torch.__version__, _C.__version__, sys.version, cache.versions(),
+                 torch.backends.cpu.get_cpu_capability(), sorted(torch.cpu.get_capabilities().items()),
                  shapes.get_hash(), functorch.get_hash(),  # type: ignore[attr-defined]
                  rows, cache.structure(module))
     except (OSError, TypeError, RuntimeError, AttributeError):  # a parameter without a shape, or another torch
@@ -140,6 +141,8 @@ class Kept(contextlib.AbstractContextManager["Kept"]):
         if kind is type:
             return "type", part.__module__, part.__qualname__
         if kind in _TEXT:
+            if kind is torch.device and part.type != "cpu":  # of others the driver and the hardware decide as well
+                raise Unknown
             return str(part)
         if isinstance(part, sympy.Basic):
             return "formula", self._formula(part)

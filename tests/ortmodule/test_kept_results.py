@@ -15,7 +15,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 from test_repeats import described
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 import onnxtrain
 from onnxtrain._export import files
@@ -190,8 +190,9 @@ def test_settings_of_torch_and_versions_have_files_of_their_own(tmp_path, monkey
     assert name() == first
     with _config.patch(backed_size_oblivious=not _config.backed_size_oblivious):
         assert name() != first
-    for module, value in ((torch, "0.0"), (sys, "3.0")):
-        monkeypatch.setattr(module, "__version__" if module is torch else "version", value)
+    for owner, attribute, value in ((torch, "__version__", "0.0"), (sys, "version", "3.0"),
+                                    (torch.backends.cpu, "get_cpu_capability", lambda: "another processor")):
+        monkeypatch.setattr(owner, attribute, value)
         assert name() != first
         monkeypatch.undo()
     other = Model()
@@ -209,6 +210,13 @@ def test_no_name_stands_for_functions_of_others(tmp_path):
             _kept_results._function(target)
     assert _kept_results._function(torch.add) != _kept_results._function(torch.mul)
     assert _kept_results._function(F.layer_norm) == ("function", "torch.nn.functional", "layer_norm")
+
+
+def test_no_name_stands_for_other_devices(tmp_path):
+    kept, mode = _kept_results.Kept(str(tmp_path), "results-a"), FakeTensorMode()
+    assert kept.name(("call_method", "to", torch.device("cpu")), mode) is not None
+    for device in ("cuda", "meta"):
+        assert kept.name(("call_method", "to", torch.device(device)), mode) is None
 
 
 def test_a_function_that_took_the_place_of_torchs_has_no_name(monkeypatch):
