@@ -80,10 +80,10 @@ def parts(kernel):
 
 
 DIRECT = [
-    ((2, 32, 9, 11), (48, 32, 3, 3), 1, 1, 1, False), ((1, 33, 9, 11), (17, 33, 3, 3), 1, 1, 1, True),
-    ((3, 16, 12, 7), (32, 16, 3, 3), 2, 1, 1, False), ((2, 16, 12, 13), (16, 16, 3, 3), 1, 2, 2, True),
-    ((2, 16, 31), (24, 16, 5), 1, 1, 2, False), ((2, 16, 5, 6, 7), (24, 16, 3, 3, 3), 1, 1, 1, True),
-    ((2, 32, 9, 11), (48, 32, 1, 1), 1, 1, 0, True), ((2, 16, 8, 8), (16, 16, 4, 4), 4, 1, 0, False),
+    ((2, 32, 9, 11), (48, 32, 3, 3), 1, 1, 1, False), ((1, 33, 19, 21), (17, 33, 3, 3), 1, 1, 1, True),
+    ((12, 16, 12, 7), (32, 16, 3, 3), 2, 1, 1, False), ((3, 16, 12, 13), (16, 16, 3, 3), 1, 2, 2, True),
+    ((20, 16, 31), (24, 16, 5), 1, 1, 2, False), ((2, 16, 5, 6, 7), (24, 16, 3, 3, 3), 1, 1, 1, True),
+    ((8, 32, 9, 11), (48, 32, 1, 1), 1, 1, 0, True), ((2, 16, 64, 64), (16, 16, 4, 4), 4, 1, 0, False),
 ]
 
 
@@ -96,12 +96,13 @@ def test_direct(case):
         assert "conv_bf16_onednn" in kernels and (HAS_TILES or "conv_grad_input_bf16_pointwise" in kernels), kernels
 
 
-GROUPED = [((2, 32, 9, 11), (48, 8, 3, 3), 1, 1, 1, False), ((2, 32, 9, 11), (32, 1, 3, 3), 1, 1, 1, True),
+FLOAT32 = [((2, 8, 9, 11), (8, 8, 3, 3), 1, 1, 1, False),  # few multiplications
+           ((2, 32, 9, 11), (48, 8, 3, 3), 1, 1, 1, False), ((2, 32, 9, 11), (32, 1, 3, 3), 1, 1, 1, True),
            ((2, 32, 9, 11), (64, 8, 1, 1), 1, 1, 0, False)]
 
 
-@pytest.mark.parametrize("case", GROUPED, ids=str)
-def test_groups_are_computed_in_float32(case):
+@pytest.mark.parametrize("case", FLOAT32, ids=str)
+def test_groups_and_small_ones_are_computed_in_float32(case):
     kernels, _ = check(case)
     assert not any("bf16" in k for k in kernels), kernels
 
@@ -130,7 +131,7 @@ def test_sampled(case):
 def test_with_less(isa):
     """Without instructions for bfloat16, operands are widened, as they were."""
     code = ("import test_conv_onednn as t\n"
-            "for case in t.DIRECT[:3] + t.GROUPED[:1]:\n"
+            "for case in t.DIRECT[:3] + t.FLOAT32[:1]:\n"
             "    kernels, _ = t.check(case)\n"
             "    assert not any('bf16' in k for k in kernels), kernels\n")
     subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "ONNXTRAIN_ISA": isa})
