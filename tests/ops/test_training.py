@@ -117,6 +117,22 @@ def test_gradient_is_used_and_differentiated():
     torch.testing.assert_close(db, 4 * A * B, rtol=1e-13, atol=1e-13)
 
 
+def test_a_second_gradient_of_recurrent_steps_is_refused():
+    """Their gradient has no gradient of its own: it is named, and not taken for zero."""
+    shapes = {"x": (3, 1, 2), "w": (1, 16, 2), "r": (1, 16, 4)}
+    nodes = [helper.make_node("LSTM", ["x", "w", "r"], ["h"], hidden_size=4), helper.make_node("Tanh", ["h"], ["y"]),
+             helper.make_node("Gradient", ["x"], ["d"], domain=TRAINING, xs=["x"], y="y")]
+    graph = helper.make_graph(nodes, "g", [helper.make_tensor_value_info(name, TensorProto.DOUBLE, shape)
+                                           for name, shape in shapes.items()], [ValueInfoProto(name="d")])
+    opsets = [helper.make_opsetid("", 20), helper.make_opsetid(TRAINING, 1)]
+    session = _C.Session(helper.make_model(graph, opset_imports=opsets, ir_version=10).SerializeToString())
+    tensors = [torch.rand(shape, dtype=torch.float64) for shape in shapes.values()]
+    (d,), _ = session.forward(tensors, b"\0\0\0")
+    assert d.any()
+    with pytest.raises(UnsupportedError, match="RecurrentStepsGrad"):
+        session.forward(tensors, b"\1\1\1")
+
+
 def test_errors_of_gradient():
     with pytest.raises(UnsupportedError, match="names 'q'"):
         node = helper.make_node("Gradient", ["a"], ["d"], domain=TRAINING, xs=["q"], y="y")

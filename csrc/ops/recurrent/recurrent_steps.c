@@ -466,6 +466,6 @@ const ont_op ont_op_RecurrentSteps = {.domain = ONT_DOMAIN, .name = "RecurrentSt
                                       .attributes = "cell:i reverse:i", .infer = steps_infer, .grad = steps_grad,
                                       ONT_KERNELS(steps_kernels)};
 const ont_op ont_op_RecurrentStepsGrad = {.domain = ONT_DOMAIN, .name = "RecurrentStepsGrad", .since = 1,
-                                          .min_inputs = 2, .max_inputs = 6, .flags = ONT_OP_NO_GRAD,
+                                          .min_inputs = 2, .max_inputs = 6,
                                           .attributes = "batch:i cell:i reverse:i steps:i", .infer = grad_infer,
                                           ONT_KERNELS(grad_kernels)};
