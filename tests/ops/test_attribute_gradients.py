@@ -136,8 +136,9 @@ NOTHING_FLOWS = {"DynamicQuantizeLinear", "MatMulInteger", "ConvInteger", "QLine
                  "GRU-1", "Cast-1"}
 # RNN, LSTM and GRU before opset 7 only drop output_sequence; Cast before 6 only reads its type from a string.
 # Attributes that change no number: hints, bookkeeping, and dtypes of what is computed with in between.
-NEUTRAL = {"consumed_inputs", "rng_stream", "rng_salt", "seed", "saves_statistics", "stash_type", "softmax_precision",
-           "storage_order", "saturate", "round_mode", "chunk_size", "is_test", "output_dtype", "kernel_shape"}
+NEUTRAL = {"consumed_inputs", "rng_stream", "rng_salt", "seed", "saved_bytes", "saves_statistics", "stash_type",
+           "softmax_precision", "storage_order", "saturate", "round_mode", "chunk_size", "is_test",
+           "output_dtype", "kernel_shape"}
 
 
 def differentiable():

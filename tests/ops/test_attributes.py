@@ -18,6 +18,7 @@ REFUSED: dict[tuple[str, str], str] = {}
 # Ours, on operators of the specification: set by the loader or by a pass.
 OWN = {("BatchNormalization", "saves_statistics"), ("Dropout", "torch_layout"),
        *((op["name"], "rng_stream") for op in _C.operators() if op["random"]),
+       *((name, "saved_bytes") for name in ("RNN", "GRU", "LSTM")),
        *((name, "rng_salt") for name in ("If", "Loop", "Scan", "SequenceMap"))}
 
 
