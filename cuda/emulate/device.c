@@ -321,7 +321,7 @@ static ont_device devices[ONT_EMULATE_DEVICES];
 
 const ont_device *ont_cuda_device(void)
 {
-    return &device;
+    return &devices[ont_emulate_device()];
 }
 
 EXPORTED ont_status ont_plugin_open(const ont_core *core, const ont_allocator *torch, ont_plugin *plugin)

@@ -370,6 +370,8 @@ static int finalize(void *opaque)
 
 typedef struct job {
     const descriptor *graph;
+    void *work;
+    size_t work_bytes;
     int n;
     value values[MOST_VALUES];
 } job;
@@ -496,6 +498,7 @@ static int compute(void *context)
     const attribute *ops = find(j->graph, DNN_ATTR_OPERATIONGRAPH_OPS);
     bool is_complete = take_memory(j);
     ont_emulate_begin_work("cudnnBackendExecute");
+    if (j->work_bytes) memset(j->work, 0x7f, j->work_bytes); /* overwrites it, as the library does */
     for (int64_t i = 0; i < ops->n && is_complete; i++) {
         const descriptor *op = ((const descriptor *const *)ops->values)[i];
         switch (op->type) {
@@ -566,13 +569,12 @@ static int execute(void *given, void *opaque, void *pack)
     void *const *pointers = find(p, DNN_ATTR_VARIANT_PACK_DATA_POINTERS)->values;
     void *work = *(void *const *)find(p, DNN_ATTR_VARIANT_PACK_WORKSPACE)->values;
     if (workspace_of(plan) && (!work || (uintptr_t)work % 16)) return refuse(BAD_PARAM, "workspace", 0);
-    ont_emulate_begin_work("cudnnBackendExecute");
-    memset(work, 0x7f, (size_t)workspace_of(plan)); /* overwrites it, as the library does */
-    ont_emulate_end_work();
     job *j = calloc(1, sizeof *j);
     if (!j) return EXECUTION_FAILED;
     int status = 0, n_bound = 0;
     j->graph = plan->graph;
+    j->work = work;
+    j->work_bytes = (size_t)workspace_of(plan);
     j->n = tensors_of(plan->graph, tensors);
     for (int i = 0; i < j->n && !status; i++) status = bind(&j->values[i], tensors[i], uids, pointers, &n_bound);
     if (!status && n_bound != uids->n) status = refuse(BAD_PARAM, "ids that the graph does not have", n_bound);

@@ -153,6 +153,11 @@ def convolutions() -> None:
     interleave("cnn")
 
 
+def recurrent_layers() -> None:
+    """Plans of cuDNN's layers, and what a new one is compared with, are a device's own."""
+    interleave("lstm")
+
+
 def clipped() -> None:
     """The norm of all gradients is a table of its own."""
     interleave("mlp", clip=0.1)
@@ -237,8 +242,8 @@ def wrong_device() -> None:
     assert stats(trained.model)["fallback_steps"] == 2
 
 
-CHECKS: list[Callable[[], None]] = [products_and_attention, convolutions, clipped, only_the_second, moved,
-                                    clip_and_norm, two_threads, wrong_device]
+CHECKS: list[Callable[[], None]] = [products_and_attention, convolutions, recurrent_layers, clipped, only_the_second,
+                                    moved, clip_and_norm, two_threads, wrong_device]
 
 
 def main(plugin: str, kind: str, which: str = "0/1") -> None:

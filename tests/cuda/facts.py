@@ -84,7 +84,8 @@ FOOTER = '\nextern "C" __attribute__((visibility("default"))) int ont_fused_laun
 
 def generated_sources(plugin: Path) -> list[str]:
     """The kernels that programs generate, with the emulation's preamble, in the order of their texts."""
-    paths = os.pathsep.join(str(ROOT / path) for path in ("", "tests", "tests/graph", "tests/ops", "tests/optim"))
+    paths = os.pathsep.join(str(ROOT / path) for path in ("", "tests", "tests/bench", "tests/graph", "tests/ops",
+                                                          "tests/optim"))
     with tempfile.TemporaryDirectory() as folder:
         keep = f': %s; cp %s "$(mktemp {folder}/XXXXXXXX.cu)"; false'  # refused: the programs go on without it
         done = subprocess.run([sys.executable, str(HERE / "programs.py"), str(plugin), "emulated", PROGRAMS], text=True,

@@ -650,8 +650,8 @@ def two_devices() -> set[str]:
     return devices.interleaved(PLUGIN, "mlp")
 
 
-def two_devices_of_images() -> set[str]:
-    return devices.interleaved(PLUGIN, "cnn")
+def two_devices_of_layers() -> set[str]:
+    return devices.interleaved(PLUGIN, "lstm")
 
 
 def two_ranks() -> set[str]:

@@ -28,7 +28,7 @@ FAULTS = {
     "of cuBLASLt": Fault("libs/cublas.c", "    *handle = handles[id];\n", "    *handle = handles[0];\n", "two_devices",
                          "a handle of device 0, but device 1 is current"),
     "of cuDNN": Fault("libs/cudnn.c", "    *handle = handles[*id];\n", "    *handle = handles[0];\n",
-                      "two_devices_of_images", "a handle of device 0, but device 1 is current"),
+                      "two_devices_of_layers", "a handle of device 0, but device 1 is current"),
     "that is cleared": in_a_product(
         "static void *kept; if (!kept) kept = call->out[0]; ONT_TRY(device->ops->clear(device, kept, 4, call->stream));",
         "cudaMemsetAsync on device 1 touches memory of device 0"),
