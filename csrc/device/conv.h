@@ -20,6 +20,15 @@ typedef struct ont_conv {
     int64_t pad_end[3]; /* after */
 } ont_conv;
 
+/* Of the convolution, and of each of its gradients. */
+static inline double ont_conv_multiplications(const ont_conv *c)
+{
+    const int64_t channels = c->c / c->groups; /* that a filter reads */
+    double count = (double)(c->n * c->o * channels);
+    for (int d = 0; d < 3; d++) count *= (double)(c->out[d] * c->kernel[d]);
+    return count;
+}
+
 typedef enum ont_conv_kind { ONT_CONV_FORWARD, ONT_CONV_GRAD_INPUT, ONT_CONV_GRAD_WEIGHT } ont_conv_kind;
 
 typedef struct ont_dnnl_conv ont_dnnl_conv;

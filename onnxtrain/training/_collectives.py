@@ -163,41 +163,44 @@ class MpiCollectives:
         atexit.register(_C.mpi_leave)
         self._nccl = _nccl.meet(_nccl.place_of(device), self.rank, self.size)
 
+    def _by_nccl(self, kind: str, source: Tensor, target: Tensor) -> bool:
+        """Whether NCCL takes the tensors: then the collective is enqueued."""
+        if self._nccl is None or not self._nccl.takes(source):
+            return False
+        self._nccl.run(kind, source, target)
+        return True
+
     def all_reduce(self, value: Tensor) -> None:
-        if self._nccl is not None and self._nccl.takes(value):
-            self._nccl.run("all_reduce", value, value)
+        if self._by_nccl("all_reduce", value, value):
             return
         host = _on_cpu(value)
         _C.mpi_all_reduce(host)
         _back(value, host)
 
     def start_all_reduce(self, value: Tensor) -> Callable[[], object]:
-        if self._nccl is not None and self._nccl.takes(value):
-            self._nccl.run("all_reduce", value, value)
+        if self._by_nccl("all_reduce", value, value):
+            assert self._nccl is not None
             return self._nccl.check
         if self._worker is None:
             self._worker = ThreadPoolExecutor(1, "onnxtrain_reduce")
         return self._worker.submit(self.all_reduce, value).result
 
     def reduce_scatter(self, own: Tensor, value: Tensor) -> None:
-        if self._nccl is not None and self._nccl.takes(value):
-            self._nccl.run("reduce_scatter", value, own)
+        if self._by_nccl("reduce_scatter", value, own):
             return
         host = _on_cpu(own)
         _C.mpi_reduce_scatter(host, _on_cpu(value))
         _back(own, host)
 
     def all_gather(self, value: Tensor, own: Tensor) -> None:
-        if self._nccl is not None and self._nccl.takes(value):
-            self._nccl.run("all_gather", own, value)
+        if self._by_nccl("all_gather", own, value):
             return
         host = _on_cpu(value)
         _C.mpi_all_gather(host, _on_cpu(own))
         _back(value, host)
 
     def broadcast(self, value: Tensor) -> None:
-        if self._nccl is not None and self._nccl.takes(value):
-            self._nccl.run("broadcast", value, value)
+        if self._by_nccl("broadcast", value, value):
             return
         host = _on_cpu(value)
         _C.mpi_broadcast(host, 0)

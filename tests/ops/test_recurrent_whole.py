@@ -37,3 +37,9 @@ def test_what_a_kernel_saves_is_no_output_of_a_model():
     tensors = [torch.randn(3, 2, 4), torch.randn(1, 20, 4), torch.randn(1, 20, 5)]
     with pytest.raises((ValueError, _C.UnsupportedError), match="output 3|outputs"):
         _C.Session(changed.SerializeToString(), 16).forward(tensors, bytes(3), 0)
+
+
+def test_a_size_below_zero_is_refused():
+    tensors = [torch.randn(3, 2, 4), torch.randn(1, 20, 4), torch.randn(1, 20, 5)]
+    with pytest.raises(ValueError, match="LSTM.*saved_bytes is -5"):
+        _C.Session(model(", saved_bytes = -5").SerializeToString(), 16).forward(tensors, bytes(3), 0)

@@ -85,14 +85,6 @@ static bool is_pointwise(const ont_conv *c)
  */
 static const double MIN_BF16_MULTIPLICATIONS = 1e6;
 
-static double multiplications(const ont_conv *c)
-{
-    const int64_t channels = c->c / c->groups;
-    double cells = (double)c->n, taps = 1;
-    for (int d = 0; d < 3; d++) cells *= (double)c->out[d], taps *= (double)c->kernel[d];
-    return cells * taps * (double)c->o * (double)channels;
-}
-
 static const char *accept(const ont_node *node, ont_dtype dtype)
 {
     const side *s = side_of(node);
@@ -106,7 +98,7 @@ static const char *accept(const ont_node *node, ont_dtype dtype)
     if (dtype == ONT_FLOAT32 && is_pointwise(&c)) return "a 1 x 1 convolution";
     /* oneDNN unrolls the windows of many groups for the weight's gradient, and the rest gains little. */
     if (dtype == ONT_BFLOAT16 && c.groups > 1) return "groups";
-    if (dtype == ONT_BFLOAT16 && multiplications(&c) < MIN_BF16_MULTIPLICATIONS) return "too small to gain";
+    if (dtype == ONT_BFLOAT16 && ont_conv_multiplications(&c) < MIN_BF16_MULTIPLICATIONS) return "too small to gain";
     return ont_dnnl_conv_refuses(&c, s->kind, s->kind == ONT_CONV_FORWARD && bias_of(node));
 }
 

@@ -9,6 +9,7 @@
  */
 #include <string.h>
 
+#include "base/assert.h"
 #include "base/int_math.h"
 #include "base/parallel.h"
 #include "device/gemm_native.h"
@@ -88,6 +89,7 @@ ont_status ont_pointwise_prepare(const ont_node *node, ont_arena *arena, ont_pre
     *s = (pointwise_state){0};
     ONT_TRY(ont_conv_read(node, &s->conv, &s->kind));
     const ont_conv *c = &s->conv;
+    ONT_ASSERT(c->dtype == ONT_BFLOAT16 && c->groups == 1);
     int threads = ont_parallel_threads();
     bool sums = s->kind == ONT_CONV_GRAD_WEIGHT;
     s->in_cells = c->in[0] * c->in[1] * c->in[2];
@@ -168,6 +170,7 @@ static void run_images(const ont_call *call, int64_t first, int64_t last, char *
     const pointwise_state *s = call->state;
     const ont_conv *c = &s->conv;
     bool forward = s->kind == ONT_CONV_FORWARD;
+    ONT_ASSERT(s->kind != ONT_CONV_GRAD_WEIGHT && !s->y_bytes && !s->sums_bytes);
     uint16_t *x = (uint16_t *)(forward ? (uintptr_t)call->in[0] : (uintptr_t)call->out[0]);
     uint16_t *y = (uint16_t *)(forward ? (uintptr_t)call->out[0] : (uintptr_t)call->in[0]);
     for (int64_t n = first; n < last; n++) {

@@ -54,17 +54,12 @@ static double covered(const ont_conv *c)
     return (double)inside / (double)(c->out[0] * c->kernel[0]);
 }
 
-static double multiplications(const ont_conv *c)
-{
-    return 9.0 * (double)(c->n * c->out[1] * c->out[2]) * (double)(c->c * c->o);
-}
-
 /* Time of the Casts around a convolution in float32, relative to the convolution in bfloat16. */
 static double relative_casts(const ont_conv *c)
 {
     double x = (double)(c->n * c->c) * (double)(c->in[1] * c->in[2]), w = 9.0 * (double)(c->c * c->o),
            y = (double)(c->n * c->o) * (double)(c->out[1] * c->out[2]);
-    return CAST * (x + w + y) / multiplications(c);
+    return CAST * (x + w + y) / ont_conv_multiplications(c);
 }
 
 /* Multiplications relative to direct convolution; channels and tiles are rounded up to whole blocks. */
@@ -72,7 +67,8 @@ static double relative_cost(const ont_conv *c, ont_conv_kind kind)
 {
     const int64_t *out = kind == ONT_CONV_GRAD_INPUT ? c->in : c->out;
     int64_t tiles = c->n * (ont_round_up(out[1], 4) / 4) * (ont_round_up(out[2], 4) / 4);
-    return 36.0 * (double)tiles * (double)ont_round_up(c->c, 16) * (double)ont_round_up(c->o, 16) / multiplications(c);
+    return 36.0 * (double)tiles * (double)ont_round_up(c->c, 16) * (double)ont_round_up(c->o, 16) /
+           ont_conv_multiplications(c);
 }
 
 /*
@@ -208,7 +204,7 @@ static const char *refuses_comparison(const ont_conv *c, ont_conv_kind kind)
 {
     if (ont_gemm_is_deterministic()) return "the choice must not depend on measurements";
     const ont_conv flat = flat_of(c, kind);
-    if (multiplications(&flat) < MIN_MULTIPLICATIONS || relative_cost(&flat, kind) > GAIN * covered(c))
+    if (ont_conv_multiplications(&flat) < MIN_MULTIPLICATIONS || relative_cost(&flat, kind) > GAIN * covered(c))
         return "too few multiplications saved";
     return NULL;
 }

@@ -240,7 +240,9 @@ static ont_status infer_recurrent(ont_node *node, cell kind)
     ONT_TRY(ont_infer_out(node, 0, r.dtype, &y));
     ONT_TRY(ont_infer_out(node, 1, r.dtype, &last));
     if (kind == CELL_LSTM) ONT_TRY(ont_infer_out(node, 2, r.dtype, &last));
-    ont_shape saved = ont_shape_of(1, (int64_t[]){ont_attr_int(node, "saved_bytes", 0)});
+    int64_t bytes = ont_attr_int(node, "saved_bytes", 0);
+    if (bytes < 0) return ont_fail(ONT_EINVAL, "saved_bytes is %" PRId64, bytes);
+    ont_shape saved = ont_shape_of(1, (int64_t[]){bytes});
     return ont_infer_out(node, ONT_RECURRENT_SAVED, ONT_UINT8, &saved);
 }
 
@@ -507,7 +509,7 @@ static void expand_recurrent(ont_builder *b, ont_node *node, ont_value **outputs
 const char *ont_recurrent_read(const ont_node *node, ont_recurrent_form *form)
 {
     recurrent r = {0};
-    cell kind = !strcmp(node->op->name, "LSTM") ? CELL_LSTM : !strcmp(node->op->name, "GRU") ? CELL_GRU : CELL_RNN;
+    cell kind = ONT_IS(node, LSTM) ? CELL_LSTM : ONT_IS(node, GRU) ? CELL_GRU : CELL_RNN;
     if (read_recurrent(node, kind, &r) != ONT_OK) return "arguments";
     ont_cell known = torch_cell(&r, node, 0);
     if (known == ONT_CELLS || (r.directions == 2 && torch_cell(&r, node, 1) != known))

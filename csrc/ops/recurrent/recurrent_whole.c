@@ -4,6 +4,8 @@
  */
 #include "ops/recurrent/recurrent_whole.h"
 
+#include "base/assert.h"
+
 enum { GRADIENTS = ONT_RECURRENT_Y };
 /* of RNN, GRU and LSTM: initial_h, initial_c */
 enum { NODE_H0 = 5, NODE_C0 };
@@ -26,7 +28,9 @@ static ont_status ensure_saved(ont_graph *graph, ont_node *node, ont_value **y, 
     const ont_kernel *kernel;
     ONT_TRY(ont_op_choose(node, graph->device, false, &kernel));
     if (!kernel->saved_bytes) return ont_fail(ONT_EUNSUPPORTED, "kernel %s has no gradient", kernel->name);
-    ONT_TRY(ont_attr_set_int(graph, node, "saved_bytes", (int64_t)kernel->saved_bytes(node)));
+    size_t bytes = kernel->saved_bytes(node);
+    ONT_ASSERT(bytes); /* 0: the kernel declines what it has just accepted */
+    ONT_TRY(ont_attr_set_int(graph, node, "saved_bytes", (int64_t)bytes));
     ONT_TRY(ont_node_ensure_output(graph, node, 0, y));
     ONT_TRY(ont_node_ensure_output(graph, node, ONT_RECURRENT_SAVED, saved));
     return node->op->infer(graph, node);
