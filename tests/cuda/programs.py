@@ -471,14 +471,18 @@ def graph_shapes() -> set[str]:
     """
 
     def check() -> None:
-        both = Replayed()
+        both, counts = Replayed(), []
         full = both.tensors[0]
         for seed in range(24):
             both.tensors[0] = full if seed // 8 != 1 else full[:5]
             both.tensors[0].normal_()
             both.step(seed)
-            if seed % 8 == 7:  # torch's allocator may have moved a tensor once: the phase was recorded a step later
-                assert both.counts()["forward"][0] == 1 and both.counts()["forward"][1] >= 4, (seed, both.counts())
+            counts.append(both.counts()["forward"])
+        # An output may move within the first steps, since its address is what the host's malloc gives: the phase is
+        # recorded again then.
+        for recorded, replayed, _ in (counts[7], counts[15]):
+            assert 1 <= recorded <= 2 and 4 <= replayed <= 7, counts
+        assert counts[16][0] <= counts[7][0] + 1 and counts[23][1] >= counts[7][1] + 6, counts
 
     return untimed(check)
 
