@@ -43,6 +43,7 @@ CONSTANTS = {
     "library": Constant(0.9, "", "assumed: of that model, what cuBLASLt reaches"),
     "launch": Constant(2.0e-6, "s", "assumed: between kernels of a replayed graph, with first load and last store"),
     "scan": Constant(1.0e-6, "s", "assumed: a step of the one block that scans the counts of a sort, 17 barriers"),
+    "dependent": Constant(0.5e-6, "s", "assumed: a load that waits for the one before it, and a barrier"),
     "forward causal 64": Constant(288e12, "FLOP/s", "FlashAttention-3 (2024), cuDNN, length 1024"),
     "forward full 64": Constant(373e12, "FLOP/s", "the same"),
     "gradient full 64": Constant(348e12, "FLOP/s", "the same; without a causal figure: scaled as forward"),
@@ -247,16 +248,124 @@ def gather(node: Node) -> Cost:
     return Cost("embeddings", 1, node.inputs[1].nbytes + 2 * node.outputs[0].nbytes, share=C["transpose"])
 
 
+class Sums(NamedTuple):
+    """Of rows by their index, in one order: zeros; the sort, with three kernels for each byte of an index; sums over
+    pieces of 32 rows, and over pieces.
+    """
+
+    launches: int
+    nbytes: float
+    scan: float  # seconds
+
+    @property
+    def seconds(self) -> float:
+        return self.nbytes / (C["transpose"] * C["copy"]) + self.scan
+
+
+def sorted_sums(count: int, places: int, rows: Value, result_bytes: int) -> Sums:
+    """Of `count` rows, whose indices are below `places`."""
+    passes = max(1, up(places.bit_length(), 8))
+    partial = 2 * up(count, 32) * 4.0 * rows.count / max(count, 1)
+    return Sums(2 + 3 * passes + 1 + (count > 32), result_bytes + 2 * rows.nbytes + 2 * partial,
+                passes * up(256 * up(count, 512), 256) * C["scan"])
+
+
 def gather_grad(node: Node) -> Cost:
-    """Zeros; the sort, with three kernels for each byte of an index; sums over pieces of 32 rows, and over pieces."""
     dy, table = node.inputs[0], node.outputs[0]
-    count = node.inputs[1].count
-    passes = max(1, up(table.shape[node.attributes.get("axis", 0)].bit_length(), 8))
-    partial = 2 * up(count, 32) * 4.0 * dy.count / max(count, 1)
-    nbytes = table.nbytes + 2 * dy.nbytes + 2 * partial
-    scan = passes * up(256 * up(count, 512), 256) * C["scan"]
-    return Cost("embeddings", 2 + 3 * passes + 1 + (count > 32), nbytes,
-                nbytes / (C["transpose"] * C["copy"]) + scan, share=C["transpose"])
+    sums = sorted_sums(node.inputs[1].count, table.shape[node.attributes.get("axis", 0)], dy, table.nbytes)
+    return Cost("embeddings", sums.launches, sums.nbytes, sums.seconds, share=C["transpose"])
+
+
+# ---- indices, positions and counts ----
+
+def index_gather(node: Node) -> Cost:
+    return Cost("copies", 1, node.inputs[1].nbytes + 2 * node.outputs[0].nbytes, share=C["transpose"])
+
+
+def places_of(node: Node, data: Value, index: Value) -> tuple[int, int]:
+    """Slices of the data that an index may name, and how many are named."""
+    if "ND" not in node.op:
+        return data.count, index.count
+    depth = index.shape[-1] + node.attributes.get("batch_dims", 0)
+    return math.prod(data.shape[:depth]), index.count // index.shape[-1]
+
+
+def gather_nd_grad(node: Node) -> Cost:
+    """A kernel that finds the places, and sums by place."""
+    dy, index, result = node.inputs[0], node.inputs[1], node.outputs[0]
+    places, count = places_of(node, result, index)
+    sums = sorted_sums(count, places, dy, result.nbytes)
+    return Cost("copies", 1 + sums.launches, index.nbytes + 8.0 * count + sums.nbytes, sums.seconds,
+                share=C["transpose"])
+
+
+def scatter(node: Node) -> Cost:
+    """Without a reduction: zeros, the last update of each place, and the result. Floats that are added: places, sums by
+    place, an addition. Others: a copy, places, and the updates one after another.
+    """
+    data, index, updates = node.inputs[:3]
+    places, count = places_of(node, data, index)
+    reduction = node.attributes.get("reduction", b"none")
+    moved = index.nbytes + updates.nbytes + 2.0 * data.nbytes
+    if reduction == b"none":
+        return Cost("copies", 3, moved + 4.0 * (2 * places + 2 * count), share=C["transpose"])
+    if reduction == b"add" and data.dtype in ("float", "double", "float16", "bfloat16"):
+        sums = sorted_sums(count, places, updates, data.nbytes)
+        nbytes = moved + 8.0 * count + sums.nbytes + data.nbytes
+        return Cost("copies", 2 + sums.launches, nbytes, nbytes / (C["transpose"] * C["copy"]) + sums.scan,
+                    share=C["transpose"])
+    last = index.shape[node.attributes.get("axis", 0)] if "ND" not in node.op else count
+    return Cost("copies", 3, moved + 8.0 * count + 2.0 * updates.nbytes, last * C["dependent"], share=C["transpose"])
+
+
+def product_grad(node: Node) -> Cost:
+    """A thread for each line goes through it forwards and backwards."""
+    x, dy, dx = node.inputs[0], node.inputs[1], node.outputs[0]
+    return Cost("norms, elementwise", 1, 2.0 * x.nbytes + dy.nbytes + 3.0 * dx.nbytes,
+                2 * x.shape[node.attributes["axis"][0]] * C["dependent"], share=C["transpose"])
+
+
+def select(node: Node) -> Cost:
+    """ArgMax and ArgMin read once. TopK of few elements reads once for each; of more, once for each digit of 8 bits, and
+    twice to gather, and sorts the k elements by comparisons of two, in log2(k)^2 / 2 steps.
+    """
+    x, first = node.inputs[0], node.output(0) or node.output(1)
+    k = first.count * x.shape[node.attributes.get("axis", -1)] // x.count if node.op.endswith("TopK") else 1
+    digits = SIZES[x.dtype]
+    reads = k if k <= digits else digits + 2
+    depth = math.log2(max(k, 2))
+    lines = up(first.count // k, C["multiprocessors"])  # a block for each line
+    sort = lines * depth * (depth + 1) / 2 * C["dependent"] if k > digits else 0.0
+    nbytes = reads * x.nbytes + all_bytes(node) - x.nbytes
+    return Cost("copies", 1, nbytes, nbytes / (C["transpose"] * C["copy"]) + sort, share=C["transpose"])
+
+
+def count_nonzero(node: Node) -> Cost:
+    """Counts of tiles, and their sum by one block."""
+    tiles = up(node.inputs[0].count, 4 * 256)
+    return Cost("copies", 2, node.inputs[0].nbytes + 8.0 * tiles, up(tiles, 256) * C["dependent"],
+                share=C["transpose"])
+
+
+def nonzero(node: Node) -> Cost:
+    """Counts of tiles, their scan by one block, and coordinates."""
+    x = node.inputs[0]
+    tiles = up(x.count, 4 * 256)
+    nbytes = 2.0 * x.nbytes + 16.0 * tiles + node.outputs[0].nbytes
+    return Cost("copies", 3, nbytes, nbytes / (C["transpose"] * C["copy"]) + up(tiles, 256) * C["scan"],
+                share=C["transpose"])
+
+
+def resize(node: Node) -> Cost:
+    """The lists of taps are parameters of launches, of 504 words each; then one pass."""
+    big, small = sorted((node.inputs[0], node.outputs[0]), key=lambda v: v.count, reverse=True)
+    taps = {b"nearest": 1, b"linear": 2, b"cubic": 4}[node.attributes.get("mode", b"nearest")]
+    axes = [d for d, size in enumerate(big.shape) if small.shape[d] != size]
+    words = 3 * (3 - len(axes))
+    for d in axes:  # where each list begins and its indices, in 32 bits, and its weights
+        listed = taps * (node.outputs[0] if node.op != "ResizeGrad" else node.inputs[0]).shape[d]
+        words += up(node.outputs[0].shape[d] + 1, 2) + up(listed, 2) + listed
+    return one_pass(node)._replace(launches=1 + up(words, 504), share=C["transpose"])
 
 
 def axes_of_sum(node: Node) -> tuple[int, ...]:
@@ -370,6 +479,107 @@ def group_norm_grad(node: Node) -> Cost:
     return Cost("norms, elementwise", passes + (scale is not None), all_bytes(node) + again, share=C["norm"])
 
 
+def grouped_product(node: Node) -> Cost:
+    """(x, weights of the groups, ends) -> y or (x, dy, ends) -> dw: tiles of 64 by 64 without tensor cores, at half of
+    their peak.
+    """
+    n = (node.inputs[1] if node.op.endswith("Grad") else node.outputs[0]).shape[-1]
+    flops = 2.0 * node.inputs[0].count * n
+    return Cost("products", 1, all_bytes(node), flops / (0.5 * C["float32"]), flops)
+
+
+# ---- steps that follow one another ----
+
+def ctc(node: Node) -> Cost:
+    """A block for each sample goes through the steps, and for the gradient through those of the other direction too;
+    another kernel writes the gradient.
+    """
+    x, gradient = node.inputs[0], node.op.endswith("Grad")
+    states = 2 * node.inputs[1].shape[-1] + 1
+    cells = 4.0 * x.shape[0] * x.shape[1] * states
+    passes = 2 if gradient else 1
+    return Cost("loss", passes, all_bytes(node) + 2.0 * passes * cells, passes * x.shape[0] * C["dependent"],
+                share=C["loss"])
+
+
+class Layer(NamedTuple):
+    """Of a recurrent network."""
+
+    steps: int
+    batch: int
+    width: int  # of the input; 0 where its product is a node of its own
+    hidden: int
+    gates: int
+    directions: int
+
+    def step_seconds(self, rate: float) -> float:
+        """The product of one direction."""
+        return product_seconds(self.batch, self.gates * self.hidden, self.hidden, 1, rate)
+
+    def whole_seconds(self, width: int, rate: float) -> float:
+        """A product over all steps."""
+        return product_seconds(self.steps * self.batch, self.directions * self.gates * self.hidden, width, 1, rate)
+
+    @property
+    def flops(self) -> float:
+        """Of the products of a pass."""
+        return (2.0 * self.directions * self.steps * self.batch * self.gates * self.hidden
+                * (self.hidden + self.width))
+
+
+GATES = {0: 1, 1: 1, 2: 3, 3: 4}  # by the attribute `cell`: two kinds of RNN, GRU, LSTM
+
+
+def recurrent_steps(node: Node) -> Cost:
+    """States, and for each step a product in float32 and the cells."""
+    x, r = node.inputs[:2]
+    gates = GATES[node.attributes.get("cell", 0)]
+    layer = Layer(x.shape[0], x.shape[1], 0, r.shape[1], gates, 1)
+    return Cost("products", 1 + (gates == 4) + 2 * layer.steps, all_bytes(node),
+                layer.steps * layer.step_seconds(C["float32"]), layer.flops)
+
+
+def recurrent_steps_grad(node: Node) -> Cost:
+    """The same for each step; then the weight's gradient, the sums of a bias and the first state's gradient."""
+    r, cell = node.inputs[1], node.attributes.get("cell", 0)
+    layer = Layer(node.attributes["steps"], node.attributes["batch"], 0, r.shape[1], GATES[cell], 1)
+    weight = node.output(1) is not None
+    after = weight + (cell == 2 and node.output(3) is not None) + (node.output(2) is not None)
+    busy = layer.steps * layer.step_seconds(C["float32"]) + weight * layer.whole_seconds(r.shape[1], C["float32"])
+    return Cost("products", 2 + (cell == 3) + 2 * layer.steps + after, all_bytes(node), busy,
+                (1 + weight) * layer.flops)
+
+
+def layer_of(node: Node) -> Layer:
+    x, w, r = node.inputs[:3]
+    return Layer(*x.shape, r.shape[2], w.shape[1] // r.shape[2], w.shape[0])
+
+
+def recurrent_layer(node: Node) -> Cost:
+    """A copy of the weights. cuDNN's standard algorithm: a product of all inputs, and for each step and direction a
+    product and the cells, assumed; the directions at once. In both directions a copy of the results.
+    """
+    layer = layer_of(node)
+    rate = C["tensor"] if is_half(node.inputs[0]) else C["float32"]
+    weights = sum(v.nbytes for v in node.inputs[1:3])
+    busy = layer.steps * layer.step_seconds(rate) + layer.whole_seconds(layer.width, rate)
+    return Cost("products", 2 + 2 * layer.steps * layer.directions + (layer.directions == 2),
+                all_bytes(node) + 2.0 * weights, busy, layer.flops)
+
+
+def recurrent_layer_grad(node: Node) -> Cost:
+    """Copies of the weights, of what forward has saved and, in both directions, of the results and their gradient; the
+    steps; products for the gradients of the input and of both weights; zeros and a copy of the weights' gradients.
+    """
+    layer = layer_of(node)
+    rate = C["tensor"] if is_half(node.inputs[0]) else C["float32"]
+    weights = sum(v.nbytes for v in node.inputs[1:3])
+    busy = layer.steps * layer.step_seconds(rate) + 2 * layer.whole_seconds(layer.width, rate) + layer.whole_seconds(
+        layer.hidden, rate)
+    return Cost("products", 2 + 2 * (layer.directions == 2) + 2 * layer.steps * layer.directions + 1 + 2
+                * layer.directions + 2, all_bytes(node) + 6.0 * weights, busy, 2 * layer.flops)
+
+
 MODELS: dict[str, Callable[[Node], Cost]] = {
     "cuda_matmul": product, "cuda_gelu_matmul": product,
     "cuda_attention_dnn": attention_dnn, "cuda_attention_grad_dnn": attention_grad_dnn,
@@ -384,12 +594,12 @@ MODELS: dict[str, Callable[[Node], Cost]] = {
     "cuda_batchnorm": batchnorm, "cuda_batchnorm_grad": batchnorm,
     "cuda_groupnorm": one_pass, "cuda_groupnorm_grad": group_norm_grad,
     "cuda_fill": one_pass, "cuda_pad": one_pass, "cuda_pad_grad": one_pass, "cuda_scan": one_pass,
+    "cuda_product_grad": product_grad, "cuda_index_gather": index_gather, "cuda_gather_nd_grad": gather_nd_grad,
+    "cuda_scatter": scatter, "cuda_select": select, "cuda_count_nonzero": count_nonzero, "cuda_nonzero": nonzero,
+    "cuda_resize": resize, "cuda_ctc": ctc, "cuda_grouped_matmul": grouped_product,
+    "cuda_recurrent_steps": recurrent_steps, "cuda_recurrent_steps_grad": recurrent_steps_grad,
+    "cuda_rnn_dnn": recurrent_layer, "cuda_rnn_dnn_grad": recurrent_layer_grad,
 }
-# No program here has these: cost_of() raises KeyError for them.
-WITHOUT_A_MODEL = frozenset((
-    "cuda_count_nonzero", "cuda_ctc", "cuda_gather_nd_grad", "cuda_grouped_matmul", "cuda_index_gather", "cuda_nonzero",
-    "cuda_product_grad", "cuda_recurrent_steps", "cuda_recurrent_steps_grad", "cuda_resize", "cuda_rnn_dnn",
-    "cuda_rnn_dnn_grad", "cuda_scatter", "cuda_select"))
 # cuDNN's kernels, and the own ones that run where cuDNN declines.
 OWN = {"cuda_attention_dnn": "cuda_attention", "cuda_attention_grad_dnn": "cuda_attention_grad"}
 
