@@ -110,10 +110,21 @@ static ont_value *clone_linear(ont_builder *b, const ont_node *linear, ont_value
     return i ? ont_build2(b, "Add", y, ont_node_in(add, 1)) : ont_build2(b, "Add", ont_node_in(add, 0), y);
 }
 
-/* linear(transpose(x)) becomes transpose(linear(x)). */
+static ont_value *clone_cast(ont_builder *b, const ont_node *cast, ont_value *x)
+{
+    ont_node *node = ont_build_node(b, cast->domain, cast->op_type, &x, 1, 1);
+    if (node) b->status = ont_attr_copy_all(b->graph, node, cast);
+    return ont_build_done(b, node);
+}
+
+/* linear(transpose(x)) becomes transpose(linear(x)); a Cast between the two, as autocast has it, stays in front. */
 static ont_status sink_transpose(ont_graph *g, ont_node *linear, bool *changed)
 {
-    ont_node *transpose = producer(ont_node_in(linear, 0));
+    ont_node *transpose = producer(ont_node_in(linear, 0)), *cast = NULL;
+    if (transpose && ONT_IS(transpose, Cast) && ont_single_user(g, transpose->outputs[0])) {
+        cast = transpose;
+        transpose = producer(ont_node_in(cast, 0));
+    }
     const int64_t *perm = row_permutation(transpose);
     if (!perm || ONT_IS(linear, Gemm)) return ONT_OK;
     ont_value *y = linear->outputs[0];
@@ -122,7 +133,9 @@ static ont_status sink_transpose(ont_graph *g, ont_node *linear, bool *changed)
     ont_value *last = add ? add->outputs[0] : y;
     if (!leads_to_attention(g, last, 0)) return ONT_OK;
     ont_builder b = {.graph = g, .before = last->def, .origin = ont_node_origin(linear)};
-    ont_value *moved = clone_linear(&b, linear, ont_node_in(transpose, 0), add);
+    ont_value *rows = ont_node_in(transpose, 0);
+    if (cast) rows = clone_cast(&b, cast, rows);
+    ont_value *moved = clone_linear(&b, linear, rows, add);
     ont_value *result = moved ? ont_build_transpose(&b, moved, perm) : NULL;
     ONT_TRY(b.status);
     ont_value_replace_uses(g, last, result);
@@ -170,8 +183,9 @@ ont_status ont_move_transposes(ont_graph *g, bool *changed)
 {
     for (ont_node *node = g->first; node; node = node->next) {
         ont_dtype dtype = node->outputs[0] ? node->outputs[0]->dtype : ONT_UNDEFINED;
-        if (dtype != ONT_FLOAT32 && dtype != ONT_FLOAT64)
-            continue; /* attention of 16-bit floats is mostly not fused */
+        if (!ont_dtype_is_float(dtype)) continue;
+        if (!g->device && dtype != ONT_FLOAT32 && dtype != ONT_FLOAT64)
+            continue; /* attention of 16-bit floats is mostly not fused on the CPU */
         if (is_linear(node)) ONT_TRY(sink_transpose(g, node, changed));
         if (row_permutation(node)) ONT_TRY(hoist_transpose(g, node, changed));
     }
