@@ -98,23 +98,23 @@ static bool comes_from_attention(const ont_graph *g, const ont_value *v)
     return false;
 }
 
+/* The operator of `node`, with its attributes and one output, for another first input x. */
+static ont_value *clone_for(ont_builder *b, const ont_node *node, ont_value *x)
+{
+    ont_value *inputs[] = {x, ont_node_in(node, 1), ont_node_in(node, 2)};
+    uint32_t n = inputs[2] ? 3 : inputs[1] ? 2 : 1;
+    ont_node *clone = x ? ont_build_node(b, node->domain, node->op_type, inputs, n, 1) : NULL;
+    if (clone) b->status = ont_attr_copy_all(b->graph, clone, node);
+    return ont_build_done(b, clone);
+}
+
 /* Clones the matmul `linear`, and its bias Add, for other rows. */
 static ont_value *clone_linear(ont_builder *b, const ont_node *linear, ont_value *rows, const ont_node *add)
 {
-    ont_value *inputs[] = {rows, ont_node_in(linear, 1), ont_node_in(linear, 2)};
-    ont_node *node = rows ? ont_build_node(b, linear->domain, linear->op_type, inputs, inputs[2] ? 3 : 2, 1) : NULL;
-    if (node) b->status = ont_attr_copy_all(b->graph, node, linear);
-    ont_value *y = ont_build_done(b, node);
+    ont_value *y = clone_for(b, linear, rows);
     if (!add || !y) return y;
     int i = bias_of(add);
     return i ? ont_build2(b, "Add", y, ont_node_in(add, 1)) : ont_build2(b, "Add", ont_node_in(add, 0), y);
-}
-
-static ont_value *clone_cast(ont_builder *b, const ont_node *cast, ont_value *x)
-{
-    ont_node *node = ont_build_node(b, cast->domain, cast->op_type, &x, 1, 1);
-    if (node) b->status = ont_attr_copy_all(b->graph, node, cast);
-    return ont_build_done(b, node);
 }
 
 /* linear(transpose(x)) becomes transpose(linear(x)); a Cast between the two, as autocast has it, stays in front. */
@@ -134,7 +134,7 @@ static ont_status sink_transpose(ont_graph *g, ont_node *linear, bool *changed)
     if (!leads_to_attention(g, last, 0)) return ONT_OK;
     ont_builder b = {.graph = g, .before = last->def, .origin = ont_node_origin(linear)};
     ont_value *rows = ont_node_in(transpose, 0);
-    if (cast) rows = clone_cast(&b, cast, rows);
+    if (cast) rows = clone_for(&b, cast, rows);
     ont_value *moved = clone_linear(&b, linear, rows, add);
     ont_value *result = moved ? ont_build_transpose(&b, moved, perm) : NULL;
     ONT_TRY(b.status);

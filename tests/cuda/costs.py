@@ -1,0 +1,610 @@
+"""What each kernel of a device costs on an H100, by a model: bytes, launches, arithmetic, and steps that wait for each
+other. CONSTANTS has every number with its source. times.py prints tables of whole training steps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import sass
+import torch
+from planned import SIZES, Node, Value
+
+
+class Constant(NamedTuple):
+    value: float
+    unit: str
+    source: str
+
+
+CONSTANTS = {
+    "multiprocessors": Constant(132, "", "NVIDIA, H100 SXM5"),
+    "clock": Constant(1.755e9, "Hz", "what an H100 SXM5 holds under load; its boost clock is 1.98 GHz"),
+    "copy": Constant(3.0e12, "bytes/s", "QuACK, memory-bound kernels on an H100 (2025): 3.0 of 3.35e12"),
+    "tensor": Constant(790e12, "FLOP/s", "large bfloat16 products of cuBLASLt, as in tests/bench/gpu.py; peak 989e12"),
+    "float32": Constant(50e12, "FLOP/s", "assumed: three quarters of the peak of float32 without tensor cores, 67e12"),
+    "fill": Constant(1.0e-6, "s", "assumed: of a product's tile before its first and after its last instruction"),
+    "library": Constant(0.9, "", "assumed: of that model, what cuBLASLt reaches"),
+    "launch": Constant(2.0e-6, "s", "assumed: between kernels of a replayed graph, with first load and last store"),
+    "scan": Constant(1.0e-6, "s", "assumed: a step of the one block that scans the counts of a sort, 17 barriers"),
+    "dependent": Constant(0.5e-6, "s", "assumed: a load that waits for the one before it, and a barrier"),
+    "forward causal 64": Constant(288e12, "FLOP/s", "FlashAttention-3 (2024), cuDNN, length 1024"),
+    "forward full 64": Constant(373e12, "FLOP/s", "the same"),
+    "gradient full 64": Constant(348e12, "FLOP/s", "the same; without a causal figure: scaled as forward"),
+    "forward causal 128": Constant(410e12, "FLOP/s", "the same"),
+    "forward full 128": Constant(574e12, "FLOP/s", "the same"),
+    "gradient full 128": Constant(408e12, "FLOP/s", "the same"),
+    "longer": Constant(1.13, "", "the same: the gradient at 2048 and more over that at 1024, 395 over 348"),
+    "elementwise": Constant(0.95, "", "assumed: of the copy's bandwidth"),
+    "norm": Constant(0.9, "", "assumed, the same"),
+    "norm gradient": Constant(0.8, "", "assumed, the same: two blocks of 384 threads with 128 registers"),
+    "columns": Constant(0.9, "", "assumed, the same"),
+    "loss": Constant(0.9, "", "assumed, the same"),
+    "transpose": Constant(0.75, "", "assumed, the same: copies, transposes and gathers"),
+    "optimizer": Constant(0.9, "", "assumed, the same"),
+}
+C = {name: constant.value for name, constant in CONSTANTS.items()}
+
+
+class Cost(NamedTuple):
+    """Of one node. `busy`: seconds at the rate of the units that bound it, if not memory; `share`: of the copy's
+    bandwidth that such a kernel reaches; `serial`: seconds of steps that wait for each other and move few bytes;
+    `foreign`: how many of the launches are a library's, or copies and zeros by the runtime.
+    """
+
+    part: str
+    launches: int
+    nbytes: float
+    busy: float = 0.0
+    flops: float = 0.0  # on tensor cores
+    share: float = 1.0
+    serial: float = 0.0
+    foreign: int = 0
+
+    @property
+    def seconds(self) -> float:
+        """Without the launches' own time."""
+        return max(self.nbytes / (self.share * C["copy"]), self.busy) + self.serial
+
+
+# ---- sizes ----
+
+def all_bytes(node: Node) -> int:
+    return sum(value.nbytes for value in node.operands())
+
+
+def is_half(value: Value) -> bool:
+    return SIZES[value.dtype] == 2
+
+
+def rate_of(value: Value) -> float:
+    """FLOP/s of products of such values."""
+    return C["tensor"] if is_half(value) else C["float32"]
+
+
+def up(a: float, b: float) -> int:
+    return math.ceil(a / b)
+
+
+# ---- products ----
+
+TILES = ((128, 256, 1.0), (256, 128, 1.0), (128, 128, 0.9), (64, 64, 0.6))  # and what each reaches, assumed
+SPLITS = (1, 2, 4, 8)  # of k, where there are fewer tiles than multiprocessors
+
+
+def product_seconds(m: int, n: int, k: int, batch: int, rate: float) -> float:
+    """Of the best tile: waves of tiles on all multiprocessors, and what a split of k writes and reads in float32."""
+    def of(tile: tuple[int, int, float], split: int) -> float:
+        rows, columns, reached = tile
+        waves = up(up(m, rows) * up(n, columns) * batch * split, C["multiprocessors"])
+        each = 2.0 * rows * columns * up(k, split) / (reached * rate / C["multiprocessors"]) + C["fill"]
+        return waves * each + (8.0 * m * n * batch * split / C["copy"] if split > 1 else 0.0)
+
+    return min(of(tile, split) for tile in TILES for split in SPLITS) / C["library"]
+
+
+def sizes_of_product(node: Node) -> tuple[int, int, int, int]:
+    """m, n, k and the number of products, as cuda/ops/matmul.c reads them."""
+    a, b = ((1, *v.shape) if i == 0 and len(v.shape) == 1 else (*v.shape, 1) if len(v.shape) == 1 else v.shape
+            for i, v in enumerate(node.inputs[:2]))
+    if node.attributes.get("transA", 0):
+        a = (*a[:-2], a[-1], a[-2])
+    if node.attributes.get("transB", 0):
+        b = (*b[:-2], b[-1], b[-2])
+    batch, m = math.prod(node.outputs[0].shape) // (a[-2] * b[-1]), a[-2]
+    if math.prod(b[:-2]) == 1 and not node.attributes.get("transA", 0):
+        return m * batch, b[-1], a[-1], 1
+    return m, b[-1], a[-1], batch
+
+
+def product(node: Node) -> Cost:
+    m, n, k, batch = sizes_of_product(node)
+    added, result = node.input(2), node.outputs[0]
+    is_bias = added is not None and added.count == n and added.shape[-1:] == (n,) and added.dtype == result.dtype
+    spreads = (added is not None and not node.op.startswith("Gelu") and not is_bias
+               and node.attributes.get("beta", 1.0) != 0)
+    return Cost("products", 1 + spreads, all_bytes(node) + spreads * 2 * result.nbytes,
+                product_seconds(m, n, k, batch, rate_of(node.inputs[0])), 2.0 * m * n * k * batch, foreign=1)
+
+
+# ---- attention ----
+
+class Attention(NamedTuple):
+    heads: int  # times batch
+    queries: int
+    keys: int
+    width: int  # of Q and K
+    width_v: int
+    causal: bool
+
+    @property
+    def scores(self) -> float:
+        """That are not masked, over all heads; half of them if causal, as publications count."""
+        return self.heads * self.queries * self.keys * (0.5 if self.causal else 1.0)
+
+    @property
+    def flops(self) -> float:
+        """Of the forward products."""
+        return 2.0 * self.scores * (self.width + self.width_v)
+
+
+def attention_of(node: Node) -> Attention:
+    queries, keys, width, width_v = node.attributes["sizes"]
+    heads = math.prod(node.attributes["batch_dims"])
+    return Attention(heads, queries, keys, width, width_v, bool(node.attributes.get("causal", 0)))
+
+
+def published(a: Attention, gradient: bool) -> float:
+    """cuDNN's FLOP/s."""
+    width = 64 if a.width <= 64 else 128
+    full, causal = C[f"forward full {width}"], C[f"forward causal {width}"]
+    rate = C[f"gradient full {width}"] if gradient else full
+    return rate * (causal / full if a.causal else 1.0) * (C["longer"] if a.queries >= 2048 else 1.0)
+
+
+def attention_dnn(node: Node) -> Cost:
+    """cuDNN, and a kernel that converts the statistics."""
+    a = attention_of(node)
+    return Cost("attention", 2, all_bytes(node), a.flops / published(a, False), a.flops, foreign=1)
+
+
+def attention_grad_dnn(node: Node) -> Cost:
+    """Two and a half times forward's products. The deterministic kernel stores the scores' gradients in 16 bits, and
+    reads them for dQ in a kernel of its own, which waits for memory.
+    """
+    a = attention_of(node)
+    return Cost("attention", 4, all_bytes(node) + 4.0 * a.scores,
+                2.5 * a.flops / published(a, True) + 2.0 * a.scores / C["copy"], 2.5 * a.flops, foreign=3)
+
+
+def own_attention(node: Node, kernel: str, products: int) -> float:
+    """Seconds of one of the kernels of flash_mma.cu, at the least: of its loop over tiles, by loops.tsv, that unit is
+    counted which is busy longest.
+    """
+    a = attention_of(node)
+    loop = sass.read_table().get(f"{kernel}<{64 if a.width <= 64 else 128}>")
+    if loop is None or not is_half(node.inputs[0]):  # tiles in float32: four multiply-adds at once and no tensor cores
+        return products * a.flops / 2 / (0.5 * C["float32"])
+    per_score = sass.cycles(loop) / loop.scores
+    return a.scores * per_score / (C["multiprocessors"] * C["clock"])
+
+
+def attention_own(node: Node) -> Cost:
+    a = attention_of(node)
+    return Cost("attention", 1, all_bytes(node), own_attention(node, "flash_mma_kernel", 2), a.flops)
+
+
+def attention_grad_own(node: Node) -> Cost:
+    """Sums of dy * y, dQ with three products, dK and dV with four: seven, where five would do. Where heads share either
+    K or V alone, dK and dV have a kernel with three products each.
+    """
+    a = attention_of(node)
+    shared = [[stride == 0 for stride in node.attributes[name][1:-1]] for name in "kv"]
+    passes = 1 if shared[0] == shared[1] else 2
+    busy = own_attention(node, "flash_mma_dq_kernel", 3)
+    busy += own_attention(node, "flash_mma_dkv_kernel", 4) * (1.0 if passes == 1 else 1.5)
+    return Cost("attention", 2 + passes, all_bytes(node), busy, 2.5 * a.flops)
+
+
+# ---- what is bound by memory ----
+
+def elementwise(node: Node) -> Cost:
+    """One pass over all operands. Groups are taken to be generated; the interpreter is slower."""
+    sources = {value.source for value in node.inputs if value is not None and value.count > 1}
+    is_weight = node.op in ("Cast", "FusedElementwise") and sources == {"input"} and is_half(node.outputs[0])
+    return Cost("weights in 16 bits" if is_weight else "norms, elementwise", 1, all_bytes(node),
+                share=C["elementwise"])
+
+
+def copy(node: Node) -> Cost:
+    moved = 2 * sum(value.nbytes for value in node.outputs if value is not None)
+    launches = sum(value is not None for value in node.outputs)
+    if node.op == "Concat":
+        launches = len(node.inputs)
+    if node.op == "PutSlice":  # zeros, and then the slice
+        return Cost("copies", 2, moved / 2 + 2 * node.inputs[0].nbytes, share=C["transpose"], foreign=1)
+    return Cost("copies", launches, moved, share=C["transpose"])
+
+
+def gather(node: Node) -> Cost:
+    return Cost("embeddings", 1, node.inputs[1].nbytes + 2 * node.outputs[0].nbytes, share=C["transpose"])
+
+
+def sorted_sums(part: str, count: int, places: int, rows: Value, result: Value) -> Cost:
+    """Of `count` rows whose indices are below `places`, in one order: zeros; the sort, with three kernels for each byte
+    of an index; sums over pieces of 32 rows, and over pieces.
+    """
+    passes = max(1, up(places.bit_length(), 8))
+    partial = 2 * up(count, 32) * 4.0 * rows.count / max(count, 1)
+    return Cost(part, 2 + 3 * passes + 1 + (count > 32), result.nbytes + 2 * rows.nbytes + 2 * partial,
+                share=C["transpose"], serial=passes * up(256 * up(count, 512), 256) * C["scan"], foreign=1)
+
+
+def gather_grad(node: Node) -> Cost:
+    dy, index, table = *node.inputs[:2], node.outputs[0]
+    return sorted_sums("embeddings", index.count, table.shape[node.attributes.get("axis", 0)], dy, table)
+
+
+# ---- indices, positions and counts ----
+
+def index_gather(node: Node) -> Cost:
+    return gather(node)._replace(part="copies")
+
+
+def places_of(node: Node, data: Value, index: Value) -> tuple[int, int]:
+    """Slices of the data that an index may name, and how many are named."""
+    if "ND" not in node.op:
+        return data.count, index.count
+    depth = index.shape[-1] + node.attributes.get("batch_dims", 0)
+    return math.prod(data.shape[:depth]), index.count // index.shape[-1]
+
+
+def sums_by_place(node: Node, data: Value, index: Value, rows: Value) -> Cost:
+    """A kernel that finds the places, and sums by place."""
+    places, count = places_of(node, data, index)
+    sums = sorted_sums("copies", count, places, rows, data)
+    return sums._replace(launches=1 + sums.launches, nbytes=sums.nbytes + index.nbytes + 8.0 * count)
+
+
+def gather_nd_grad(node: Node) -> Cost:
+    return sums_by_place(node, node.outputs[0], node.inputs[1], node.inputs[0])
+
+
+def scatter(node: Node) -> Cost:
+    """Without a reduction: zeros, the last update of each place, and the result. Floats that are added: sums by place,
+    and an addition. Others: a copy, places, and the updates one after another.
+    """
+    data, index, updates = node.inputs[:3]
+    reduction = node.attributes.get("reduction", b"none")
+    if reduction == b"add" and data.dtype in ("float", "double", "float16", "bfloat16"):
+        sums = sums_by_place(node, data, index, updates)
+        return sums._replace(launches=1 + sums.launches, nbytes=sums.nbytes + 3.0 * data.nbytes)
+    places, count = places_of(node, data, index)
+    moved = index.nbytes + updates.nbytes + 2.0 * data.nbytes
+    if reduction == b"none":
+        return Cost("copies", 3, moved + 4.0 * (2 * places + 2 * count), share=C["transpose"], foreign=1)
+    last = count if "ND" in node.op else index.shape[node.attributes.get("axis", 0)]
+    return Cost("copies", 3, moved + 8.0 * count + 2.0 * updates.nbytes, share=C["transpose"],
+                serial=last * C["dependent"], foreign=1)
+
+
+def product_grad(node: Node) -> Cost:
+    """A thread for each line goes through it forwards and backwards."""
+    x, dy, dx = *node.inputs[:2], node.outputs[0]
+    return Cost("norms, elementwise", 1, 2.0 * x.nbytes + dy.nbytes + 3.0 * dx.nbytes,
+                2 * x.shape[node.attributes["axis"][0]] * C["dependent"], share=C["transpose"])
+
+
+def select(node: Node) -> Cost:
+    """ArgMax and ArgMin read once. TopK of few elements reads once for each; of more, once for each digit of 8 bits, and
+    twice to gather, and sorts the k elements by comparisons of two, in log2(k)^2 / 2 steps.
+    """
+    x, first = node.inputs[0], node.output(0) or node.output(1)
+    k = first.count * x.shape[node.attributes.get("axis", -1)] // x.count if node.op.endswith("TopK") else 1
+    digits = SIZES[x.dtype]
+    reads = k if k <= digits else digits + 2
+    depth = math.log2(max(k, 2))
+    lines = up(first.count // k, C["multiprocessors"])  # a block for each line
+    sort = lines * depth * (depth + 1) / 2 * C["dependent"] if k > digits else 0.0
+    return Cost("copies", 1, (reads - 1) * x.nbytes + all_bytes(node), share=C["transpose"], serial=sort)
+
+
+TILE = 4 * 256  # elements whose count is one number
+
+
+def count_nonzero(node: Node) -> Cost:
+    """Counts of tiles, and their sum by one block."""
+    x = node.inputs[0]
+    tiles = up(x.count, TILE)
+    return Cost("copies", 2, x.nbytes + 8.0 * tiles, share=C["transpose"], serial=up(tiles, 256) * C["dependent"])
+
+
+def nonzero(node: Node) -> Cost:
+    """Counts of tiles, their scan by one block, and coordinates."""
+    x = node.inputs[0]
+    tiles = up(x.count, TILE)
+    return Cost("copies", 3, 2.0 * x.nbytes + 16.0 * tiles + node.outputs[0].nbytes, share=C["transpose"],
+                serial=up(tiles, 256) * C["scan"])
+
+
+def resize(node: Node) -> Cost:
+    """The lists of taps are parameters of launches, of 504 words each; then one pass. Positions at an edge may have
+    fewer taps than are counted here.
+    """
+    x, y = node.inputs[0], node.outputs[0]
+    taps = {b"nearest": 1, b"linear": 2, b"cubic": 4}[node.attributes.get("mode", b"nearest")]
+    axes = [d for d, size in enumerate(x.shape) if y.shape[d] != size]
+    words = 3 * (3 - len(axes))
+    for d in axes:  # where each list begins and its indices, in 32 bits, and its weights
+        listed = taps * (x if node.op == "ResizeGrad" else y).shape[d]
+        words += up(y.shape[d] + 1, 2) + up(listed, 2) + listed
+    return one_pass(node)._replace(launches=1 + up(words, 504), share=C["transpose"])
+
+
+def axes_of_sum(node: Node) -> tuple[int, ...]:
+    """Dims that a reduction sums over."""
+    x, y = node.inputs[0], node.outputs[0]
+    if node.op == "SumTo":
+        lead = len(x.shape) - len(y.shape)
+        return (*range(lead), *(d for d in range(lead, len(x.shape)) if y.shape[d - lead] != x.shape[d]))
+    given = node.input(1)
+    axes = node.constants.get(given.name) if given else node.attributes.get("axes")
+    return tuple(sorted(axis % len(x.shape) for axis in axes)) if axes else tuple(range(len(x.shape)))
+
+
+def ranges_of_sum(node: Node) -> int:
+    """Blocks that share a result, as reduce.cu chooses them; their sums are added by another kernel."""
+    x = node.inputs[0]
+    axes = [d for d in axes_of_sum(node) if x.shape[d] > 1]
+    is_one_dim = axes and all(x.shape[d] == 1 or d in axes for d in range(axes[0], axes[-1]))
+    if x.dtype not in ("float", "double", "float16", "bfloat16") or not is_one_dim:
+        return 1
+    n, tail = math.prod(x.shape[d] for d in axes), math.prod(x.shape[axes[-1] + 1:])
+    lead, size = x.count // (n * tail), SIZES[x.dtype]
+    if tail == 1:
+        return 1 if node.op == "ReduceLogSumExp" else max(1, min(n // (16 * 256), 1024 // lead))
+    if node.op not in ("SumTo", "ReduceSum", "ReduceMean"):
+        return 1
+    chunks = lead * tail // (1 if tail % (16 // size) else 16 // size)
+    lanes = min(32, 1 << (chunks - 1).bit_length())
+    return max(1, min(1024 // up(chunks, lanes), n * lanes // (8 * 256), 256))
+
+
+def reduction(node: Node) -> Cost:
+    x, y = node.inputs[0], node.outputs[0]
+    ranges = ranges_of_sum(node)
+    is_bias = node.backward and y.count == x.shape[-1] and 0 in axes_of_sum(node)
+    partial = 8.0 * y.count * ranges if ranges > 1 else 0.0
+    return Cost("bias gradients" if is_bias else "norms, elementwise", 1 + (ranges > 1), all_bytes(node) + partial,
+                share=C["columns"])
+
+
+def norm(node: Node) -> Cost:
+    return Cost("norms, elementwise", 1, all_bytes(node), share=C["norm"])
+
+
+def partial_sums(rows: int, n: int) -> int:
+    """Blocks of norm_grad_kernel, as norm.cu chooses them; 0 where rows are not kept in registers."""
+    if n % 8 or n > 8192:
+        return 0
+    chunks = 1 if n <= 8 * 384 else 2
+    width = up(n // 8, chunks * 32) * 32
+    at_once = 384 // width if chunks == 1 else 1
+    steps, most = up(rows, at_once), 132 * 768 // (width * at_once)
+    return up(steps, up(steps, most))
+
+
+def norm_grad(node: Node) -> Cost:
+    """One kernel, and one that adds its partial sums; or two passes and the same."""
+    x, n = node.inputs[0], node.inputs[1].count
+    rows, sums = x.count // n, any(node.output(i) is not None for i in (1, 2))
+    parts = partial_sums(rows, n)
+    nbytes = all_bytes(node) + 2 * sums * 8.0 * (parts or min(256, up(rows, 32))) * n
+    if not parts:
+        nbytes += sums * (x.nbytes + node.inputs[4].nbytes)
+    return Cost("norms, elementwise", 1 + sums if parts else 1 + 2 * sums, nbytes, share=C["norm gradient"])
+
+
+def loss(node: Node) -> Cost:
+    return Cost("loss", 2, all_bytes(node), share=C["loss"])
+
+
+def loss_grad(node: Node) -> Cost:
+    mean = node.attributes.get("reduction", b"mean") == b"mean"
+    return Cost("loss", 1 + mean, all_bytes(node), share=C["loss"])
+
+
+def one_pass(node: Node) -> Cost:
+    return Cost("norms, elementwise", 1, all_bytes(node), share=C["norm"])
+
+
+def pool_grad(node: Node) -> Cost:
+    """Of the largest: an element of each window is found first."""
+    return one_pass(node)._replace(launches=2 if "Max" in node.op else 1)
+
+
+def convolution(node: Node) -> Cost:
+    """(x, w, bias) -> y, (dy, w) -> dx, (dy, x) -> dw; by cuDNN at three fifths of what products reach: assumed.
+    float32 in channels last is TF32, of which tensor cores compute half as much.
+    """
+    kernel = node.outputs[0] if node.op == "ConvGradWeight" else node.inputs[1]
+    result = node.outputs[0] if node.op == "Conv" else node.inputs[0]
+    flops = 2.0 * result.count * math.prod(kernel.shape[1:])
+    is_tf32 = node.kernel == "cuda_conv_graph" and not is_half(node.inputs[0])
+    rate = C["tensor"] / 2 if is_tf32 else rate_of(node.inputs[0])
+    with_bias = node.op == "Conv" and node.input(2) is not None and node.kernel != "cuda_conv_graph"  # joins the bias
+    return Cost("products", 1 + with_bias, all_bytes(node) + 2 * with_bias * result.nbytes, flops / (0.6 * rate), flops,
+                foreign=int(node.kernel != "cuda_conv"))
+
+
+def batchnorm(node: Node) -> Cost:
+    """Statistics or sums of x (and dy), what follows for each channel, and another pass."""
+    passes = 1 if node.op == "BatchNormalization" else 2
+    training = passes == 2 or bool(node.attributes.get("training_mode", 0))
+    return Cost("norms, elementwise", 2 + training, all_bytes(node) + training * passes * node.inputs[0].nbytes,
+                share=C["norm"])
+
+
+def group_norm_grad(node: Node) -> Cost:
+    """Sums of x and dy for each channel, another pass over both, and the sums of the images."""
+    scale = node.output(1) or node.output(2)
+    passes = 1 + (node.output(0) is not None)
+    again = (node.inputs[0].nbytes + node.inputs[4].nbytes) * (passes - 1)
+    return Cost("norms, elementwise", passes + (scale is not None), all_bytes(node) + again, share=C["norm"])
+
+
+def grouped_product(node: Node) -> Cost:
+    """(x, weights of the groups, ends) -> y or (x, dy, ends) -> dw: tiles of 64 by 64 without tensor cores, at half of
+    their peak.
+    """
+    n = (node.inputs[1] if node.op.endswith("Grad") else node.outputs[0]).shape[-1]
+    flops = 2.0 * node.inputs[0].count * n
+    return Cost("products", 1, all_bytes(node), flops / (0.5 * C["float32"]), flops)
+
+
+# ---- steps that follow one another ----
+
+def ctc(node: Node) -> Cost:
+    """A block for each sample goes through the steps, and for the gradient through those of the other direction too;
+    another kernel writes the gradient.
+    """
+    x, gradient = node.inputs[0], node.op.endswith("Grad")
+    states = 2 * node.inputs[1].shape[-1] + 1
+    cells = 4.0 * x.shape[0] * x.shape[1] * states
+    passes = 2 if gradient else 1
+    return Cost("loss", passes, all_bytes(node) + 2.0 * passes * cells, passes * x.shape[0] * C["dependent"],
+                share=C["loss"])
+
+
+class Layer(NamedTuple):
+    """Of a recurrent network."""
+
+    steps: int
+    batch: int
+    width: int  # of the input; 0 where its product is a node of its own
+    hidden: int
+    gates: int
+    directions: int
+
+    def step_seconds(self, rate: float) -> float:
+        """The product of one direction."""
+        return product_seconds(self.batch, self.gates * self.hidden, self.hidden, 1, rate)
+
+    def whole_seconds(self, width: int, rate: float) -> float:
+        """A product over all steps."""
+        return product_seconds(self.steps * self.batch, self.directions * self.gates * self.hidden, width, 1, rate)
+
+    @property
+    def flops(self) -> float:
+        """Of the products of a pass."""
+        return (2.0 * self.directions * self.steps * self.batch * self.gates * self.hidden
+                * (self.hidden + self.width))
+
+
+GATES = {0: 1, 1: 1, 2: 3, 3: 4}  # by the attribute `cell`: two kinds of RNN, GRU, LSTM
+
+
+def recurrent_steps(node: Node) -> Cost:
+    """States, and for each step a product in float32 and the cells."""
+    x, r = node.inputs[:2]
+    gates = GATES[node.attributes.get("cell", 0)]
+    layer = Layer(x.shape[0], x.shape[1], 0, r.shape[1], gates, 1)
+    states = 1 + (gates == 4)
+    return Cost("products", states + 2 * layer.steps, all_bytes(node), layer.steps * layer.step_seconds(C["float32"]),
+                layer.flops, foreign=states + layer.steps)
+
+
+def recurrent_steps_grad(node: Node) -> Cost:
+    """The same for each step; then the weight's gradient, the sums of a bias and the first state's gradient."""
+    r, cell = node.inputs[1], node.attributes.get("cell", 0)
+    layer = Layer(node.attributes["steps"], node.attributes["batch"], 0, r.shape[1], GATES[cell], 1)
+    weight = node.output(1) is not None
+    after = weight + (cell == 2 and node.output(3) is not None) + (node.output(2) is not None)
+    states = 2 + (cell == 3)
+    busy = layer.steps * layer.step_seconds(C["float32"]) + weight * layer.whole_seconds(r.shape[1], C["float32"])
+    return Cost("products", states + 2 * layer.steps + after, all_bytes(node), busy, (1 + weight) * layer.flops,
+                foreign=states + layer.steps + weight)
+
+
+def layer_of(node: Node) -> Layer:
+    x, w, r = node.inputs[:3]
+    return Layer(*x.shape, r.shape[2], w.shape[1] // r.shape[2], w.shape[0])
+
+
+def copies_of_layer(node: Node) -> tuple[int, float]:
+    """Own launches, and bytes, of what is copied for cuDNN, and back: weights, their gradients, and what forward has
+    saved, which backward overwrites; in both directions, results and their gradients.
+    """
+    weights = sum(v.nbytes for v in node.inputs[1:3])
+    both = layer_of(node).directions == 2
+    if node.op != "RecurrentGrad":
+        return 1 + both, 2.0 * (weights + both * node.outputs[0].nbytes)
+    results, saved, dy = (node.input(i) for i in (6, 7, 8))
+    nbytes = 3 * weights + saved.nbytes + both * sum(v.nbytes for v in (results, dy) if v is not None)
+    return 2 + 2 * both, 2.0 * nbytes
+
+
+def recurrent_layer(node: Node) -> Cost:
+    """cuDNN's standard algorithm: a product of all inputs, and for each step and direction a product and the cells,
+    assumed; the directions at once.
+    """
+    layer, rate = layer_of(node), rate_of(node.inputs[0])
+    copies, nbytes = copies_of_layer(node)
+    by_cudnn = 1 + 2 * layer.steps * layer.directions
+    return Cost("products", copies + by_cudnn, all_bytes(node) + nbytes,
+                layer.steps * layer.step_seconds(rate) + layer.whole_seconds(layer.width, rate), layer.flops,
+                foreign=by_cudnn)
+
+
+def recurrent_layer_grad(node: Node) -> Cost:
+    """The steps; a product for the gradient of the input, and two for each direction's weights. The runtime copies what
+    forward has saved, and writes zeros.
+    """
+    layer, rate = layer_of(node), rate_of(node.inputs[0])
+    copies, nbytes = copies_of_layer(node)
+    after = 2 * layer.whole_seconds(layer.width, rate) + layer.whole_seconds(layer.hidden, rate)
+    foreign = 2 + 1 + 2 * layer.directions * (layer.steps + 1)
+    return Cost("products", copies + foreign, all_bytes(node) + nbytes, layer.steps * layer.step_seconds(rate) + after,
+                2 * layer.flops, foreign=foreign)
+
+
+MODELS: dict[str, Callable[[Node], Cost]] = {
+    "cuda_matmul": product, "cuda_gelu_matmul": product,
+    "cuda_attention_dnn": attention_dnn, "cuda_attention_grad_dnn": attention_grad_dnn,
+    "cuda_attention": attention_own, "cuda_attention_grad": attention_grad_own,
+    "cuda_elementwise": elementwise, "cuda_copy": copy, "cuda_rotate": one_pass, "cuda_range": one_pass,
+    "cuda_trilu": one_pass, "cuda_gather": gather, "cuda_gather_grad": gather_grad, "cuda_reduce": reduction,
+    "cuda_norm": norm, "cuda_fused_norm": norm, "cuda_norm_grad": norm_grad, "cuda_fused_norm_grad": norm_grad,
+    "cuda_softmax": one_pass, "cuda_softmax_grad": one_pass,
+    "cuda_cross_entropy": loss, "cuda_cross_entropy_grad": loss_grad,
+    "cuda_conv_graph": convolution, "cuda_conv_dnn": convolution, "cuda_conv": convolution,
+    "cuda_pool": one_pass, "cuda_pool_grad": pool_grad,
+    "cuda_batchnorm": batchnorm, "cuda_batchnorm_grad": batchnorm,
+    "cuda_groupnorm": one_pass, "cuda_groupnorm_grad": group_norm_grad,
+    "cuda_fill": one_pass, "cuda_pad": one_pass, "cuda_pad_grad": one_pass, "cuda_scan": one_pass,
+    "cuda_product_grad": product_grad, "cuda_index_gather": index_gather, "cuda_gather_nd_grad": gather_nd_grad,
+    "cuda_scatter": scatter, "cuda_select": select, "cuda_count_nonzero": count_nonzero, "cuda_nonzero": nonzero,
+    "cuda_resize": resize, "cuda_ctc": ctc, "cuda_grouped_matmul": grouped_product,
+    "cuda_recurrent_steps": recurrent_steps, "cuda_recurrent_steps_grad": recurrent_steps_grad,
+    "cuda_rnn_dnn": recurrent_layer, "cuda_rnn_dnn_grad": recurrent_layer_grad,
+}
+# cuDNN's kernels, and the own ones that run where cuDNN declines.
+OWN = {"cuda_attention_dnn": "cuda_attention", "cuda_attention_grad_dnn": "cuda_attention_grad"}
+
+
+def cost_of(node: Node, own_attention_kernels: bool = False) -> Cost:
+    """Raises KeyError, with the node, where its kernel has no model."""
+    kernel = OWN.get(node.kernel, node.kernel) if own_attention_kernels else node.kernel
+    if kernel not in MODELS:
+        raise KeyError(f"{node.op} '{node.name}': no model of the kernel {kernel}")
+    return MODELS[kernel](node)
+
+
+PHASES, KEY = 2, Cost("norms, elementwise", 1, 24.0)  # each begins with a kernel that stores its random key
+
+
+def optimizer(parameters: Iterable[torch.nn.Parameter]) -> Cost:
+    """AdamW in float32: reads four numbers of each element and writes three; in a few launches."""
+    return Cost("optimizer", 4, 28.0 * sum(p.numel() for p in parameters), share=C["optimizer"])
