@@ -205,7 +205,7 @@ class Run:
         """Whether backward() or release() has been called."""
 
     def changed(self) -> list[int]:
-        """Indices of held inputs that were changed in place since saved().
+        """Indices of held inputs that were changed in place, or whose ``.data`` was assigned, since saved().
 
         Raises:
             RuntimeError: no inputs are held.

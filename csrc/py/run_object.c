@@ -7,6 +7,11 @@
 #include "base/alloc.h"
 #include "py/torch_abi.h"
 
+typedef struct held_input {
+    int64_t version;     /* of its version counter */
+    const void *storage; /* torch's object of its memory; NULL: not known */
+} held_input;
+
 typedef struct run_object {
     PyObject_HEAD
     ont_run *run; /* NULL: backward has run, or the run was released */
@@ -15,7 +20,7 @@ typedef struct run_object {
     ont_program *program; /* used by again() */
     ont_random random;
     PyObject *inputs, *call; /* held by saved(): a tuple of all graph inputs, and an object of the caller; or NULL */
-    int64_t *versions;       /* version counters of the inputs when they were held */
+    held_input *held;        /* state of the inputs when they were held */
 } run_object;
 
 /* A tuple of the indices i with flags[i] set. */
@@ -77,8 +82,8 @@ static void release_inputs(run_object *self)
 {
     Py_CLEAR(self->inputs);
     Py_CLEAR(self->call);
-    ont_free(self->versions);
-    self->versions = NULL;
+    ont_free(self->held);
+    self->held = NULL;
 }
 
 static void run_dealloc(PyObject *object)
@@ -133,7 +138,13 @@ static Py_ssize_t append_items(PyObject *to, Py_ssize_t at, PyObject *from, PyOb
     return at;
 }
 
-/* Holds the inputs with their current versions, and the caller's object. */
+static held_input state_of(const run_object *self, PyObject *tensor)
+{
+    const ont_state *state = self->session->state;
+    return (held_input){ont_torch_version(state, tensor), ont_torch_storage(state, tensor)};
+}
+
+/* Holds the inputs with their current state, and the caller's object. */
 static int hold(run_object *self, PyObject *inputs, PyObject *call)
 {
     Py_ssize_t n = self->program->grads.n_forward_inputs;
@@ -142,9 +153,8 @@ static int hold(run_object *self, PyObject *inputs, PyObject *call)
     release_inputs(self);
     self->inputs = tuple;
     self->call = Py_NewRef(call);
-    if (!(self->versions = ont_calloc((size_t)n + 1, sizeof *self->versions))) return PyErr_NoMemory(), -1;
-    for (Py_ssize_t i = 0; i < n; i++)
-        self->versions[i] = ont_torch_version(self->session->state, PyTuple_GetItem(tuple, i));
+    if (!(self->held = ont_calloc((size_t)n + 1, sizeof *self->held))) return PyErr_NoMemory(), -1;
+    for (Py_ssize_t i = 0; i < n; i++) self->held[i] = state_of(self, PyTuple_GetItem(tuple, i));
     return 0;
 }
 
@@ -217,7 +227,8 @@ static PyObject *run_changed(PyObject *object, PyObject *unused)
     run_object *self = (run_object *)object;
     PyObject *inputs = held_inputs(self), *list = inputs ? PyList_New(0) : NULL;
     for (Py_ssize_t i = 0; list && i < PyTuple_Size(inputs); i++) {
-        if (ont_torch_version(self->session->state, PyTuple_GetItem(inputs, i)) == self->versions[i]) continue;
+        held_input now = state_of(self, PyTuple_GetItem(inputs, i));
+        if (now.version == self->held[i].version && now.storage == self->held[i].storage) continue;
         PyObject *index = PyLong_FromSsize_t(i);
         if (!index || PyList_Append(list, index) < 0) Py_CLEAR(list);
         Py_XDECREF(index);
@@ -235,6 +246,22 @@ static int check_saved(const ont_tensor_view *view, const ont_value *input)
     if (view->dtype == ont_dtype_carrier(input->dtype) && view->rank <= ONT_MAX_RANK &&
         ont_shape_equal(&shape, &input->shape)) return 0;
     PyErr_Format(PyExc_ValueError, "saved input '%s' came back with another dtype or shape", input->name);
+    return -1;
+}
+
+/*
+ * Checks that input i still has the memory that forward read. Assigning `.data` replaces it, which no version counter
+ * shows. Hooks of autograd may have saved another tensor than the input, which then does not matter.
+ */
+static int check_memory(const run_object *self, Py_ssize_t i, PyObject *saved)
+{
+    const ont_state *state = self->session->state;
+    if (!self->inputs) return 0;
+    const void *now = ont_torch_storage(state, PyTuple_GetItem(self->inputs, i));
+    if (now == self->held[i].storage || now != ont_torch_storage(state, saved)) return 0;
+    PyErr_Format(PyExc_RuntimeError,
+                 "one of the variables needed for gradient computation has other memory than in forward: `.data` of "
+                 "'%s' was assigned in between", self->program->graph->inputs[i]->name);
     return -1;
 }
 
@@ -295,6 +322,7 @@ static int borrow_backward(run_object *self, const ont_program *p, backward_call
         Py_ssize_t i = PyLong_AsSsize_t(PyTuple_GetItem(self->saved_inputs, k));
         ont_tensor_view *view = &call->inputs.views[i];
         PyObject *saved = PyTuple_GetItem(call->saved, k);
+        if (check_memory(self, i, saved) < 0) return -1;
         if (ont_dlpack_borrow_on(state, p->device, saved, "saved", k, view, &call->inputs.keep[i]) < 0) return -1;
         if (check_saved(view, p->graph->inputs[i]) < 0) return -1;
     }

@@ -182,6 +182,23 @@ static bool autograd_matches(const ont_state *state, PyObject *tensor, PyObject 
     return before >= 0 && version_of(tensor) == before + 1 && (!shim.version || shim.version(handle) == before + 1);
 }
 
+/* Whether a view has the storage of its base, and another tensor has not. Called before has_autograd is set. */
+static bool storages_match(const ont_state *state, PyObject *tensor, PyObject *other)
+{
+    PyObject *view = PyObject_CallMethod(tensor, "detach", NULL);
+    const void *hints[3][ONT_TORCH_HINTS];
+    PyObject *tensors[] = {tensor, view, other};
+    bool read = view != NULL;
+    for (int i = 0; read && i < 3; i++) {
+        void *handle = ont_torch_handle(state, tensors[i]);
+        read = handle != NULL;
+        if (read) ont_torch_hints(handle, hints[i]);
+    }
+    Py_XDECREF(view);
+    return read && hints[0][ONT_TORCH_HINT_STORAGE] == hints[1][ONT_TORCH_HINT_STORAGE] &&
+           hints[0][ONT_TORCH_HINT_STORAGE] != hints[2][ONT_TORCH_HINT_STORAGE];
+}
+
 /* Tests them on a tensor with a gradient, on one without, and on one created in inference mode. */
 static bool autograd_abi_matches(const ont_state *state)
 {
@@ -192,7 +209,8 @@ static bool autograd_abi_matches(const ont_state *state)
     PyObject *entered = mode ? PyObject_CallMethod(mode, "__enter__", NULL) : NULL;
     PyObject *inferred = entered ? PyObject_CallMethod(torch, "zeros", "i", 3) : NULL;
     PyObject *left = entered ? PyObject_CallMethod(mode, "__exit__", "OOO", Py_None, Py_None, Py_None) : NULL;
-    bool good = inferred && left && PyObject_SetAttrString(leaf, "grad", grad) == 0 &&
+    bool good = inferred && left && storages_match(state, leaf, grad) &&
+                PyObject_SetAttrString(leaf, "grad", grad) == 0 &&
                 autograd_matches(state, leaf, grad, true) && autograd_matches(state, grad, NULL, true) &&
                 autograd_matches(state, inferred, NULL, false);
     Py_XDECREF(left);
@@ -350,6 +368,14 @@ int64_t ont_torch_version(const ont_state *state, PyObject *tensor)
     int counted = version_of(tensor);
     PyErr_Clear();
     return counted;
+}
+
+const void *ont_torch_storage(const ont_state *state, PyObject *tensor)
+{
+    const void *hints[ONT_TORCH_HINTS] = {NULL};
+    void *handle = shim.has_autograd ? ont_torch_handle(state, tensor) : NULL;
+    if (handle) ont_torch_hints(handle, hints);
+    return hints[ONT_TORCH_HINT_STORAGE];
 }
 
 bool ont_torch_read_tensor(const ont_state *state, PyObject *tensor, ont_tensor_view *view)

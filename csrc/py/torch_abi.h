@@ -60,6 +60,12 @@ PyObject *ont_torch_wrap(void *tensor, const ont_shape *shape);
 int64_t ont_torch_version(const ont_state *state, PyObject *tensor);
 
 /*
+ * Address of torch's object of the tensor's memory, to tell whether two tensors share it or `.data` was assigned; NULL
+ * if it is not known. Raises nothing.
+ */
+const void *ont_torch_storage(const ont_state *state, PyObject *tensor);
+
+/*
  * Addresses that torch will read together with a tensor that was just read, NULL for absent ones. They are hints for
  * prefetching in the next step and must not be dereferenced: they may be stale.
  */

@@ -97,10 +97,23 @@ def _gradients(ctx: Any, grads: tuple[Tensor | None, ...]) -> Sequence[Tensor | 
     run, saved = ctx.run, ctx.saved_tensors
     if run.over:
         _forward_again(ctx)
-    found = run.backward(saved, grads)
+    try:
+        found = run.backward(saved, grads)
+    except TypeError:
+        _refuse_batches(grads)
+        raise
     if not _keeps_graph():
         run.forget()
     return found if len(grads) == 1 else ctx.program.reach.drop(run.differentiable, grads, found)
+
+
+def _refuse_batches(grads: tuple[Tensor | None, ...]) -> None:
+    """Raises RuntimeError where vmap made the gradients of the outputs."""
+    of = torch._C._functorch
+    if any(grad is not None and (of.is_batchedtensor(grad) or of.is_legacy_batchedtensor(grad)) for grad in grads):
+        raise RuntimeError("the engine's backward does not run under vmap, which torch.autograd.grad(is_grads_batched="
+                           "True) and torch.autograd.functional.jacobian(vectorize=True) use: call it for each row, "
+                           "or use torch.func, for which PyTorch runs the module")
 
 
 def _forward_again(ctx: Any) -> None:

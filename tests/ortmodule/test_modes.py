@@ -299,6 +299,20 @@ def test_transforms_of_torch_func_run_in_pytorch():
     assert reason.startswith("torch.func differentiates and batches with its own interpreters")
 
 
+def test_batches_of_gradients_are_refused_by_name():
+    model = ORTModule(Linear())
+    x = Y.clone().requires_grad_(True)
+    y = model(x)
+    rows = torch.ones(2, *y.shape)
+    for use in (lambda: torch.autograd.grad(y, x, rows, is_grads_batched=True, retain_graph=True),
+                lambda: torch.func.vmap(lambda row: torch.autograd.grad(y, x, row, retain_graph=True)[0])(rows),
+                lambda: torch.autograd.functional.jacobian(model, x, vectorize=True)):
+        with pytest.raises(RuntimeError, match="the engine's backward does not run under vmap"):
+            use()
+    y.sum().backward()
+    torch.testing.assert_close(x.grad, model.weight.detach().sum(0).expand(3, 4))
+
+
 def test_what_a_transform_left_behind_is_an_argument_like_any():
     """A tensor kept from within torch.func.grad is a wrapper whose level is gone; torch unwraps it wherever it comes."""
     kept = []

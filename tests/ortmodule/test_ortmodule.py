@@ -218,6 +218,51 @@ def test_weight_changed_in_place_before_backward_is_detected():
         loss.backward()
 
 
+@pytest.mark.parametrize("other", [lambda t: t * 2, lambda t: t.double()])
+def test_data_assigned_before_backward_is_detected(other):
+    """Eager has the gradient of the old values or of the new ones, as the operator may be; no counter shows it."""
+    model = ORTModule(models.MLP())
+    loss = model(torch.randn(2, 12)).sum()
+    model.fc2.weight.data = other(model.fc2.weight.data)
+    with pytest.raises(RuntimeError, match="`.data` of 'fc2.weight' was assigned in between"):
+        loss.backward()
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_data_assigned_before_a_second_backward_is_detected():
+    model = ORTModule(models.MLP())
+    loss = model(torch.randn(2, 12)).sum()
+    loss.backward(retain_graph=True)
+    model.fc1.weight.data = model.fc1.weight.data * 2
+    with pytest.raises(RuntimeError, match="fc1.weight"):
+        loss.backward()
+
+
+def test_data_assigned_and_put_back_or_kept_by_a_hook():
+    def back(model, x):
+        loss = model(x).sum()
+        data = model.fc2.weight.data
+        model.fc2.weight.data = data * 2
+        model.fc2.weight.data = data
+        loss.backward()
+
+    def kept(model, x):
+        with torch.autograd.graph.saved_tensors_hooks(torch.clone, lambda t: t):
+            loss = model(x).sum()
+        model.fc2.weight.data = model.fc2.weight.data * 2
+        loss.backward()
+
+    torch.manual_seed(0)
+    x, eager = torch.randn(2, 12), models.MLP()
+    eager(x).sum().backward()
+    for use in (back, kept):
+        ours = copy.deepcopy(eager)
+        ours.zero_grad()
+        use(ORTModule(ours), x)
+        for p, q in zip(eager.parameters(), ours.parameters()):
+            torch.testing.assert_close(q.grad, p.grad)
+
+
 def test_tensors_dropped_in_every_order():
     torch._dynamo.reset()  # What other tests' graphs hold would go at some point of this test.
     gc.collect()
