@@ -63,6 +63,8 @@ extern const ont_core *ont_cuda_core;
 #define ont_scan_read ont_cuda_core->scan_read
 #define ont_scan_accept ont_cuda_core->scan_accept
 #define ont_recurrent_read ont_cuda_core->recurrent_read
+#define ont_fill_read ont_cuda_core->fill_read
+#define ont_quantize_read ont_cuda_core->quantize_read
 
 /* random.h has inline functions that call the core. */
 #include "ops/random/random.h"

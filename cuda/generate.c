@@ -301,8 +301,12 @@ static void add_expression(text *t, const ont_ew_step *s, int place, int vector)
         add(t, "ont_is_inf(%d, ont_bits<%s>(a), %d, %d)", s->in, type_of(s->in), s->p[0] != 0, s->p[1] != 0);
         break;
     case ONT_EW_BITS:
-        add(t, s->p[0] == ONT_EW_BITS_NOT ? "~a" : "a %c b", "&|^"[s->p[0] == ONT_EW_BITS_NOT ? 0 : (int)s->p[0]]);
+        if (s->p[0] >= ONT_EW_BITS_LEFT)
+            add(t, "vshift<NUM>(a, b, %d)", s->p[0] == ONT_EW_BITS_LEFT);
+        else
+            add(t, s->p[0] == ONT_EW_BITS_NOT ? "~a" : "a %c b", "&|^"[s->p[0] == ONT_EW_BITS_NOT ? 0 : (int)s->p[0]]);
         break;
+    case ONT_EW_DIVIDE: add(t, "a / P0"); break;
     case ONT_EW_CLIP: add(t, "(a < b ? b : a) > c ? c : a < b ? b : a"); break;
     default: add(t, "(%s)(%s)", type_of(s->out), expressions[s->loop]); break;
     }

@@ -180,7 +180,7 @@ def on_cuda() -> dict[str, int]:
     return {name: int(since) for name, since in listed} | dict.fromkeys(re.findall(r"\b(?:EW|COPY|REDUCE|POOL)\((\w+)\)", lines), 1)
 
 
-NOT_ON_CUDA = {"DeformConv", "Mean",
+NOT_ON_CUDA = {"DeformConv",
                # Built from parts of which one has no kernel there; tests/cuda holds it.
                "NonMaxSuppression", "Unique"}
 

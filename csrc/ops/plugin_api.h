@@ -11,11 +11,13 @@
 #include "device/gemm.h"
 #include "ops/support/broadcast.h"
 #include "ops/random/dropout.h"
+#include "ops/random/fill.h"
 #include "ops/attention/fused_attention.h"
 #include "ops/index/scatter.h"
 #include "ops/layout/pad.h"
 #include "ops/op.h"
 #include "ops/pool/pool.h"
+#include "ops/quant/quantize.h"
 #include "ops/recurrent/recurrent_whole.h"
 #include "ops/reduce/cumulative.h"
 #include "ops/reduce/reduce.h"
@@ -32,7 +34,7 @@
     X(dtype_is_int) X(tile_read) X(tile_link) X(bcast_init) X(strided_init) X(reduce_read) X(window_init) X(pool_read) \
     X(attention_read) X(attention_covered) X(dropout_rule_of) X(tune_fastest) X(tune_find) X(tune_keep) \
     X(gemm_is_deterministic) X(pad_read) X(resize_read) X(resize_taps) X(taps_transpose) \
-    X(scatter_reduction) X(scan_read) X(scan_accept) X(recurrent_read)
+    X(scatter_reduction) X(scan_read) X(scan_accept) X(recurrent_read) X(fill_read) X(quantize_read)
 
 typedef struct ont_core {
     int version;

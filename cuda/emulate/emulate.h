@@ -150,6 +150,10 @@ static inline unsigned __umulhi(unsigned a, unsigned b) { return (unsigned)(((ui
 static inline float __int_as_float(int bits) { float x; memcpy(&x, &bits, 4); return x; }
 static inline int __float_as_int(float x) { int bits; memcpy(&bits, &x, 4); return bits; }
 static inline float rsqrtf(float x) { return 1 / sqrtf(x); }
+static inline float __fadd_rn(float a, float b) { return a + b; } /* this build joins no product and sum */
+static inline float __fmul_rn(float a, float b) { return a * b; }
+static inline double __dadd_rn(double a, double b) { return a + b; }
+static inline double __dmul_rn(double a, double b) { return a * b; }
 static inline double rsqrt(double x) { return 1 / sqrt(x); }
 
 /* Dynamic shared memory as an array of `type`. */

@@ -4,6 +4,7 @@
  */
 #include "kernels/launch.cuh"
 
+#include "kernels/bits.cuh"
 #include "kernels/elementwise.h"
 #include "kernels/kernels.h"
 #include "kernels/math.cuh"
@@ -129,6 +130,18 @@ ONT_DEVICE uint64_t bits_step(int which, uint64_t a, uint64_t b)
     }
 }
 
+ONT_DEVICE uint64_t shift_step(const ont_ew_step &s, uint64_t a, uint64_t b)
+{
+    const bool left = (int)s.p[0] == ONT_EW_BITS_LEFT;
+    switch (s.in) {
+#define X(dtype, type) \
+    case dtype: return ont_bits<type>(vshift<type>(ont_value<type>(a), ont_value<type>(b), left));
+        INTEGERS(X)
+#undef X
+    default: return a;
+    }
+}
+
 template <class T> ONT_DEVICE uint64_t clipped(uint64_t v, uint64_t low, uint64_t high)
 {
     T x = ont_value<T>(v), a = ont_value<T>(low), b = ont_value<T>(high);
@@ -144,32 +157,6 @@ ONT_DEVICE uint64_t clip_step(int dtype, uint64_t v, uint64_t low, uint64_t high
     case ONT_INT32: return clipped<int32_t>(v, low, high);
     case ONT_UINT64: return clipped<uint64_t>(v, low, high);
     default: return clipped<int64_t>(v, low, high);
-    }
-}
-
-ONT_DEVICE uint64_t read_operand(const void *p, int64_t at, int size)
-{
-    switch (size) {
-    case 1: return ((const uint8_t *)p)[at];
-    case 2: return ((const uint16_t *)p)[at];
-    case 4: return ((const uint32_t *)p)[at];
-    default: return ((const uint64_t *)p)[at];
-    }
-}
-
-ONT_DEVICE void write_result(void *p, int64_t at, int dtype, uint64_t v)
-{
-    switch (dtype) {
-    case ONT_FLOAT64:
-    case ONT_INT64:
-    case ONT_UINT64: ((uint64_t *)p)[at] = v; break;
-    case ONT_FLOAT32:
-    case ONT_INT32:
-    case ONT_UINT32: ((uint32_t *)p)[at] = (uint32_t)v; break;
-    case ONT_INT8:
-    case ONT_UINT8:
-    case ONT_BOOL: ((uint8_t *)p)[at] = (uint8_t)v; break;
-    default: ((uint16_t *)p)[at] = (uint16_t)v;
     }
 }
 
@@ -198,7 +185,11 @@ ONT_DEVICE uint64_t run_step(const ont_ew &e, const ont_ew_step &s, int64_t i, c
     case ONT_EW_MOD:
         if (!v[1]) ont_report(e.fault, ONT_FAULT_ZERO_DIVISION, e.index, 0, i, 0);
         return mod_step(s, v[0], v[1]);
-    case ONT_EW_BITS: return bits_step((int)s.p[0], v[0], v[1]);
+    case ONT_EW_BITS:
+        return s.p[0] >= ONT_EW_BITS_LEFT ? shift_step(s, v[0], v[1]) : bits_step((int)s.p[0], v[0], v[1]);
+    case ONT_EW_DIVIDE:
+        if (s.in == ONT_FLOAT64) return ont_bits<double>(ont_value<double>(v[0]) / s.p[0]);
+        return ont_bits<float>(ont_value<float>(v[0]) / (float)s.p[0]);
     default: return clip_step(s.in, v[0], v[1], v[2]);
     }
 }
@@ -223,11 +214,12 @@ __global__ void __launch_bounds__(ONT_THREADS) elementwise_kernel(const ont_ew e
                 }
                 int64_t at = 0;
                 for (int d = 0; d < e.rank; d++) at += index[d] * e.strides[from][d];
-                v[k] = read_operand(e.in[from], at, e.size[from]);
+                v[k] = ont_read_bits(e.in[from], at, e.size[from]);
             }
             results[j] = run_step(e, s, i, v);
         }
-        for (int k = 0; k < e.n_results; k++) write_result(e.out[k], i, e.steps[e.result[k]].out, results[e.result[k]]);
+        for (int k = 0; k < e.n_results; k++)
+            ont_write_bits(e.out[k], i, e.steps[e.result[k]].out, results[e.result[k]]);
     }
 }
 

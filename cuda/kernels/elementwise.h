@@ -25,9 +25,17 @@ typedef enum ont_ew_kind { /* the first five equal ont_tile_kind */
     ONT_EW_ISINF, /* p: whether -inf counts, whether inf counts */
     ONT_EW_MOD, /* integers; p[0]: 1 if the result has the sign of the dividend, 0: of the divisor */
     ONT_EW_BITS, /* integers; p[0]: ont_ew_bits */
+    ONT_EW_DIVIDE, /* float32 and float64, by p[0] */
 } ont_ew_kind;
 
-typedef enum ont_ew_bits { ONT_EW_BITS_AND, ONT_EW_BITS_OR, ONT_EW_BITS_XOR, ONT_EW_BITS_NOT } ont_ew_bits;
+typedef enum ont_ew_bits {
+    ONT_EW_BITS_AND,
+    ONT_EW_BITS_OR,
+    ONT_EW_BITS_XOR,
+    ONT_EW_BITS_NOT,
+    ONT_EW_BITS_LEFT,
+    ONT_EW_BITS_RIGHT, /* keeps the sign */
+} ont_ew_bits;
 
 typedef struct ont_ew_step {
     int16_t kind, loop, in, out;

@@ -7,6 +7,8 @@
 
 #include "device/device.h"
 #include "kernels/elementwise.h"
+#include "ops/quant/quantize.h"
+#include "ops/random/fill.h"
 #include "ops/reduce/cumulative.h"
 #include "simd/pool/pool.h"
 #include "simd/recurrent/recurrent.h"
@@ -17,6 +19,21 @@ extern "C" {
 
 /* elementwise.cu */
 int ont_launch_elementwise(const ont_ew *e, void *stream);
+
+/* random.cu: the numbers of csrc/ops/random/random_fill.c. random: the run's key, in device memory; x: probabilities */
+int ont_launch_fill(const ont_fill *s, int64_t n, const uint64_t *random, const void *x, void *out, void *stream);
+/* x (rows, n): logarithms of probabilities; out (rows, samples), int64 or int32 */
+typedef struct ont_multinomial {
+    int64_t rows, n, samples;
+    uint64_t stream;
+    int32_t dtype, wide; /* of x; wide: int64 */
+} ont_multinomial;
+size_t ont_multinomial_work(const ont_multinomial *s);
+int ont_launch_multinomial(const ont_multinomial *s, const uint64_t *random, const void *x, void *out, void *work,
+                           void *stream);
+
+/* quantize.cu: in: x, scale, zero point or NULL; `count` elements, y an integer */
+int ont_launch_quantize(const ont_quantize *q, int64_t count, const void *const *in, void *y, void *stream);
 
 /* copy.cu: between strided layouts; strides and offsets in bytes */
 typedef struct ont_copy {

@@ -109,6 +109,14 @@ template <class NUM> ONT_DEVICE NUM vmod(NUM a, NUM b, bool c_style)
     return c_style || m == 0 || (m > 0) == (b > 0) ? m : (NUM)(m + b);
 }
 
+/* A shift by the width or more, or by a negative number, gives 0, or -1 for a negative number shifted right. */
+template <class NUM> ONT_DEVICE NUM vshift(NUM a, NUM b, bool left)
+{
+    const uint64_t width = 8 * sizeof(NUM), by = (uint64_t)b;
+    if (by < width) return left ? (NUM)((uint64_t)a << by) : (NUM)(a >> by);
+    return !left && (NUM)-1 < (NUM)1 ? (NUM)(a >> (width - 1)) : (NUM)0;
+}
+
 /* ---- values as bits, by dtype ---- */
 
 template <class T> ONT_DEVICE T ont_value(uint64_t bits)

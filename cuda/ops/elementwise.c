@@ -72,7 +72,7 @@ static bool clip_step(const ont_node *node, ont_ew *e)
     return true;
 }
 
-/* Max, Min and Sum of any number of operands, one after the other. */
+/* Max, Min, Sum and Mean of any number of operands, one after the other. */
 static bool chain_step(const ont_node *node, ont_loop loop, ont_ew *e)
 {
     ont_dtype d = ont_node_in(node, 0)->dtype;
@@ -87,6 +87,12 @@ static bool chain_step(const ont_node *node, ont_loop loop, ont_ew *e)
         s->loop = (int16_t)loop;
         s->operand[0] = (int16_t)(i == 1 ? 0 : (int)node->n_inputs + e->n_steps - 2);
         s->operand[1] = (int16_t)i;
+    }
+    if (!strcmp(node->op->name, "Mean")) { /* of floats: inference refuses others */
+        add_step(e, ONT_EW_DIVIDE, d, d, 1);
+        ont_ew_step *s = &e->steps[e->n_steps - 1];
+        s->operand[0] = (int16_t)((int)node->n_inputs + e->n_steps - 2);
+        s->p[0] = node->n_inputs;
     }
     return true;
 }
@@ -150,7 +156,24 @@ static bool number_step(const ont_node *node, ont_ew *e)
         add_step(e, ONT_EW_BITS, in, out, (int)node->n_inputs);
         s->p[0] = bits[i].which;
     }
+    if (!strcmp(name, "BitShift") && ont_dtype_is_int(in)) {
+        add_step(e, ONT_EW_BITS, in, out, 2);
+        s->p[0] = strcmp(ont_attr_string(node, "direction", ""), "LEFT") ? ONT_EW_BITS_RIGHT : ONT_EW_BITS_LEFT;
+    }
     return e->n_steps == 1;
+}
+
+/* BitCast as a copy of whole bytes, whatever they mean. */
+static bool bit_cast_step(const ont_node *node, ont_ew *e)
+{
+    ont_dtype out = node->outputs[0]->dtype;
+    ont_dtype whole = ont_dtype_size(out) == 1   ? ONT_UINT8
+                      : ont_dtype_size(out) == 2 ? ONT_UINT16
+                      : ont_dtype_size(out) == 4 ? ONT_UINT32
+                                                 : ONT_UINT64;
+    if (!is_castable(ont_node_in(node, 0)->dtype) || !is_castable(out)) return false;
+    add_step(e, ONT_EW_CAST, whole, out == ONT_BOOL ? ONT_BOOL : whole, 1);
+    return true;
 }
 
 static bool own_step(const ont_node *node, ont_ew *e)
@@ -163,6 +186,7 @@ static bool own_step(const ont_node *node, ont_ew *e)
         e->n_operands = 1;
         return true;
     }
+    if (!strcmp(name, "BitCast")) return bit_cast_step(node, e);
     if (!strcmp(name, "And") || !strcmp(name, "Or") || !strcmp(name, "Xor")) {
         add_step(e, *name == 'A' ? ONT_EW_AND : *name == 'O' ? ONT_EW_OR : ONT_EW_XOR, in, out, 2);
         return true;
@@ -179,7 +203,7 @@ static bool own_step(const ont_node *node, ont_ew *e)
     if (!strcmp(name, "Pow")) return pow_step(node, e);
     if (!strcmp(name, "Max") || !strcmp(name, "Min"))
         return chain_step(node, *name == 'M' && name[1] == 'a' ? ONT_LOOP_Max : ONT_LOOP_Min, e);
-    if (!strcmp(name, "Sum")) return chain_step(node, ONT_LOOP_Add, e);
+    if (!strcmp(name, "Sum") || !strcmp(name, "Mean")) return chain_step(node, ONT_LOOP_Add, e);
     if (!strcmp(name, "Clip") || !strcmp(name, "HardTanh")) return clip_step(node, e);
     return integer_step(node, e) || number_step(node, e);
 }

@@ -201,7 +201,8 @@ def drawn_by_torch() -> dict[Any, Callable[..., Any]]:
     import onnxscript
 
     own = onnxscript.values.Opset(DOMAIN, 1)
-    return {overload: _drawn(own, overload) for overload in _draws().values()}
+    drawn: dict[Any, Callable[..., Any]] = {overload: _drawn(own, overload) for overload in _draws().values()}
+    return drawn | by_torch(("aten.multinomial.default",))
 
 
 @functools.cache

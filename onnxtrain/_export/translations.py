@@ -17,6 +17,7 @@ import torch
 from onnxtrain._export import functions
 from onnxtrain._export.arguments import arguments
 from onnxtrain._export.domain import DOMAIN, DOMAIN_VERSION, MICROSOFT
+from onnxtrain._export.draws import draws
 from onnxtrain._export.elementary import elementary
 from onnxtrain._export.errors import Untraceable
 from onnxtrain._export.packed_onnx import packed
@@ -39,12 +40,11 @@ def translations(opset: int) -> Table:
     op = getattr(onnxscript, f"opset{opset}")
     own = onnxscript.values.Opset(DOMAIN, DOMAIN_VERSION)
     python_op = {torch.ops.onnxtrain.python_op.default: functions.translation()}
-    # So that a seed draws what it draws in PyTorch; where torch.onnx's formula has no right digit far from zero.
-    python_op |= functions.by_torch(("aten.multinomial.default", "aten.special_erfcx.default",
-                                     "aten.special_log_ndtr.default"))
+    # torch.onnx's formula has no right digit far from zero.
+    python_op |= functions.by_torch(("aten.special_erfcx.default", "aten.special_log_ndtr.default"))
     return (_own(op, own) | _groups(op, own) | _bounds(op, own) | _functions(op, own) | _numbers(op)
             | _wider(op) | elementary(op, own) | arguments(op, own) | _picked(op, own) | _resized(op) | _reshaped(op)
-            | parts(op, own) | packed(op, own) | python_op)
+            | parts(op, own) | packed(op, own) | draws(op) | python_op)
 
 
 def _number(op: Any, value: float, like: Any) -> Any:

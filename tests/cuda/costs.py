@@ -455,6 +455,15 @@ def group_norm_grad(node: Node) -> Cost:
     return Cost("norms, elementwise", passes + (scale is not None), all_bytes(node) + again, share=C["norm"])
 
 
+def multinomial(node: Node) -> Cost:
+    """Reads each row twice for the sums and writes an end for each tile of 256; a sample reads a tile again. An
+    exponential in float64 is about 40 operations, at half the rate of float32: assumed.
+    """
+    x, tiles = node.inputs[0], up(node.inputs[0].shape[1], 256) * node.inputs[0].shape[0]
+    nbytes = all_bytes(node) + x.nbytes + 3 * 8.0 * tiles
+    return Cost("norms, elementwise", 1, nbytes, 40.0 * x.count / (C["float32"] / 2), share=C["norm"])
+
+
 def grouped_product(node: Node) -> Cost:
     """(x, weights of the groups, ends) -> y or (x, dy, ends) -> dw: tiles of 64 by 64 without tensor cores, at half of
     their peak.
@@ -584,6 +593,7 @@ MODELS: dict[str, Callable[[Node], Cost]] = {
     "cuda_batchnorm": batchnorm, "cuda_batchnorm_grad": batchnorm,
     "cuda_groupnorm": one_pass, "cuda_groupnorm_grad": group_norm_grad,
     "cuda_fill": one_pass, "cuda_pad": one_pass, "cuda_pad_grad": one_pass, "cuda_scan": one_pass,
+    "cuda_random_fill": one_pass, "cuda_multinomial": multinomial, "cuda_quantize": one_pass,
     "cuda_product_grad": product_grad, "cuda_index_gather": index_gather, "cuda_gather_nd_grad": gather_nd_grad,
     "cuda_scatter": scatter, "cuda_select": select, "cuda_count_nonzero": count_nonzero, "cuda_nonzero": nonzero,
     "cuda_resize": resize, "cuda_ctc": ctc, "cuda_grouped_matmul": grouped_product,

@@ -23,6 +23,7 @@ from typing import Any
 import compare
 import conv_graph
 import devices
+import draws
 import images
 import onnx
 import rnn
@@ -668,13 +669,60 @@ def two_ranks() -> set[str]:
     return peers.two_ranks(PLUGIN)
 
 
+QUANTIZED = """<ir_version: 10, opset_import: ["" : 20]> g (TYPE[6, 8] x, TYPE[8, 5] w, TYPE s, TYPE[5] t, float[6, 8] f)
+    => (y, i, c, p) <int8 zero = {3}, int8[5] zeros = {0, 1, 2, -3, 4}> {
+    a = QuantizeLinear(x, s, zero)  b = DequantizeLinear(a, s, zero)
+    d = QuantizeLinear <axis = 1> (w, t, zeros)  e = DequantizeLinear <axis = 1> (d, t, zeros)
+    y = MatMul(b, e)  q, c, r = DynamicQuantizeLinear(f)  m = MatMulInteger(q, d, r)
+    i = Cast <to = 1> (m)  p = Cast <to = 1> (r) }"""
+
+
+class Quantized(nn.Module):
+    """Layers whose weights and activations are quantized in training, as by torch.ao's FakeQuantize."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(*sizes) for sizes in ((12, 16), (16, 10)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            scale, zero = torch.linspace(0.001, 0.003, len(layer.weight)), torch.zeros(len(layer.weight), dtype=torch.int32)
+            weight = torch.fake_quantize_per_channel_affine(layer.weight, scale, zero, 0, -128, 127)
+            x = nn.functional.linear(torch.fake_quantize_per_tensor_affine(x, 0.04, 12, 0, 255), weight, layer.bias)
+        return x
+
+
+def quantized() -> set[str]:
+    """Fake quantization of one tensor and along an axis, with the gradients of the scales, and quantized products."""
+    torch.manual_seed(0)
+    used = agree(*exported(Quantized(), (torch.randn(9, 12) * 3,)))
+    for name, dtype, tol in (("float", torch.float32, 2e-5), ("double", torch.float64, 1e-10),
+                             ("float16", torch.float16, 4e-3), ("bfloat16", torch.bfloat16, 3e-2)):
+        torch.manual_seed(0)
+        tensors = [torch.randn(6, 8) * 3, torch.randn(8, 5), torch.tensor(0.031), torch.rand(5) / 40 + 0.005]
+        model = onnx.parser.parse_model(QUANTIZED.replace("TYPE", name)).SerializeToString()
+        used |= agree(model, [*(t.to(dtype) for t in tensors), torch.randn(6, 8)], tol, mask=b"\1\1\1\1\0")
+    assert "QuantizeLinear:cuda_quantize" in used, used
+    return used
+
+
+def random_numbers() -> set[str]:
+    draws.keys(DEVICE)
+    return draws.numbers(DEVICE) | draws.samples(DEVICE)
+
+
+def random_graphs() -> set[str]:
+    return untimed(lambda: draws.replays(DEVICE))
+
+
 MESSAGES = Messages()
 
 PROGRAMS: list[Callable[[], set[str]]] = [mlp, mlp_halves, unaligned, channels_last, by_rule, gelu_epilogues,
                                           transformer, attention, loss, loss_of_halves, heads, sums, norms, hot_rows, copies,
                                           rotations, fault, strided, rare, graphs, graph_shapes, graph_freed,
                                           graph_of_the_caller, settings, vision, vision_in_planes, norms_of_images,
-                                          valued, recurrent, steps, drops, generated, ortmodule]
+                                          valued, recurrent, steps, drops, generated, quantized, random_numbers, random_graphs,
+                                          ortmodule]
 
 
 def main(plugin: str, device: str, which: str = "0/1") -> None:

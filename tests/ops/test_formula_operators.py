@@ -131,6 +131,14 @@ int(n), periodic=bool(p), dtype=torch.float64).numpy())
       for op, w in (("HannWindow", "hann_window"), ("BlackmanWindow", "blackman_window"))
       for p in (0, 1) for n in (1, 9) if n > 1 or not p),
     flat("HammingWindow", C(8), opset=17),
+    # Results that are not folded: a device computes them.
+    flat("EyeLike", R(370, 360), attrs={"k": -7, "dtype": 11}, alloc=False, name="large"),
+    *(flat(op, C(131_073), attrs={"periodic": p, "output_datatype": 11}, opset=17, alloc=False, name=f"large {p}",
+           tol64=1e-6, reference=lambda n, w=w, p=p: getattr(torch, w)(
+int(n), periodic=bool(p), dtype=torch.float64).numpy())
+      for op, w, p in (("HannWindow", "hann_window", 1), ("BlackmanWindow", "blackman_window", 0))),
+    flat("HammingWindow", C(131_073), attrs={"output_datatype": 11}, opset=17, alloc=False, name="large", tol64=1e-6,
+         reference=lambda n: torch.hamming_window(int(n), True, 25 / 46, 21 / 46, dtype=torch.float64).numpy()),
 ]
 SORTED = V([-1.0, 0.0, 0.0, 1.0, np.nan]), V([[-2.0, -1.0, -0.0, 0.5], [1.0, 2.0, np.nan, np.inf]])
 CASES += [flat("SearchSorted", *operands, attrs={"right": right}, domain=OURS, name=name,

@@ -132,6 +132,12 @@ CASES = [
          reference=lambda x, y: np.array([-4, -1, 0, -2], np.int8), name="signed"),
     Case("BitShift", [V([1, 2, 255], np.uint8), V([8, 200, 1], np.uint8)], {"direction": "LEFT"}, grad=False,
          reference=lambda x, y: np.array([0, 0, 254], np.uint8), name="by the width and more"),
+    *(Case("BitCast", [R(3, 5, dtype=t, low=-90, high=90)], {"to": to}, grad=False, opset=26, name=f"of {np.dtype(t)}",
+           reference=lambda x, n=n: x.view(n))
+      for t, to, n in ((np.float32, 6, np.int32), (np.int64, 11, np.float64), (np.int8, 2, np.uint8),
+                       (np.int16, 10, np.float16))),
+    Case("BitCast", [V([0, 1, -2, 127], np.int8)], {"to": 9}, grad=False, opset=26, name="to bool",
+         reference=lambda x: x != 0),
 ]
 
 

@@ -27,6 +27,16 @@ CASES = [
     flat("QuantizeLinear", R(2, 5, low=-9, high=9), R(2, 2, low=0.1, high=1),
          attrs={"axis": 1, "block_size": 3, "output_dtype": 3}, opset=21),
     flat("QuantizeLinear", R(0, 3), V(1.0), name="empty"),
+    *(flat("QuantizeLinear", R(3, 37, low=-9, high=9), V(0.3, t), C(2, np.int8), name=f"scale of {np.dtype(t)}",
+           reference=lambda x, s, z: (np.rint(x / s.astype(np.float32)) + z).clip(-128, 127).astype(np.int8))
+      for t in (np.float32, np.float64)),
+    flat("QuantizeLinear", R(4, 9, dtype=np.int32, low=-90000, high=90000), V(1000.0), C(-5, np.int16), opset=21,
+         name="of int32", reference=lambda x, s, z: (np.rint(x / s.astype(np.float64)) + z).astype(np.int16)),
+    flat("QuantizeLinear", R(3, 5, low=-9, high=9), V(0.7), attrs={"output_dtype": 10 + 12}, opset=21, name="to int4",
+         reference=lambda x, s: np.rint(x / s).clip(-8, 7).astype(np.int8)),
+    flat("QuantizeLinear", R(3, 5, low=-9, high=9), V(0.7), attrs={"precision": 10, "output_dtype": 3}, opset=23,
+         name="in float16", reference=lambda x, s: np.rint(
+x.astype(np.float16) / s.astype(np.float16)).astype(np.int8)),
     Case("DequantizeLinear", [R(2, 3, 4, low=-100, high=100, dtype=np.int8), SCALE, V([1, 2, 3], np.int8)],
          {"axis": 1}, opset=21, torch=lambda x, s, z: (x.to(s.dtype) - z[:, None]) * s[:, None], dtypes=[np.float32]),
     Case("DequantizeLinear", [R(2, 5, low=-100, high=100, dtype=np.int16), R(2, 2)], {"axis": 1, "block_size": 3},

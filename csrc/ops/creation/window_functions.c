@@ -1,6 +1,7 @@
 /*
  * Operators that make a tensor from a few numbers: EyeLike and the windows. Their results are nearly always constants
- * of the program; one plain loop in double serves every dtype.
+ * of the program; one plain loop in double serves every dtype. A device has no kernels for them: there they are
+ * expanded, into constants where they are small.
  */
 #include <inttypes.h>
 #include <math.h>
@@ -41,10 +42,23 @@ static ont_status eye_run(const ont_call *call)
     return ONT_OK;
 }
 
+/* The part of a matrix of ones that is on diagonal k. */
+static void eye_expand(ont_builder *b, ont_node *node, ont_value **outputs)
+{
+    const ont_value *y = node->outputs[0];
+    ont_value *at = ont_build_scalar(b, ONT_INT64, (double)ont_attr_int(node, "k", 0));
+    outputs[0] = ont_build_full(b, y->dtype, &y->shape, 1);
+    for (int64_t upper = 0; upper < 2 && b->status == ONT_OK; upper++) {
+        ont_node *half = ont_build_node(b, "", "Trilu", (ont_value *[]){outputs[0], at}, 2, 1);
+        if (half) b->status = ont_attr_set_int(b->graph, half, "upper", upper);
+        outputs[0] = ont_build_done(b, half);
+    }
+}
+
 static const ont_kernel eye_kernels[] = {{.name = "eye_like_ref", .accept = ont_accept_any, .run = eye_run}};
 const ont_op ont_op_EyeLike = {.domain = "", .name = "EyeLike", .since = 9, .min_inputs = 1, .max_inputs = 1,
                                .flags = ONT_OP_NO_GRAD, .attributes = "dtype:i k:i", .infer = eye_infer,
-                               ONT_KERNELS(eye_kernels)};
+                               .expand = eye_expand, ONT_KERNELS(eye_kernels)};
 
 /* ---- windows: a sum of cosines ---- */
 
@@ -60,26 +74,58 @@ static ont_status window_infer(ont_graph *g, ont_node *node)
     return ont_infer_out(node, 0, dtype, &shape);
 }
 
+/* A window is a0 - a1 cos(turn) + a2 cos(2 turn), with a turn of 2 pi in `steps` samples. One sample is 1. */
+typedef struct window {
+    int64_t n, steps;
+    double a0, a1, a2;
+} window;
+
+static window window_of(const ont_node *node)
+{
+    int64_t n = node->outputs[0]->shape.dims[0];
+    window w = {n, ont_attr_int(node, "periodic", 1) ? n : n - 1, 0.5, 0.5, 0};
+    if (ONT_IS(node, HammingWindow)) w.a0 = 25.0 / 46, w.a1 = 21.0 / 46;
+    if (ONT_IS(node, BlackmanWindow)) w.a0 = 0.42, w.a2 = 0.08;
+    return w;
+}
+
+#define TWO_PI 6.28318530717958647692
+
 static ont_status window_run(const ont_call *call)
 {
-    const ont_value *y = call->node->outputs[0];
-    int64_t n = y->shape.dims[0], steps = ont_attr_int(call->node, "periodic", 1) ? n : n - 1;
-    double a0 = 0.5, a1 = 0.5, a2 = 0;
-    if (ONT_IS(call->node, HammingWindow)) a0 = 25.0 / 46, a1 = 21.0 / 46;
-    if (ONT_IS(call->node, BlackmanWindow)) a0 = 0.42, a2 = 0.08;
-    for (int64_t i = 0; i < n; i++) {
-        double turn = steps ? 6.28318530717958647692 * (double)i / (double)steps : 0;
-        double value = steps ? a0 - a1 * cos(turn) + a2 * cos(2 * turn) : 1; /* a window of one sample is 1 */
-        ont_number_put(call->out[0], y->dtype, i, value);
+    const window w = window_of(call->node);
+    for (int64_t i = 0; i < w.n; i++) {
+        double turn = w.steps ? TWO_PI * (double)i / (double)w.steps : 0;
+        double value = w.steps ? w.a0 - w.a1 * cos(turn) + w.a2 * cos(2 * turn) : 1;
+        ont_number_put(call->out[0], call->node->outputs[0]->dtype, i, value);
     }
     return ONT_OK;
+}
+
+static void window_expand(ont_builder *b, ont_node *node, ont_value **outputs)
+{
+#define NUMBER(v) ont_build_scalar(b, ONT_FLOAT64, (v))
+#define B(op, x, y) ont_build2(b, op, (x), (y))
+    const window w = window_of(node);
+    const ont_value *y = node->outputs[0];
+    if (w.steps <= 0) {
+        outputs[0] = ont_build_full(b, y->dtype, &y->shape, 1);
+        return;
+    }
+    ont_value *i = ont_build3(b, "Range", NUMBER(0), NUMBER((double)w.n), NUMBER(1));
+    ont_value *turn = B("Div", B("Mul", i, NUMBER(TWO_PI)), NUMBER((double)w.steps));
+    ont_value *once = B("Mul", ont_build1(b, "Cos", turn), NUMBER(w.a1));
+    ont_value *twice = B("Mul", ont_build1(b, "Cos", B("Mul", turn, NUMBER(2))), NUMBER(w.a2));
+    outputs[0] = ont_build_cast(b, B("Add", B("Sub", NUMBER(w.a0), once), twice), y->dtype);
+#undef B
+#undef NUMBER
 }
 
 static const ont_kernel window_kernels[] = {{.name = "window_ref", .accept = ont_accept_any, .run = window_run}};
 #define WINDOW(name_) \
     const ont_op ont_op_##name_ = {.domain = "", .name = #name_, .since = 17, .min_inputs = 1, .max_inputs = 1, \
                                    .flags = ONT_OP_NO_GRAD, .attributes = "output_datatype:i periodic:i", \
-                                   .infer = window_infer, ONT_KERNELS(window_kernels)}
+                                   .infer = window_infer, .expand = window_expand, ONT_KERNELS(window_kernels)}
 WINDOW(HannWindow);
 WINDOW(HammingWindow);
 WINDOW(BlackmanWindow);

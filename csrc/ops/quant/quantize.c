@@ -11,6 +11,7 @@
 #include "base/number.h"
 #include "base/parallel.h"
 #include "ops/op.h"
+#include "ops/quant/quantize.h"
 
 #define U(op, x) ont_build1(b, op, (x))
 #define B(op, x, y) ont_build2(b, op, (x), (y))
@@ -18,19 +19,13 @@
 
 /* ---- the scale of an element ---- */
 
-typedef struct scales {
-    bool one;             /* a single scale */
-    int64_t inner, n;     /* x is (outer, n, inner) around the axis */
-    int64_t block, blocks; /* entries along the axis that share a scale, and number of such blocks */
-    bool blocked;         /* the scale has the outer and inner dims of x too */
-} scales;
-
-static ont_status scales_of(const ont_node *node, const ont_shape *x, const ont_shape *scale, scales *s)
+static ont_status scales_of(const ont_node *node, const ont_shape *x, const ont_shape *scale, ont_scales *s)
 {
     char a[ONT_SHAPE_TEXT], c[ONT_SHAPE_TEXT];
     int64_t block = ont_attr_int(node, "block_size", 0);
     int axis;
-    *s = (scales){.one = ont_shape_count(scale) == 1 && scale->rank <= 1, .inner = 1, .n = 1, .block = 1, .blocks = 1};
+    *s = (ont_scales){.one = ont_shape_count(scale) == 1 && scale->rank <= 1, .inner = 1, .n = 1, .block = 1,
+                      .blocks = 1};
     if (s->one) return ONT_OK;
     ONT_TRY(ont_shape_axis(ont_attr_int(node, "axis", 1), x->rank, &axis));
     s->n = x->dims[axis];
@@ -48,7 +43,7 @@ static ont_status scales_of(const ont_node *node, const ont_shape *x, const ont_
     return ONT_OK;
 }
 
-static inline int64_t scale_at(const scales *s, int64_t i)
+static inline int64_t scale_at(const ont_scales *s, int64_t i)
 {
     if (s->one) return 0;
     int64_t k = i / s->inner % s->n;
@@ -102,7 +97,7 @@ static ont_status quantize_infer(ont_graph *g, ont_node *node)
     ont_value *x, *scale, *zero = ont_node_in(node, 2);
     ont_dtype dtype, precision;
     double low, high;
-    scales s;
+    ont_scales s;
     ONT_TRY(ont_need_input(node, 0, &x));
     ONT_TRY(ont_need_input(node, 1, &scale));
     ONT_TRY(known_type(node, "output_dtype", zero ? zero->dtype : ONT_UINT8, &dtype));
@@ -127,33 +122,28 @@ static double rounded(double value, ont_dtype dtype)
     return ont_number_at(&bits, dtype, 0);
 }
 
-typedef struct quantize_state {
-    scales s;
-    ont_dtype x, scale, y, precision;
-    double low, high;
-    bool integer, saturate;
-} quantize_state;
+ont_status ont_quantize_read(const ont_node *node, ont_quantize *q)
+{
+    const ont_value *x = ont_node_in(node, 0), *scale = ont_node_in(node, 1);
+    *q = (ont_quantize){.x = x->dtype, .scale = scale->dtype, .y = node->outputs[0]->dtype,
+                        .saturate = ont_attr_int(node, "saturate", 1)};
+    q->integer = int_range(q->y, &q->low, &q->high);
+    ONT_TRY(known_type(node, "precision", x->dtype == ONT_INT32 ? ONT_FLOAT64 : x->dtype, &q->precision));
+    return scales_of(node, &x->shape, &scale->shape, &q->s);
+}
 
 static ont_status quantize_prepare(const ont_node *node, ont_arena *arena, ont_prepared *out)
 {
-    const ont_value *x = ont_node_in(node, 0), *scale = ont_node_in(node, 1);
-    quantize_state *q = ont_arena_alloc(arena, sizeof *q);
+    ont_quantize *q = ont_arena_alloc(arena, sizeof *q);
     if (!q) return ONT_ENOMEM;
-    ONT_TRY(scales_of(node, &x->shape, &scale->shape, &q->s));
-    q->x = x->dtype;
-    q->scale = scale->dtype;
-    q->y = node->outputs[0]->dtype;
-    ONT_TRY(known_type(node, "precision", x->dtype == ONT_INT32 ? ONT_FLOAT64 : x->dtype, &q->precision));
-    q->integer = int_range(q->y, &q->low, &q->high);
-    q->saturate = ont_attr_int(node, "saturate", 1);
     out->state = q;
-    return ONT_OK;
+    return ont_quantize_read(node, q);
 }
 
 static void quantize_range(void *context, int64_t first, int64_t last)
 {
     const ont_call *call = context;
-    const quantize_state *q = call->state;
+    const ont_quantize *q = call->state;
     const void *zeros = call->node->n_inputs > 2 ? call->in[2] : NULL;
     for (int64_t i = first; i < last; i++) {
         int64_t k = scale_at(&q->s, i);
@@ -180,7 +170,7 @@ static ont_status quantize_run(const ont_call *call)
 static const char *quantize_accept_8(const ont_node *node)
 {
     const ont_value *x = ont_node_in(node, 0), *scale = ont_node_in(node, 1), *y = node->outputs[0];
-    scales s;
+    ont_scales s;
     if (x->dtype != ONT_FLOAT32 || scale->dtype != ONT_FLOAT32) return "not float";
     if (y->dtype != ONT_INT8 && y->dtype != ONT_UINT8) return "not to 8 bits";
     if (scales_of(node, &x->shape, &scale->shape, &s) != ONT_OK || !s.one) return "more than one scale";
@@ -191,7 +181,7 @@ static const char *quantize_accept_8(const ont_node *node)
 static void quantize_range_8(void *context, int64_t first, int64_t last)
 {
     const ont_call *call = context;
-    const quantize_state *q = call->state;
+    const ont_quantize *q = call->state;
     const float *x = call->in[0], scale = *(const float *)call->in[1], low = (float)q->low, high = (float)q->high;
     const void *zeros = call->node->n_inputs > 2 ? call->in[2] : NULL;
     float zero = zeros ? (float)ont_number_at(zeros, q->y, 0) : 0;
@@ -235,7 +225,7 @@ const ont_op ont_op_QuantizeLinear = {.domain = "", .name = "QuantizeLinear", .s
 /* Gives the scale the shape in which it broadcasts to x; blocks are repeated, and the last one is cut. */
 static ont_value *broadcastable(ont_builder *b, const ont_node *node, const ont_shape *x, ont_value *v)
 {
-    scales s;
+    ont_scales s;
     int axis;
     ont_shape scalar = {0}, wide = {.rank = x->rank};
     if (b->status != ONT_OK || !v) return NULL;
@@ -295,7 +285,7 @@ static ont_status dequantize_infer(ont_graph *g, ont_node *node)
     ont_value *x, *scale;
     ont_dtype dtype;
     double low, high;
-    scales s;
+    ont_scales s;
     ONT_TRY(ont_need_input(node, 0, &x));
     ONT_TRY(ont_need_input(node, 1, &scale));
     ONT_TRY(known_type(node, "output_dtype", scale->dtype == ONT_FLOAT8E8M0 ? ONT_FLOAT32 : scale->dtype, &dtype));

@@ -1,6 +1,6 @@
 /*
- * RandomNormal, RandomUniform, their Like forms, Bernoulli and Multinomial: element e takes word e of a Philox stream,
- * so results do not depend on the number of threads.
+ * RandomNormal, RandomUniform, Bernoulli and Multinomial: element e takes word e of a Philox stream, so results do not
+ * depend on the number of threads. The Like forms want the shape of their input alone, and are expanded.
  */
 #include <inttypes.h>
 #include <math.h>
@@ -8,6 +8,7 @@
 
 #include "base/number.h"
 #include "base/parallel.h"
+#include "ops/random/fill.h"
 #include "ops/random/random.h"
 #include "simd/math.h"
 
@@ -46,27 +47,41 @@ static ont_status like_infer(ont_graph *g, ont_node *node)
     return ont_infer_out(node, 0, dtype, &x->shape);
 }
 
-typedef enum fill { UNIFORM, NORMAL, BERNOULLI } fill;
-typedef struct fill_state {
-    fill kind;
-    double first, second; /* low and high, or mean and scale */
-    uint64_t stream;
-    ont_dtype dtype, x;
-} fill_state;
+/* The node without its input: nothing has to compute x, or to keep it. */
+static void like_expand(ont_builder *b, ont_node *node, ont_value **outputs)
+{
+    static const char *const floats[] = {"mean", "scale", "low", "high", "seed"};
+    const ont_value *y = node->outputs[0];
+    const char *name = ONT_IS(node, RandomNormalLike) ? "RandomNormal" : "RandomUniform";
+    ont_node *now = ont_build_node(b, "", name, NULL, 0, 1);
+    if (!now) return;
+    b->status = ont_attr_set_ints(b->graph, now, "shape", y->shape.dims, (size_t)y->shape.rank);
+    if (b->status == ONT_OK) b->status = ont_attr_set_int(b->graph, now, "dtype", y->dtype);
+    if (b->status == ONT_OK)
+        b->status = ont_attr_set_int(b->graph, now, "rng_stream", ont_attr_int(node, "rng_stream", 0));
+    for (size_t i = 0; i < sizeof floats / sizeof *floats && b->status == ONT_OK; i++)
+        if (ont_attr_find(node, floats[i], ONT_ATTR_FLOAT))
+            b->status = ont_attr_set_float(b->graph, now, floats[i], ont_attr_float(node, floats[i], 0));
+    outputs[0] = ont_build_done(b, now);
+}
+
+void ont_fill_read(const ont_node *node, ont_fill *s)
+{
+    const ont_value *x = ont_node_in(node, 0);
+    *s = (ont_fill){.kind = ONT_IS(node, RandomNormal) ? ONT_FILL_NORMAL
+                            : ONT_IS(node, Bernoulli)  ? ONT_FILL_BERNOULLI
+                                                       : ONT_FILL_UNIFORM,
+                    .stream = ont_random_stream(node), .dtype = node->outputs[0]->dtype,
+                    .x = x ? x->dtype : ONT_UNDEFINED};
+    s->first = s->kind == ONT_FILL_NORMAL ? ont_attr_float(node, "mean", 0) : ont_attr_float(node, "low", 0);
+    s->second = s->kind == ONT_FILL_NORMAL ? ont_attr_float(node, "scale", 1) : ont_attr_float(node, "high", 1);
+}
 
 static ont_status fill_prepare(const ont_node *node, ont_arena *arena, ont_prepared *out)
 {
-    fill_state *s = ont_arena_alloc(arena, sizeof *s);
+    ont_fill *s = ont_arena_alloc(arena, sizeof *s);
     if (!s) return ONT_ENOMEM;
-    const ont_value *x = ont_node_in(node, 0);
-    s->kind = ONT_IS(node, RandomNormal) || ONT_IS(node, RandomNormalLike) ? NORMAL
-        : ONT_IS(node, Bernoulli)                                         ? BERNOULLI
-                                                                          : UNIFORM;
-    s->first = s->kind == NORMAL ? ont_attr_float(node, "mean", 0) : ont_attr_float(node, "low", 0);
-    s->second = s->kind == NORMAL ? ont_attr_float(node, "scale", 1) : ont_attr_float(node, "high", 1);
-    s->stream = ont_random_stream(node);
-    s->dtype = node->outputs[0]->dtype;
-    s->x = x ? x->dtype : ONT_UNDEFINED;
+    ont_fill_read(node, s);
     out->state = s;
     return ONT_OK;
 }
@@ -107,12 +122,12 @@ static void four_normals(const philox4 *words, float *v)
 static void fill_fast(void *context, int64_t first, int64_t last)
 {
     const fast_job *job = context;
-    const fill_state *s = job->call->state;
-    float low = (float)s->first, width = s->kind == NORMAL ? (float)s->second : (float)(s->second - s->first);
+    const ont_fill *s = job->call->state;
+    float low = (float)s->first, width = s->kind == ONT_FILL_NORMAL ? (float)s->second : (float)(s->second - s->first);
     for (int64_t i = first; i < last; i++) {
         philox4 words = philox(job->call->seed, s->stream, (uint64_t)i);
         float v[4];
-        if (s->kind == NORMAL)
+        if (s->kind == ONT_FILL_NORMAL)
             four_normals(&words, v);
         else
             for (int k = 0; k < 4; k++) v[k] = (float)(words.x[k] >> 8) * 0x1p-24f;
@@ -123,13 +138,13 @@ static void fill_fast(void *context, int64_t first, int64_t last)
 static void fill_range(void *context, int64_t first, int64_t last)
 {
     const ont_call *call = context;
-    const fill_state *s = call->state;
+    const ont_fill *s = call->state;
     for (int64_t i = first; i < last; i++) {
         philox4 words = philox(call->seed, s->stream, (uint64_t)i);
         double v;
-        if (s->kind == BERNOULLI)
+        if (s->kind == ONT_FILL_BERNOULLI)
             v = uniform(&words, ONT_FLOAT64) < ont_number_at(call->in[0], s->x, i);
-        else if (s->kind == NORMAL)
+        else if (s->kind == ONT_FILL_NORMAL)
             v = s->first + s->second * normal(&words);
         else
             v = s->first + (s->second - s->first) * uniform(&words, s->dtype);
@@ -139,9 +154,9 @@ static void fill_range(void *context, int64_t first, int64_t last)
 
 static ont_status fill_run(const ont_call *call)
 {
-    const fill_state *s = call->state;
+    const ont_fill *s = call->state;
     fast_job job = {call, ont_shape_count(&call->node->outputs[0]->shape)};
-    if (s->dtype == ONT_FLOAT32 && s->kind != BERNOULLI) {
+    if (s->dtype == ONT_FLOAT32 && s->kind != ONT_FILL_BERNOULLI) {
         ont_parallel((job.n + 3) / 4, 1024, fill_fast, &job);
         return ONT_OK;
     }
@@ -197,14 +212,13 @@ static const ont_kernel fill_kernels[] = {{.name = "fill_ref", .accept = ont_acc
 static const ont_kernel multinomial_kernels[] = {{.name = "multinomial_ref", .accept = ont_accept_any,
                                                   .run = multinomial_run}};
 
-#define RANDOM(name_, since_, n_, flags_, attributes_, infer_, kernels_) \
+#define RANDOM(name_, since_, n_, attributes_, infer_, ...) \
     const ont_op ont_op_##name_ = {.domain = "", .name = #name_, .since = since_, .min_inputs = n_, .max_inputs = n_, \
-                                   .flags = ONT_OP_RANDOM | ONT_OP_NO_GRAD | flags_, \
-                                       .attributes = attributes_ " seed:f rng_stream:i", \
-                                   .infer = infer_, ONT_KERNELS(kernels_)}
-RANDOM(RandomNormal, 1, 0, 0, "dtype:i mean:f scale:f shape:I", shape_infer, fill_kernels);
-RANDOM(RandomUniform, 1, 0, 0, "dtype:i low:f high:f shape:I", shape_infer, fill_kernels);
-RANDOM(RandomNormalLike, 1, 1, 0, "dtype:i mean:f scale:f", like_infer, fill_kernels);
-RANDOM(RandomUniformLike, 1, 1, 0, "dtype:i low:f high:f", like_infer, fill_kernels);
-RANDOM(Bernoulli, 15, 1, ONT_OP_ZERO_DERIVATIVE, "dtype:i", like_infer, fill_kernels);
-RANDOM(Multinomial, 7, 1, 0, "dtype:i sample_size:i", multinomial_infer, multinomial_kernels);
+                                   .attributes = attributes_ " seed:f rng_stream:i", .infer = infer_, __VA_ARGS__}
+#define FLAGS .flags = ONT_OP_RANDOM | ONT_OP_NO_GRAD
+RANDOM(RandomNormal, 1, 0, "dtype:i mean:f scale:f shape:I", shape_infer, FLAGS, ONT_KERNELS(fill_kernels));
+RANDOM(RandomUniform, 1, 0, "dtype:i low:f high:f shape:I", shape_infer, FLAGS, ONT_KERNELS(fill_kernels));
+RANDOM(RandomNormalLike, 1, 1, "dtype:i mean:f scale:f", like_infer, FLAGS, .expand = like_expand);
+RANDOM(RandomUniformLike, 1, 1, "dtype:i low:f high:f", like_infer, FLAGS, .expand = like_expand);
+RANDOM(Bernoulli, 15, 1, "dtype:i", like_infer, FLAGS | ONT_OP_ZERO_DERIVATIVE, ONT_KERNELS(fill_kernels));
+RANDOM(Multinomial, 7, 1, "dtype:i sample_size:i", multinomial_infer, FLAGS, ONT_KERNELS(multinomial_kernels));

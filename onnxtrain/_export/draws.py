@@ -1,0 +1,122 @@
+"""Functions of torch that draw random numbers, by operators of the engine: for modules that are not on the CPU, where
+torch draws (functions.drawn_by_torch).
+
+torch.onnx samples with replacement whatever is asked for, draws whole numbers from 24 bits, and gives a number an axis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import onnx
+import torch
+
+from onnxtrain._export import functions
+from onnxtrain.utils.torch_io_helper import pytorch_type_to_onnx_dtype
+
+Table = dict[Any, Callable[..., Any]]
+aten = torch.ops.aten
+FLOAT, DOUBLE, INT64 = onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.INT64
+
+
+def draws(op: Any) -> Table:
+    """The translations, for operators of one opset."""
+    return _numbers(op) | _integers(op) | _samples(op)
+
+
+def _value(op: Any, value: float, dtype: int) -> Any:
+    return op.Constant(value=onnx.helper.make_tensor("value", dtype, [], [value]))
+
+
+def _given(dtype: Any, otherwise: int) -> int:
+    return otherwise if dtype is None or dtype == -1 else int(dtype)
+
+
+def _numbers(op: Any) -> Table:
+    def default() -> int:
+        return pytorch_type_to_onnx_dtype(torch.get_default_dtype())
+
+    def normal(like, mean, std, dtype):
+        """A float64's mean and deviation are operands: attributes have 32 bits."""
+        if dtype != DOUBLE:
+            return op.RandomNormalLike(like, mean=mean, scale=std, dtype=dtype)
+        drawn = op.RandomNormalLike(like, dtype=dtype)
+        return op.Add(op.Mul(drawn, _value(op, std, dtype)), _value(op, mean, dtype))
+
+    def uniform(self, low=0.0, high=1.0):
+        """What is rounded to the end that does not belong to the range becomes the other one."""
+        dtype = int(self.dtype)
+        first, end, width = (_value(op, value, dtype) for value in (low, high, high - low))
+        drawn = op.Add(op.Mul(op.RandomUniformLike(self, dtype=dtype), width), first)
+        return op.Where(op.Equal(drawn, end), first, drawn)
+
+    def rand(size, dtype=None, **_):
+        return op.RandomUniformLike(op.ConstantOfShape(size), dtype=_given(dtype, default()))
+
+    def randn(size, dtype=None, **_):
+        return op.RandomNormalLike(op.ConstantOfShape(size), dtype=_given(dtype, default()))
+
+    def normal_float_float(mean, std, size, dtype=None, **_):
+        return normal(op.ConstantOfShape(size), mean, std, _given(dtype, default()))
+
+    def bernoulli_p(self, p=0.5):
+        return op.Cast(op.Less(op.RandomUniformLike(self, dtype=DOUBLE), _value(op, p, DOUBLE)), to=int(self.dtype))
+
+    return {
+        aten.rand.default: rand,
+        aten.randn.default: randn,
+        aten.rand_like.default: lambda self, dtype=None, **_: op.RandomUniformLike(
+            self, dtype=_given(dtype, int(self.dtype))),
+        aten.randn_like.default: lambda self, dtype=None, **_: op.RandomNormalLike(
+            self, dtype=_given(dtype, int(self.dtype))),
+        aten.uniform.default: uniform,
+        aten.normal.float_float: normal_float_float,
+        aten.normal_functional.default: lambda self, mean=0.0, std=1.0: normal(self, mean, std, int(self.dtype)),
+        aten.bernoulli.default: lambda self: op.Bernoulli(self),
+        aten.bernoulli.p: bernoulli_p,
+    }
+
+
+def _integers(op: Any) -> Table:
+    """From float64, which has 53 bits."""
+
+    def between(like, low, high, dtype):
+        first, end = (op.Cast(bound, to=DOUBLE) for bound in (low, high))
+        drawn = op.Mul(op.RandomUniformLike(like, dtype=DOUBLE), op.Sub(end, first))
+        return op.Cast(op.Add(op.Floor(drawn), first), to=dtype)
+
+    return {
+        aten.randint.default: lambda high, size, dtype=None, **_: between(
+            op.ConstantOfShape(size), 0, high, _given(dtype, INT64)),
+        aten.randint.low: lambda low, high, size, dtype=None, **_: between(
+            op.ConstantOfShape(size), low, high, _given(dtype, INT64)),
+        aten.randint_like.default: lambda self, high, dtype=None, **_: between(
+            self, 0, high, _given(dtype, int(self.dtype))),
+        aten.randint_like.low_dtype: lambda self, low, high, dtype=None, **_: between(
+            self, low, high, _given(dtype, int(self.dtype))),
+    }
+
+
+def _samples(op: Any) -> Table:
+    by_torch = functions.by_torch(("aten.multinomial.default",))[aten.multinomial.default]
+
+    def multinomial(self, num_samples, replacement=False):
+        """Without replacement, the classes that are first where each waits for a time with its own rate, as torch has
+        it.
+        """
+        if not isinstance(num_samples, int):
+            return by_torch(self, num_samples, replacement)
+        one_row, axis = len(self.shape) == 1, op.Constant(value_ints=[0])
+        rows = op.Unsqueeze(self, axis) if one_row else self
+        if replacement or num_samples == 1:
+            chosen = op.Multinomial(op.Log(rows), dtype=INT64, sample_size=num_samples)
+        else:
+            least = _value(op, 2.0**-54, DOUBLE)  # half the step of the uniform numbers
+            uniform = op.RandomUniformLike(rows, dtype=DOUBLE)
+            times = op.Max(op.Neg(op.Log(op.Sub(_value(op, 1, DOUBLE), uniform))), least)
+            rates = op.Div(op.Cast(rows, to=DOUBLE), times)
+            chosen = op.TopK(rates, op.Constant(value_ints=[num_samples]), axis=-1)[1]
+        return op.Squeeze(chosen, axis) if one_row else chosen
+
+    return {aten.multinomial.default: multinomial}
