@@ -389,6 +389,17 @@ extern "C" long ont_emulate_launches(const char *part)
     return n;
 }
 
+/* Of attention (kernels/flash.cuh): tiles of scores so far. */
+static long n_tiles;
+extern "C" __attribute__((visibility("default"))) long ont_emulate_tiles(void)
+{
+    return n_tiles;
+}
+void ont_emulate_count_tile(void)
+{
+    n_tiles++;
+}
+
 static bool run_one(unsigned long b, dim3 grid, dim3 block, size_t shared, const char *kind)
 {
     /* A block of its exact size, so that AddressSanitizer knows its end. */

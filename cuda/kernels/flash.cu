@@ -8,6 +8,9 @@
 
 enum { TILE = 32, THREADS = 128, WARPS = THREADS / 32, PITCH = TILE + 4, VECTOR = 4 };
 
+/* Whether hidden tiles are left out: the registers of float64 do not suffice. */
+template <class C> static constexpr bool SKIPS = sizeof(C) < 8;
+
 template <class C> struct alignas(16) vector4 {
     C x[VECTOR];
 };
@@ -200,6 +203,8 @@ template <class T, int NV> __global__ void __launch_bounds__(THREADS, 2) flash_k
         __syncthreads(); /* all warps have read the tiles of the previous item */
         load_tile(flash_matrix_of<const T>(f, ONT_FLASH_Q, f.q, bh), first_row, tile.pitch, false, tile.q);
         for (int64_t first = 0; first < end; first += TILE) {
+            if (SKIPS<C> && flash_is_hidden<TILE, TILE>(f, bh, (int)first_row, (int)first)) continue;
+            COUNT_TILE();
             __syncthreads();
             load_tile(flash_matrix_of<const T>(f, ONT_FLASH_K, f.k, bh), first, tile.pitch, true, tile.k);
             load_tile(flash_matrix_of<const T>(f, ONT_FLASH_V, f.v, bh), first, tile.pitch, true, tile.v);
@@ -289,6 +294,8 @@ ONT_DEVICE void add_dq(const ont_flash_params &f, int64_t bh, int64_t first_row,
     load_tile(flash_matrix_of<const T>(f, ONT_FLASH_Q, f.q, bh), first_row, tile.pitch, false, tile.q);
     load_tile(flash_matrix_of<const T>(f, ONT_FLASH_Y, f.dy, bh), first_row, tile.pitch, false, tile.dy);
     for (int64_t first = 0; first < end; first += TILE) {
+        if (SKIPS<C> && flash_is_hidden<TILE, TILE>(f, bh, (int)first_row, (int)first)) continue;
+        COUNT_TILE();
         __syncthreads();
         load_tile(flash_matrix_of<const T>(f, ONT_FLASH_K, f.k, bh), first, tile.pitch, true, tile.k);
         load_tile(flash_matrix_of<const T>(f, ONT_FLASH_V, f.v, bh), first, tile.pitch, true, tile.v);
@@ -352,11 +359,14 @@ template <class T, int NV, class C>
 ONT_DEVICE void add_dkv(const ont_flash_params &f, int64_t bh, int64_t first_key, int64_t begin,
                         const shared_tiles<C> &tile, C dk[2][NV][VECTOR], C dv[2][NV][VECTOR])
 {
+    const uint8_t *column = flash_tile_column(f, bh, (int)first_key);
     flash_batch batch = flash_batch_of(f, bh);
     __syncthreads();
     load_tile(flash_matrix_of<const T>(f, ONT_FLASH_K, f.k, bh), first_key, tile.pitch, false, tile.k);
     load_tile(flash_matrix_of<const T>(f, ONT_FLASH_V, f.v, bh), first_key, tile.pitch, false, tile.v);
     for (int64_t first = begin; first < f.seqlen_q; first += TILE) {
+        if (SKIPS<C> && flash_is_hidden_from<TILE>(f, column, (int)first)) continue;
+        COUNT_TILE();
         __syncthreads();
         load_tile(flash_matrix_of<const T>(f, ONT_FLASH_Q, f.q, bh), first, tile.pitch, true, tile.q);
         load_tile(flash_matrix_of<const T>(f, ONT_FLASH_Y, f.dy, bh), first, tile.pitch, true, tile.dy);
@@ -443,10 +453,12 @@ template <class T, int NV> static int backward(const ont_flash_params *f, void *
 {
     size_t bytes = shared_bytes(f, 1);
     unsigned summed_dims = f->dq ? flash_summed_dims(f, ONT_FLASH_Q) : 0;
+    ont_flash_params params = *f;
+    if (f->dbias) params.tiles = nullptr; /* its zeros are written tile by tile */
     int error = ONT_ALLOW_SHARED((flash_dq_kernel<T, NV>), bytes);
     if (!error && (f->dq || f->dbias))
         error = ONT_LAUNCH((flash_dq_kernel<T, NV>), blocks_of(flash_count_dims(f, summed_dims, false), f->seqlen_q),
-                           THREADS, bytes, stream, *f, summed_dims, flash_count_dims(f, summed_dims, true));
+                           THREADS, bytes, stream, params, summed_dims, flash_count_dims(f, summed_dims, true));
     return error || (!f->dk && !f->dv) ? error : backward_kv<T, NV>(f, stream);
 }
 
@@ -467,6 +479,8 @@ template <class T> static int launch(const ont_flash_params *f, bool gradient, v
 
 extern "C" int ont_launch_flash(const ont_flash_params *f, void *stream)
 {
+    int error = f->tiles ? ont_launch_flash_tiles(f, stream) : 0;
+    if (error) return error;
     if (ont_flash_has_mma(f, 0)) return ont_launch_flash_mma(f, stream);
     switch (f->dtype) {
     case ONT_FLOAT32: return launch<float>(f, false, stream);
@@ -485,6 +499,7 @@ extern "C" int ont_launch_flash_grad(const ont_flash_params *f, void *stream)
     case ONT_FLOAT16: error = delta_of<ont_f16>(f, stream); break;
     default: error = delta_of<ont_bf16>(f, stream);
     }
+    if (!error && f->tiles) error = ont_launch_flash_tiles(f, stream);
     if (error) return error;
     if (ont_flash_has_mma(f, 1)) return ont_launch_flash_mma_grad(f, stream);
     switch (f->dtype) {

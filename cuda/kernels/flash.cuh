@@ -10,6 +10,14 @@
 #include "kernels/flash.h"
 #include "kernels/math.cuh"
 
+/* A block computes a tile of scores. The emulation counts them. */
+#ifdef ONT_EMULATE
+void ont_emulate_count_tile(void);
+#define COUNT_TILE() (threadIdx.x ? (void)0 : ont_emulate_count_tile())
+#else
+#define COUNT_TILE() ((void)0)
+#endif
+
 /* Offset in elements of an operand's matrix at index bh over all batch dims. */
 ONT_DEVICE int64_t flash_offset(const ont_flash_params &f, int operand, int64_t bh)
 {
@@ -135,6 +143,31 @@ ONT_DEVICE C flash_score(const ont_flash_params &f, const flash_batch &batch, in
     }
     if (flash_is_masked(f, batch, i, j)) s = (C)f.mask_value;
     return f.causal && j > i + f.causal_offset ? -(C)INFINITY : s;
+}
+
+/* Whether a tile of scores adds nothing to any result. The same for all threads of a block. */
+template <int QUERIES, int KEYS> ONT_DEVICE bool flash_is_hidden(const ont_flash_params &f, int64_t bh, int i, int j)
+{
+    if (!f.tiles) return false;
+    int at = ((int)bh * f.query_tiles + i / ONT_FLASH_TILE_QUERIES) * f.key_tiles + j / ONT_FLASH_TILE_KEYS;
+    int visible = 0;
+    ONT_UNROLL
+    for (int r = 0; r < QUERIES; r += ONT_FLASH_TILE_QUERIES, at += f.key_tiles)
+        visible |= KEYS > ONT_FLASH_TILE_KEYS ? *(const uint16_t *)(const void *)(f.tiles + at) : f.tiles[at];
+    return !visible;
+}
+
+/* The same in two steps, for the loop over queries of dK and dV, where it takes fewer registers. */
+ONT_DEVICE const uint8_t *flash_tile_column(const ont_flash_params &f, int64_t bh, int j)
+{
+    return (const uint8_t *)((uintptr_t)f.tiles + (unsigned)((int)bh * f.query_tiles * f.key_tiles +
+                                                             j / ONT_FLASH_TILE_KEYS));
+}
+template <int KEYS> ONT_DEVICE bool flash_is_hidden_from(const ont_flash_params &f, const uint8_t *column, int i)
+{
+    if (!f.tiles) return false;
+    const uint8_t *tile = column + i / ONT_FLASH_TILE_QUERIES * f.key_tiles;
+    return !(KEYS > ONT_FLASH_TILE_KEYS ? *(const uint16_t *)(const void *)tile : *tile);
 }
 
 /* N random words of the node's stream from word `at` on. Philox gives four words a call. */

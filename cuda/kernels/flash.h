@@ -4,9 +4,13 @@
 #ifndef ONT_CUDA_FLASH_H
 #define ONT_CUDA_FLASH_H
 
+#include <stdbool.h>
+#include <stddef.h>
+
 #include "device/device.h"
 
 enum { ONT_FLASH_BATCH_DIMS = 6, ONT_FLASH_MAX_HEAD_DIM = 256 };
+enum { ONT_FLASH_TILE_QUERIES = 64, ONT_FLASH_TILE_KEYS = 32 }; /* of an entry of `tiles` */
 enum { ONT_FLASH_Q, ONT_FLASH_K, ONT_FLASH_V, ONT_FLASH_BIAS, ONT_FLASH_MASK, ONT_FLASH_MASKED_ROWS, ONT_FLASH_Y,
       ONT_FLASH_LAYOUTS };
 
@@ -33,6 +37,12 @@ typedef struct ont_flash_params {
     const void *dy;
     void *dq, *dk, *dv, *dbias;
     void *delta;             /* scratch (n_bh * seqlen_q), of the dtype of stats */
+    /*
+     * NULL, or (n_bh, query_tiles, key_tiles), scratch: 0 where bias and mask hide each key of a tile from each query
+     * of a tile, so that the tile adds nothing to any result.
+     */
+    uint8_t *tiles;
+    int32_t query_tiles, key_tiles; /* even, and all entries less than 2^31: two are read at once, at an int */
 } ont_flash_params;
 
 #ifdef __cplusplus
@@ -43,6 +53,11 @@ extern "C" {
 int ont_flash_fits(const ont_flash_params *f, int gradient);
 int ont_launch_flash(const ont_flash_params *f, void *stream);
 int ont_launch_flash_grad(const ont_flash_params *f, void *stream);
+
+/* flash_tiles.cu: sets query_tiles and key_tiles, and returns the bytes of `tiles`; 0 where it would not pay. Then what
+ * fills it, in the gradient once delta is computed. */
+size_t ont_flash_tiles_bytes(ont_flash_params *f, bool has_bias, bool has_mask);
+int ont_launch_flash_tiles(const ont_flash_params *f, void *stream);
 
 /* flash_mma.cu: whether the tensor core kernels take these sizes, layouts and pointers; their launchers. The gradient
  * expects delta to be computed. */

@@ -298,6 +298,8 @@ __global__ void __launch_bounds__(THREADS) flash_mma_kernel(const ont_flash_para
         load_queries<T, D, MT>(s_q, q);
         for (int m = 0; m < MT; m++) rows[m] = {{-INFINITY, -INFINITY}, {0, 0}};
         for (int first = 0; first < end; first += KEYS) {
+            if (flash_is_hidden<ROWS, KEYS>(f, bh, first_row, first)) continue;
+            COUNT_TILE();
             __syncthreads();
             load_rows<T, D, KEYS>(keys, first, s_k);
             load_rows<T, D, KEYS>(values, first, s_v);
@@ -426,6 +428,8 @@ ONT_DEVICE void add_dq(const ont_flash_params &f, int64_t bh, int first_row, con
     load_rows<T, D, BLOCK>(flash_matrix_of<const T>(f, ONT_FLASH_Q, f.q, bh), first_row, tile.q);
     load_rows<T, D, BLOCK>(flash_matrix_of<const T>(f, ONT_FLASH_Y, f.dy, bh), first_row, tile.dy);
     for (int first = 0; first < end; first += N) {
+        if (flash_is_hidden<BLOCK, N>(f, bh, first_row, first)) continue;
+        COUNT_TILE();
         __syncthreads();
         load_rows<T, D, N>(keys, first, tile.k);
         load_rows<T, D, N>(values, first, tile.v);
@@ -496,6 +500,7 @@ ONT_DEVICE void add_dkv(const ont_flash_params &f, int64_t bh, int first_key, co
 {
     int g = lane_of() >> 2, t = lane_of() & 3, warp_row = warp_of() * 16, seqlen_q = (int)f.seqlen_q;
     int64_t begin = flash_first_query(f, first_key) / N * N;
+    const uint8_t *column = flash_tile_column(f, bh, first_key);
     flash_batch batch = flash_batch_of(f, bh);
     flash_matrix<const T> queries = flash_matrix_of<const T>(f, ONT_FLASH_Q, f.q, bh),
                           dy = flash_matrix_of<const T>(f, ONT_FLASH_Y, f.dy, bh);
@@ -503,6 +508,8 @@ ONT_DEVICE void add_dkv(const ont_flash_params &f, int64_t bh, int first_key, co
     load_rows<T, D, BLOCK>(flash_matrix_of<const T>(f, ONT_FLASH_K, f.k, bh), first_key, tile.k);
     load_rows<T, D, BLOCK>(flash_matrix_of<const T>(f, ONT_FLASH_V, f.v, bh), first_key, tile.v);
     for (int first = begin < seqlen_q ? (int)begin : seqlen_q; first < seqlen_q; first += N) {
+        if (flash_is_hidden_from<BLOCK>(f, column, first)) continue;
+        COUNT_TILE();
         __syncthreads();
         load_rows<T, D, N>(queries, first, tile.q);
         load_rows<T, D, N>(dy, first, tile.dy);
@@ -600,11 +607,13 @@ template <class T, int D, int N> static int backward(const ont_flash_params *f, 
 {
     size_t bytes = (size_t)(2 * BLOCK + 2 * N) * (D + 8) * sizeof(T);
     unsigned summed_dims = f->dq ? flash_summed_dims(f, ONT_FLASH_Q) : 0;
+    ont_flash_params params = *f;
+    if (f->dbias) params.tiles = nullptr; /* its zeros are written tile by tile */
     int error = ONT_ALLOW_SHARED((flash_mma_dq_kernel<T, D, N>), bytes);
     if (!error && (f->dq || f->dbias))
         error = ONT_LAUNCH((flash_mma_dq_kernel<T, D, N>), blocks_of(flash_count_dims(f, summed_dims, false),
-                                                                     f->seqlen_q, BLOCK), THREADS, bytes, stream, *f,
-                           summed_dims, flash_count_dims(f, summed_dims, true));
+                                                                     f->seqlen_q, BLOCK), THREADS, bytes, stream,
+                           params, summed_dims, flash_count_dims(f, summed_dims, true));
     return error || (!f->dk && !f->dv) ? error : backward_kv<T, D, N>(f, stream);
 }
 

@@ -24,6 +24,7 @@ typedef struct state {
     int64_t targets[4]; /* output index of the gradient of Q, K, V and bias; -1: none */
     bool clears[4];     /* by output: zeroed first, since Q, K and V do not write all of it */
     ont_sdpa *sdpa;     /* NULL: the own kernels */
+    size_t tiles_at, tiles_bytes; /* in the workspace; 0 bytes: all tiles of scores are computed */
 } state;
 
 static ont_status read_node(const ont_node *node, state *s)
@@ -77,14 +78,18 @@ static ont_status prepare(const ont_node *node, ont_arena *arena, ont_prepared *
     ONT_TRY(read_node(node, s));
     out->state = s;
     if (node->n_inputs > ONT_ATTENTION_DY)
-        out->work_bytes = (size_t)(s->flash.n_bh * s->flash.seqlen_q) *
-                          (s->flash.dtype == ONT_FLOAT64 ? sizeof(double) : sizeof(float));
+        s->tiles_at = (size_t)(s->flash.n_bh * s->flash.seqlen_q) *
+                      (s->flash.dtype == ONT_FLOAT64 ? sizeof(double) : sizeof(float));
+    s->tiles_bytes = ont_flash_tiles_bytes(&s->flash, ont_node_in(node, ONT_ATTENTION_BIAS) != NULL,
+                                           ont_node_in(node, ONT_ATTENTION_MASK) != NULL);
+    out->work_bytes = s->tiles_at + s->tiles_bytes;
     return ONT_OK;
 }
 
 static ont_flash_params operands(const ont_call *call)
 {
-    ont_flash_params f = ((const state *)call->state)->flash;
+    const state *s = call->state;
+    ont_flash_params f = s->flash;
     f.q = call->in[ONT_ATTENTION_Q];
     f.k = call->in[ONT_ATTENTION_K];
     f.v = call->in[ONT_ATTENTION_V];
@@ -92,6 +97,7 @@ static ont_flash_params operands(const ont_call *call)
     f.mask = ont_operand(call, ONT_ATTENTION_MASK);
     f.masked_rows = ont_operand(call, ONT_ATTENTION_MASKED_ROWS);
     f.seed = call->seed_at;
+    if (s->tiles_bytes) f.tiles = (uint8_t *)call->work + s->tiles_at;
     return f;
 }
 

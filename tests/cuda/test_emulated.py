@@ -134,7 +134,8 @@ def test_models_train_as_on_the_cpu(models):
 @pytest.mark.parametrize(("script", "order", "part"), [("optim.py", "", ()), ("optim_steps.py", "", ()),
                                                        ("dropout.py", "", ()),
                                                        ("device_memory.py", "", ()), ("flash.py", "", ()),
-                                                       ("flash.py", "reverse", ("0/4",))])
+                                                       ("flash.py", "reverse", ("0/4",)), ("tiles.py", "", ()),
+                                                       ("tiles.py", "reverse", ("0/4",))])
 def test_kernels_agree_with_torch(plugin, script, order, part):
     """Steps of optimizers beside the CPU's loops that round as the emulation does, so that every bit can be compared."""
     isa = {"ONNXTRAIN_ISA": "plain"} if script == "optim_steps.py" else {}
@@ -160,14 +161,15 @@ def test_planted_races_are_found(watched, order, monkeypatch):
                for name, (_, raced) in said.items()), said
 
 
-@pytest.mark.parametrize("script", ["cases.py", "flash.py", "optim.py", "optim_steps.py", "programs.py"])
+@pytest.mark.parametrize("script", ["cases.py", "flash.py", "tiles.py", "optim.py", "optim_steps.py", "programs.py"])
 def test_kernels_have_no_races(watched, script):
     """A launch with a race fails, so that what the script compares is missing. Each run has another order of threads,
     and another part of attention's cases; ONNXTRAIN_SLOW=1 takes all of these. Programs that count replays of graphs
     launch no other kernels, and depend on addresses that the allocator repeats.
     """
     seed = drawn_seed()
-    part = {"flash.py": [] if SLOW else [f"{seed % 16}/16"], "programs.py": ["-graph"]}.get(script, [])
+    part = {"flash.py": [] if SLOW else [f"{seed % 16}/16"], "tiles.py": [] if SLOW else [f"{seed % 5}/5"],
+            "programs.py": ["-graph"]}.get(script, [])
     report = run(script, watched, *part, ONT_EMULATE_ORDER=f"random {seed}")
     assert report["passed"] >= 10, seed
     assert not report["failed"], "\n".join(f"{what}: {message}" for what, message in report["failed"])

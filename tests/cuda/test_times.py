@@ -224,3 +224,15 @@ def test_a_causal_attention_counts_half_of_the_scores():
     assert causal.flops == full.flops / 2 == 16 * 12 * 1024 * 1024 * 64 * 2
     assert costs.published(causal, True) == pytest.approx(348e12 * 288 / 373)
     assert math.isclose(costs.published(full, False), 373e12)
+
+
+def test_a_mask_that_heads_share_is_looked_through():
+    """For tiles that it hides: two kernels, forward and for the gradient."""
+    q, mask = value("q", 2, 3, 64, 64), value("m", 2, 1, 64, 64)
+    sizes = {"sizes": [64, 64, 64, 64], "batch_dims": [2, 3], "bias": [0, 4096, 0, 64, 1]}
+    of = lambda inputs, **more: costs.attention_own(  # noqa: E731
+        node("", "FusedAttention", inputs, [q], **{**sizes, **more})).launches
+    assert [of([q, q, q]), of([q, q, q, mask]), of([q, q, q, mask], bias=[0, 4096, 4096, 64, 1])] == [1, 3, 1]
+    assert of([q, q, q, mask], bias=[0, 64, 64, 0, 1]) == 3 and of([q, q, q, mask], sizes=[64, 32, 64, 64]) == 1
+    given = [q, q, q, None, mask]
+    assert [of(given, mask=[0, 4096, 0, 64, 1], mask_value=x) for x in (-1e9, -1e38)] == [1, 3]
