@@ -19,6 +19,9 @@ void ont_emulate_refuse(const char *format, ...) __attribute__((noreturn, format
 /* Ends the process while a graph is captured: the call waits for the device or allocates memory, which CUDA refuses. */
 void ont_emulate_outside_capture(const char *call);
 
+/* A product with GELU has run; tests decide whether that takes long (runtime.c). */
+void ont_emulate_note_epilogue(void);
+
 /* Random numbers that are the same in each run for one key and ONT_EMULATE_SEED (0 where it is not set). */
 uint64_t ont_emulate_key(const void *bytes, size_t n);
 uint64_t ont_emulate_random(uint64_t *state);

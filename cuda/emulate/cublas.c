@@ -391,6 +391,7 @@ static int multiply(void *context)
 {
     const call *call = context;
     ont_emulate_begin_work("cublasLtMatmul");
+    if (call->q.p.epilogue & (GELU | DGELU)) ont_emulate_note_epilogue();
     if (call->work_bytes) memset(call->work, 0x7f, call->work_bytes); /* as the library, which writes to all of it */
     for (int32_t o = 0; o < call->q.m[D].batch; o++) multiply_one(call, o);
     ont_emulate_end_work();

@@ -74,10 +74,23 @@ bool ont_library_open(const char *const *names, size_t n_names, const ont_symbol
 /* ---- the runtime ---- */
 
 struct ont_emulate_event {
-    int device;
+    int device, epilogues;
     bool recorded;
     uint64_t state;
 };
+
+static int epilogues, slow = -1;
+
+/* Of a product with GELU, which is then slow, or all else is: 1 or 0; -1: at random. */
+__attribute__((visibility("default"))) void ont_emulate_set_slow_epilogues(int on)
+{
+    slow = on;
+}
+
+void ont_emulate_note_epilogue(void)
+{
+    epilogues++;
+}
 
 cudaError_t cudaGetDevice(int *id)
 {
@@ -111,16 +124,24 @@ cudaError_t cudaEventDestroy(cudaEvent_t event)
     return cudaSuccess;
 }
 
+static uint64_t records;
+
+/* How many times have been taken. */
+__attribute__((visibility("default"))) uint64_t ont_emulate_times(void)
+{
+    return records;
+}
+
 /* Times are random, so that every proposal of a library is the fastest once. */
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
 {
-    static uint64_t records;
     uint64_t n = __atomic_add_fetch(&records, 1, __ATOMIC_RELAXED);
     ont_emulate_check_stream("cudaEventRecord", stream);
     ONT_REQUIRE(event->device == ont_emulate_device(),
                 "cudaEventRecord: an event of device %d, but device %d is current", event->device,
                 ont_emulate_device());
     event->state = ont_emulate_key(&n, sizeof n);
+    event->epilogues = epilogues;
     event->recorded = !ont_emulate_recording(); /* in a graph, the event has not happened yet */
     return cudaSuccess;
 }
@@ -136,5 +157,6 @@ cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t begin, cudaEvent_t end)
     ont_emulate_outside_capture("cudaEventElapsedTime");
     if (!begin->recorded || !end->recorded) return cudaErrorInvalidValue;
     *ms = 0.001f + (float)(ont_emulate_random(&end->state) % 1000) / 1000;
+    if (slow == (end->epilogues > begin->epilogues)) *ms += 10;
     return cudaSuccess;
 }

@@ -1,11 +1,25 @@
 /*
  * MatMul, FusedMatMul and Gemm on a device, by blas.h. Batch dims are merged as far as their strides allow. A bias (n)
- * is the epilogue; any other C is written to the result first, and the GEMM adds to it.
+ * is the epilogue; any other C is written to the result first, and the GEMM adds to it. With GELU or its gradient the
+ * library has an epilogue, too, which may be slower than a kernel behind the product: the first call measures both.
  */
 #include <string.h>
 
+#include "generate.h"
 #include "libs/blas.h"
+#include "libs/timing.h"
 #include "ops_common.h"
+
+extern const ont_allocator *ont_cuda_allocator;
+
+enum { EPILOGUE, APART, WAYS };
+
+typedef struct apart { /* a product with GELU as two kernels */
+    void *plan;
+    ont_ew gelu;
+    ont_generated *generated; /* NULL: interpreted */
+    int choice;               /* of WAYS; -1: not measured yet */
+} apart;
 
 typedef struct state {
     ont_blas_gemm gemm;
@@ -18,6 +32,7 @@ typedef struct state {
     ont_ew spread;   /* broadcasts a C that is not a bias of the result's dtype to the result */
     bool spreads;
     size_t result_bytes;
+    apart *apart; /* NULL: without GELU */
 } state;
 
 typedef struct shapes {
@@ -188,6 +203,115 @@ static const char *accept_gelu(const ont_node *node)
     return s.gemm.n % 8 ? "n is not a multiple of 8" : s.blas->accept(&s.gemm);
 }
 
+/* ---- GELU apart from the product ---- */
+
+static void add_step(ont_ew *e, ont_ew_kind kind, int loop, ont_dtype in, ont_dtype out, int a, int b)
+{
+    e->steps[e->n_steps] = (ont_ew_step){.kind = (int16_t)kind, .loop = (int16_t)loop, .in = (int16_t)in,
+                                         .out = (int16_t)out, .operand = {(int16_t)a, (int16_t)b},
+                                         .n_operands = (int16_t)(1 + (kind == ONT_EW_BINARY))};
+    e->result[0] = (int16_t)e->n_steps++;
+}
+
+/* gelu(x), or dy * gelu'(x) of the operands x and dy; 16-bit floats are computed in float32. */
+static void describe_gelu(ont_ew *e, ont_dtype dtype, int64_t count, bool grad)
+{
+    int n = 1 + grad, loop = grad ? ONT_LOOP_GeluTanhGrad : ONT_LOOP_GeluTanh;
+    ont_ew_kind kind = grad ? ONT_EW_BINARY : ONT_EW_UNARY;
+    *e = (ont_ew){.n_operands = n, .n_results = 1, .rank = 1, .count = count, .dims = {count}};
+    for (int k = 0; k < n; k++) {
+        e->strides[k][0] = 1;
+        e->size[k] = (int16_t)ont_dtype_size(dtype);
+        if (dtype != ONT_FLOAT32) add_step(e, ONT_EW_CAST, 0, dtype, ONT_FLOAT32, k, 0);
+    }
+    int first = dtype == ONT_FLOAT32 ? 0 : n; /* the casts' results */
+    add_step(e, kind, loop, ONT_FLOAT32, ONT_FLOAT32, first, first + grad);
+    if (dtype != ONT_FLOAT32) add_step(e, ONT_EW_CAST, 0, ONT_FLOAT32, dtype, n + n, 0);
+}
+
+static ont_status prepare_apart(const ont_node *node, ont_arena *arena, state *s, ont_prepared *out)
+{
+    apart *p = s->apart = ont_arena_alloc(arena, sizeof *p);
+    if (!p) return ONT_ENOMEM;
+    ont_blas_gemm product = s->gemm;
+    product.epilogue = is_gelu_grad(node) ? ONT_EPILOGUE_NONE : ONT_EPILOGUE_BIAS;
+    *p = (apart){.choice = ont_gemm_is_deterministic() ? EPILOGUE : -1};
+    describe_gelu(&p->gelu, s->gemm.dtype, s->gemm.m * s->gemm.n, is_gelu_grad(node));
+    ONT_TRY(s->blas->create(&product, &p->plan));
+    size_t bytes = s->blas->work_bytes(p->plan);
+    if (bytes > out->work_bytes) out->work_bytes = bytes;
+    return ont_generate(&p->gelu, &p->generated);
+}
+
+static ont_status run_apart(const state *s, const ont_blas_operands *x, void *stream)
+{
+    const apart *p = s->apart;
+    bool grad = s->gemm.epilogue == ONT_EPILOGUE_DGELU;
+    ont_blas_operands product = *x;
+    ont_ew e = p->gelu;
+    product.aux = NULL;
+    if (!grad && x->aux) product.c = x->aux;
+    e.in[0] = grad ? x->aux : product.c;
+    e.in[1] = grad ? x->c : NULL;
+    e.out[0] = x->c;
+    ONT_TRY(s->blas->run(p->plan, &product, stream));
+    if (p->generated && ont_generated_fits(p->generated, &e)) return ont_generated_run(p->generated, &e, stream);
+    return ont_launched(ont_launch_elementwise(&e, stream));
+}
+
+typedef struct gelu_call {
+    const state *s;
+    const ont_blas_operands *x;
+    void *stream;
+} gelu_call;
+
+static int launch_gelu(const void *context, int way)
+{
+    const gelu_call *c = context;
+    return (way == APART ? run_apart(c->s, c->x, c->stream) : c->s->blas->run(c->s->plan, c->x, c->stream)) != ONT_OK;
+}
+
+static double measure_gelu(void *context, int way)
+{
+    return ont_cuda_time(launch_gelu, context, way, ((const gelu_call *)context)->stream);
+}
+
+typedef struct cache_entry {
+    int64_t key[12];
+    int choice;
+} cache_entry;
+
+static cache_entry entries[256];
+static ont_tune_cache cache = ONT_TUNE_CACHE(entries);
+
+/* The epilogue, until both ways have been measured; a stream that is captured cannot be waited for. */
+static int choose_way(const ont_call *call, gelu_call *c)
+{
+    const ont_blas_gemm *g = &c->s->gemm;
+    int *choice = &c->s->apart->choice, known = __atomic_load_n(choice, __ATOMIC_RELAXED);
+    if (known >= 0) return known;
+    cache_entry k = {.key = {g->dtype, g->trans_a, g->trans_b, g->m, g->n, g->k, g->lda, g->ldb, g->ldc, g->epilogue,
+                             call->device->id, ont_cuda_allocator->tf32}};
+    const cache_entry *found = ont_tune_find(&cache, k.key);
+    if (!found && call->device->ops->capturing(call->device, call->stream)) return EPILOGUE;
+    if (!found) {
+        k.choice = ont_tune_fastest(WAYS, measure_gelu, c);
+        if (k.choice < 0) return EPILOGUE;
+        found = ont_tune_keep(&cache, &k);
+    }
+    known = found ? found->choice : k.choice;
+    __atomic_store_n(choice, known, __ATOMIC_RELAXED);
+    return known;
+}
+
+static ont_status run_gelu(const ont_call *call, const state *s, const ont_blas_operands *x)
+{
+    gelu_call c = {s, x, call->stream};
+    return choose_way(call, &c) == APART ? run_apart(s, x, call->stream) : s->blas->run(s->plan, x, call->stream);
+}
+
+/* ---- a node ---- */
+
 static ont_status prepare(const ont_node *node, ont_arena *arena, ont_prepared *out)
 {
     state *s = ont_arena_alloc(arena, sizeof *s);
@@ -196,6 +320,7 @@ static ont_status prepare(const ont_node *node, ont_arena *arena, ont_prepared *
     if (!s->empty && !s->no_inner) {
         ONT_TRY(s->blas->create(&s->gemm, &s->plan));
         out->work_bytes = s->blas->work_bytes(s->plan);
+        if (is_gelu(node)) ONT_TRY(prepare_apart(node, arena, s, out));
     }
     out->state = s;
     return ONT_OK;
@@ -232,7 +357,7 @@ static ont_status run(const ont_call *call)
         x.a = a;
         x.b = b;
         x.c = c;
-        ONT_TRY(s->blas->run(s->plan, &x, call->stream));
+        ONT_TRY(s->apart ? run_gelu(call, s, &x) : s->blas->run(s->plan, &x, call->stream));
     }
     return ONT_OK;
 }
@@ -241,6 +366,8 @@ static void release(void *opaque)
 {
     const state *s = opaque;
     if (s->plan) s->blas->destroy(s->plan);
+    if (s->apart && s->apart->plan) s->blas->destroy(s->apart->plan);
+    if (s->apart) ont_generated_destroy(s->apart->generated);
 }
 
 const ont_kernel ont_cuda_matmul_kernels[2] = {

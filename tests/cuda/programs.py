@@ -8,6 +8,7 @@ With -TEXT, programs whose names have that text are left out. Prints what checks
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import ctypes
 import itertools
@@ -16,7 +17,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -114,8 +115,12 @@ def channels_last() -> set[str]:
 def by_rule() -> set[str]:
     """Libraries' algorithms that are not measured: the first one that the library takes at a call."""
     _C.set_deterministic(True)
+    times = getattr(ctypes.CDLL(PLUGIN), "ont_emulate_times", lambda: 0) if PLUGIN else lambda: 0  # taken so far
     try:
-        return unaligned() | vision()
+        before = times()
+        used = unaligned() | vision()
+        assert times() == before, "a kernel is measured"
+        return used
     finally:
         _C.set_deterministic(False)
 
@@ -175,6 +180,37 @@ def gelu_epilogues() -> set[str]:
 
 
 def attention() -> set[str]:
+def slow_epilogues() -> set[str]:
+    """GELU is computed behind the product where its epilogue is slower; where kernels are chosen by rule, nothing is
+    measured. Each product has a shape of its own, since choices are kept.
+    """
+    if DEVICE.startswith("cuda"):  # which says itself what is slow
+        return set()
+    library, used = ctypes.CDLL(PLUGIN), set()
+    library.ont_emulate_launches.restype = ctypes.c_long
+    for dtype, name, tol in ((torch.float32, "float", 2e-5), (torch.bfloat16, "bfloat16", 3e-2)):
+        counts = []  # of kernels that are launched in a step
+        for wide, slow, by_rule in ((24, True, False), (32, False, False), (40, True, True)):
+            torch.manual_seed(0)
+            tensors = [t.to(dtype) for t in (torch.randn(2, 4, 12), torch.randn(12, wide) / 3, torch.randn(wide),
+                                             torch.randn(wide, 12) / 4)]
+            text = LINEAR.replace("TYPE", name).replace("FORM", "tanh").replace("16]", f"{wide}]")
+            model = onnx.parser.parse_model(text.replace("[16,", f"[{wide},")).SerializeToString()
+            library.ont_emulate_set_slow_epilogues(slow)
+            _C.set_deterministic(by_rule)
+            try:
+                used |= agree(model, tensors, tol)
+                before = library.ont_emulate_launches(b"elementwise_kernel")
+                used |= agree(model, tensors, tol)
+                counts.append(library.ont_emulate_launches(b"elementwise_kernel") - before)
+                _C.Session(model, 16, DEVICE).forward([t.to(place(DEVICE)) for t in tensors], bytes(4))
+            finally:
+                _C.set_deterministic(False)
+                library.ont_emulate_set_slow_epilogues(-1)
+        assert counts[0] == counts[1] + 2 == counts[2] + 2, counts
+    return used
+
+
     """In 16 bits, by cuDNN where the device has it; tests/cuda/sdpa.py has the cases."""
     case = sdpa.Case(torch.bfloat16, 24, 24, size=32, v_size=32)
     session = _C.Session(sdpa.model_of(case, sdpa.operands(case)), 16, DEVICE)
@@ -373,7 +409,7 @@ def strided() -> set[str]:
 
 def ortmodule() -> set[str]:
     """ORTModule on the device: five steps of the sample's transformer as in eager, none of them in PyTorch."""
-    from onnxtrain.ortmodule import ORTModule, _module
+    from onnxtrain.ortmodule import ORTModule, _device, _module
 
     _module.device_of = lambda tensors: DEVICE
     torch.manual_seed(0)
@@ -389,6 +425,15 @@ def ortmodule() -> set[str]:
     assert "CUDA graph of backward: recorded 0 times, replayed 0 times; the latest call ran without it: steps are timed" \
         in told, told
     names = {f"{op}:{kernel}" for program in _report._programs for session in program.sessions
+    sessions = [session for program in _report._programs for session in program.sessions]
+    built = sum(session.stats()["programs_built"] for session in sessions)
+    try:
+        torch.backends.cuda.matmul.allow_tf32 = True  # between two steps
+        wrapped(batches[0][0])
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = False
+        _device.tell_tf32()
+    assert sum(session.stats()["programs_built"] for session in sessions) == built + 1
              for op, kernel in operators(session)}
     assert "MatMul:cuda_matmul" in names or "Gemm:cuda_matmul" in names or "FusedMatMul:cuda_matmul" in names, names
     return names
@@ -622,20 +667,49 @@ def generated() -> set[str]:
     refused = MESSAGES.count("interpreted")
     assert refused
     with tempfile.TemporaryDirectory() as folder:
-        options = f"-std=c++17 -O1 -fPIC -DONT_EMULATE -ffp-contract=off -fvisibility=hidden -I{ROOT}/cuda -I{ROOT}/csrc"
+    with compiler() as compiled:
+        used = groups() | mlp() | drops()
+        before = len(compiled.read_text(encoding="utf-8").split())
+        used |= steps()
+        grown = len(compiled.read_text(encoding="utf-8").split()) - before
+        assert grown == 18, grown  # a kernel for each step or group
+        assert MESSAGES.count("interpreted") == refused, MESSAGES.text
+    return used
+
+
+@contextlib.contextmanager
+def compiler() -> Iterator[Path]:
+    """Generated kernels are compiled on the emulated device, too; the file has a line for each of them."""
+        options = ("-std=c++17 -O1 -fPIC -DONT_EMULATE -ffp-contract=off -fsanitize=alignment -fvisibility=hidden "
+                   f"-I{ROOT}/cuda -I{ROOT}/csrc")
         emulation, compiled = f"{folder}/emulate.o", Path(folder, "compiled")
         subprocess.run(f"c++ {options} -c -o {emulation} -x c++ {ROOT}/cuda/emulate/emulate.cc", shell=True, check=True)
-        os.environ["ONT_EMULATE_JIT"] = (f"echo . >> {compiled} && c++ {options} -shared -o %s %s {emulation} -lpthread")
+        os.environ["ONT_EMULATE_JIT"] = f"echo . >> {compiled} && c++ {options} -shared -o %s %s {emulation} -lpthread"
         try:
-            used = groups() | mlp() | drops()
-            before = len(compiled.read_text(encoding="utf-8").split())
-            used |= steps()
-            grown = len(compiled.read_text(encoding="utf-8").split()) - before
-            assert grown == 18, grown  # a kernel for each step or group
-            assert MESSAGES.count("interpreted") == refused, MESSAGES.text
+            yield compiled
         finally:
             del os.environ["ONT_EMULATE_JIT"]
-    return used
+
+
+def graph_variants() -> set[str]:
+    """A group whose input begins anywhere is interpreted. When the input moves, it gets a static buffer, so that the
+    generated kernel is launched for the first time while the graph is captured again.
+    """
+    text = '<ir_version: 10, opset_import: ["" : 20]> g (float[6, 8] x) => (float[6, 8] y) { a = Tanh(x) y = Exp(a) }'
+    flat = [torch.zeros(64, device=place(DEVICE)) for _ in range(2)]
+
+    def check() -> None:
+        session = _C.Session(onnx.parser.parse_model(text).SerializeToString(), 16, DEVICE)
+        for k in range(12):
+            x = flat[k > 5][1:49].view(6, 8).normal_()
+            (y,), _ = session.forward([x], b"\0")
+            assert torch.allclose(y.cpu(), x.cpu().tanh().exp(), rtol=1e-5), k
+            if k == 4:
+                assert session.graphs()[0][1:] == (1, 3, ""), session.graphs()
+        assert session.graphs()[0][1:] == (2, 9, ""), session.graphs()
+
+    with contextlib.nullcontext() if DEVICE.startswith("cuda") else compiler():
+        return untimed(check)
 
 
 def valued() -> set[str]:
@@ -717,12 +791,11 @@ def random_graphs() -> set[str]:
 
 MESSAGES = Messages()
 
-PROGRAMS: list[Callable[[], set[str]]] = [mlp, mlp_halves, unaligned, channels_last, by_rule, gelu_epilogues,
-                                          transformer, attention, loss, loss_of_halves, heads, sums, norms, hot_rows, copies,
-                                          rotations, fault, strided, rare, graphs, graph_shapes, graph_freed,
-                                          graph_of_the_caller, settings, vision, vision_in_planes, norms_of_images,
-                                          valued, recurrent, steps, drops, generated, quantized, random_numbers, random_graphs,
-                                          ortmodule]
+PROGRAMS: list[Callable[[], set[str]]] = [
+    mlp, mlp_halves, unaligned, channels_last, by_rule, gelu_epilogues, slow_epilogues, transformer, attention, loss,
+    loss_of_halves, heads, sums, norms, hot_rows, copies, rotations, fault, strided, rare, graphs, graph_shapes,
+    graph_freed, graph_of_the_caller, settings, vision, vision_in_planes, norms_of_images, valued, recurrent, steps,
+    drops, generated, quantized, random_numbers, random_graphs, graph_variants, ortmodule]
 
 
 def main(plugin: str, device: str, which: str = "0/1") -> None:

@@ -27,6 +27,8 @@ FAULTS = {
     "a refusal that ends the step": Fault(
         FILE, "while (error == CUBLAS_NOT_SUPPORTED && ++candidate", "while (false && ++candidate",
         "by_rule", "cuBLASLt, a product: status 15"),
+    "a choice that is measured where it must follow from a rule": Fault(
+        FILE, "ont_gemm_is_deterministic() ? 0 : -1", "-1", "by_rule", "a kernel is measured"),
     "a leading dimension below the rows": Fault(
         FILE, "make_layout(&p->c, result, m, n, g->ldc,", "make_layout(&p->c, result, m, n, g->ldc - 1,", "unaligned",
         "columns, leading dimension"),

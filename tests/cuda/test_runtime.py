@@ -28,6 +28,12 @@ FAULTS = {
         "cudaMemcpyAsync from the host"),
     "joins another stream": in_a_product(
         "ONT_TRY(device->ops->join(device, call->stream, (void *)1));", "cudaStreamWaitEvent"),
+    "compiles a kernel": Fault(
+        "ops/elementwise.c", "    const state *s = call->state;\n    ont_ew e = s->program;\n",
+        "    const state *s = call->state;\n    ont_ew e = s->program;\n    static long unlike = 8;\n    ont_ew fresh = e;\n"
+        "    ont_generated *made = NULL;\n    fresh.dims[0] = fresh.count = unlike++;\n    fresh.rank = 1;\n"
+        "    ONT_TRY(ont_generate(&fresh, &made));\n    ont_generated_destroy(made);\n", "graph_variants",
+        "cudaLibraryLoadData: not allowed while a graph is captured"),
     "is measured": Fault(
         "libs/cublas.c", "call.list->choice < 0) status = choose(&call);\n",
         "call.list->choice < 0) status = choose(&call);\n    if (status == ONT_OK) measure(&call, 0);\n", "graphs",
