@@ -20,6 +20,8 @@ SCRIPTS = {  # what a script of this name does with its slice; each has printed 
     "crashing": "print('third', file=sys.stderr, flush=True); os.abort()",
     "slow": "print('third', file=sys.stderr, flush=True); subprocess.run(['sleep', '20'])",
     "silent": "sys.exit(0)",
+    "together": "[time.sleep(0.05) for _ in range(400) if not os.path.exists(sys.argv[0] + '.other')]; "
+                "assert os.path.exists(sys.argv[0] + '.other')",
 }
 
 
@@ -27,12 +29,14 @@ def run(tmp_path: Path, *names: str, parts: tuple[str, ...] = ("check",), **envi
     """Status and output of the runner with these scripts, of two slices each."""
     for name in names:
         (tmp_path / f"{name}.py").write_text(textwrap.dedent(f"""
-            import json, os, subprocess, sys
+            import json, os, subprocess, sys, time
             def line(case, result, message=""):
                 print(". " + json.dumps({{"case": case, "result": result, "message": message}}), flush=True)
             line(f"first of {{sys.argv[3]}} on {{sys.argv[2]}}", "passed")
             if sys.argv[3].startswith("0/"):
                 {SCRIPTS[name] or 'pass'}
+            else:
+                open(sys.argv[0] + ".other", "w").close()
             print(json.dumps({{"ran": [], "passed": 1}}))
         """), encoding="utf-8")
     command = [sys.executable, runner.__file__, "--device", "emulated", "--out", str(tmp_path / "out"), *parts,
@@ -49,6 +53,12 @@ def test_all_that_pass(tmp_path):
     assert "refused 1 times: Det: no kernel of device takes it" in text
     lines = [json.loads(line) for line in (tmp_path / "out/check.jsonl").read_text().splitlines()]
     assert {"job": "good 1/2", "case": "first of 1/2 on emulated", "result": "passed", "message": ""} in lines
+
+
+def test_slices_run_at_the_same_time(tmp_path):
+    """One waits for what the other writes."""
+    status, text = run(tmp_path, "together", JOBS="2")
+    assert status == 0, text
 
 
 def test_failures_crashes_and_timeouts_are_summed_up(tmp_path):
