@@ -5,9 +5,10 @@
     python tests/cuda/facts.py headers                  cuda/libs against the headers of cuBLASLt, cuDNN and NCCL
     python tests/cuda/facts.py generated [COUNT]        generated kernels through NVRTC, for each of ARCHITECTURES
     python tests/cuda/facts.py registers [--write]      kernels.tsv against what ptxas has said in the build in place
+    python tests/cuda/facts.py divisions                64-bit divisions in machine code of kernels that must have none
 
 `generated` runs programs on the emulated device and compiles COUNT of the kernels that they generate, drawn by the seed
-of the tests, or all. `registers` needs a build with ONNXTRAIN_CUDA_ARCHS=90; --write writes the table.
+of the tests, or all. `divisions` compiles by nvcc. `registers` needs a build with ONNXTRAIN_CUDA_ARCHS=90; --write writes the table.
 
 Each command prints what is wrong, and ends with status 1 where something is.
 """
@@ -83,15 +84,18 @@ FOOTER = '\nextern "C" __attribute__((visibility("default"))) int ont_fused_laun
 
 
 def generated_sources(plugin: Path) -> list[str]:
-    """The kernels that programs generate, with the emulation's preamble, in the order of their texts."""
+    """The kernels that programs and torch's dropout generate, with the emulation's preamble, in the order of their
+    texts.
+    """
     paths = os.pathsep.join(str(ROOT / path) for path in ("", "tests", "tests/bench", "tests/graph", "tests/ops",
                                                           "tests/optim"))
     with tempfile.TemporaryDirectory() as folder:
         keep = f': %s; cp %s "$(mktemp {folder}/XXXXXXXX.cu)"; false'  # refused: the programs go on without it
-        done = subprocess.run([sys.executable, str(HERE / "programs.py"), str(plugin), "emulated", PROGRAMS], text=True,
-                              capture_output=True, env={**os.environ, "PYTHONPATH": paths, "ONT_EMULATE_JIT": keep})
-        if done.returncode:
-            raise RuntimeError(done.stderr[-2000:])
+        for script, part in (("programs.py", PROGRAMS), ("dropout.py", "2/7")):
+            done = subprocess.run([sys.executable, str(HERE / script), str(plugin), "emulated", part], text=True,
+                                  capture_output=True, env={**os.environ, "PYTHONPATH": paths, "ONT_EMULATE_JIT": keep})
+            if done.returncode:
+                raise RuntimeError(done.stderr[-2000:])
         return sorted({path.read_text() for path in Path(folder).iterdir()})
 
 
@@ -137,6 +141,51 @@ def generated(plugin: Path, count: int | None) -> list[str]:
     some = sources if count is None else drawn(sources, count)
     print(f"{len(some)} of {len(sources)} generated kernels for sm_{', sm_'.join(map(str, ARCHITECTURES))}")
     return check_generated(library, some) if sources else ["the programs generate no kernels"]
+
+
+# ---- divisions ----
+
+# In the source, kernels whose names begin so: each thread computes indices, by multiplications. A division of 64 bits is
+# a function of some 70 instructions.
+UNDIVIDED = {"copy": ("short_copy_kernel", "rotate_kernel"), "norm": ("norm_kernel", "norm_grad_kernel")}
+
+
+def machine_code(source: Path, folder: Path) -> Path:
+    """What nvcc makes of it for ARCHITECTURE."""
+    made = folder / f"{source.stem}.cubin"
+    subprocess.run(["nvcc", "-std=c++17", "-O3", "-cubin", f"-arch=sm_{ARCHITECTURE}", f"-I{ROOT / 'cuda'}",
+                    f"-I{ROOT / 'csrc'}", str(source), "-o", str(made)], check=True, capture_output=True)
+    return made
+
+
+def divisions(code: Path) -> dict[str, list[str]]:
+    """By the kernels' names: the functions of 64-bit divisions that the linker has put behind their code."""
+    sections, symbols = (subprocess.run(["readelf", option, str(code)], capture_output=True, text=True,
+                                        check=True).stdout for option in ("-WS", "-Ws"))
+    kernels = dict(re.findall(r"^\s*\[\s*(\d+)\] \.text\.(\S+)", sections, re.M))
+    called = re.findall(r"\s(\d+) \$__internal_\d+_\$__cuda_sm\d+_((?:div|rem)_[su]64)", symbols)
+    names = subprocess.run(["c++filt"], input="".join(f"{name}\n" for name in kernels.values()), text=True,
+                           capture_output=True, check=True).stdout.splitlines()
+    return {name.removeprefix("void "): sorted({function for at, function in called if at == section})
+            for section, name in zip(kernels, names, strict=True)}
+
+
+def divided(source: str, starts: tuple[str, ...]) -> list[str]:
+    """The kernels of cuda/kernels/SOURCE.cu whose names begin so, and that divide 64 bits; all where there are none."""
+    with tempfile.TemporaryDirectory() as folder:
+        found = divisions(machine_code(ROOT / f"cuda/kernels/{source}.cu", Path(folder)))
+    chosen = {start: [name for name in found if name.startswith(start)] for start in starts}
+    return [*(f"{source}: no kernel is called {start}" for start, names in chosen.items() if not names),
+            *(f"{name}: {', '.join(found[name])}" for names in chosen.values() for name in names if found[name])]
+
+
+def divided_of_text(text: str) -> list[str]:
+    """The functions of 64-bit divisions in a generated kernel, with the emulation's preamble."""
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "generated.cu"
+        source.write_text(text.split(FOOTER)[0])
+        (found,) = divisions(machine_code(source, Path(folder))).values()
+    return found
 
 
 # ---- registers and spills ----
@@ -227,6 +276,8 @@ def main(command: str, *arguments: str) -> None:
         built = subprocess.run([sys.executable, str(script), str(folder)], check=True, text=True,
                                capture_output=True).stdout
         wrong = generated(Path(built.splitlines()[-1]), int(arguments[0]) if arguments else None)
+    elif command == "divisions":
+        wrong = [line for source, starts in UNDIVIDED.items() for line in divided(source, starts)]
     elif command == "registers":
         wrong = registers("--write" in arguments)
     else:

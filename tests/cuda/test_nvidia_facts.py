@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 from facts import Kernel
 
 needs_nvrtc = pytest.mark.skipif(not facts.nvrtc(), reason="tests/cuda/facts.py fetch nvrtc")
+needs_nvcc = pytest.mark.skipif(not shutil.which("nvcc"), reason="nvcc is not installed")
 needs_headers = pytest.mark.skipif(not facts.includes(), reason="tests/cuda/facts.py fetch headers")
 LOG = """ptxas info    : 0 bytes gmem
 ptxas info    : Compiling entry function '_Z4plusIfEvPT_' for 'sm_90'
@@ -100,6 +102,32 @@ def test_programs_generate_kernels_of_each_kind(sources):
     for part in ("ont_vector<float>", "ont_vector<uint16_t>", "double", "g.seed[0]", "% 7", "ont_bf16_to_float",
                  "ont_f16_to_float"):
         assert any(part in source.split("ont_fused")[1] for source in sources), part
+
+
+@needs_nvcc
+@pytest.mark.parametrize("source", facts.UNDIVIDED)
+def test_kernels_divide_no_64_bits(source):
+    assert not facts.divided(source, facts.UNDIVIDED[source])
+
+
+@needs_nvcc
+def test_a_division_of_64_bits_is_found(tmp_path):
+    """In the kernel for what has too many dims or bytes; and a list that names no kernel is wrong."""
+    (tmp_path / "one.cu").write_text("__global__ void one(long *p, long n) { *p /= n; }\n"
+                                     "__global__ void other(long *p, int n) { *p += (int)*p / n + *p / 7; }\n")
+    assert facts.divisions(facts.machine_code(tmp_path / "one.cu", tmp_path)) == {"one(long*, long)": ["div_s64"],
+                                                                                  "other(long*, int)": []}
+    found = facts.divided("copy", ("copy_kernel", "no_kernel"))
+    assert "copy: no kernel is called no_kernel" in found and any("div_s64" in line for line in found), found
+
+
+@needs_nvcc
+def test_generated_dropout_divides_no_64_bits(sources):
+    """A mask tells the compiler what the layout of torch's numbers divides by."""
+    source = next(text for text in sources if "ull) | " in text.split("ont_fused")[1])
+    assert not facts.divided_of_text(source)
+    unknown = re.sub(r"\(g\.stream\[0\] & \d+ull\) \|", "g.stream[0] |", source)
+    assert unknown != source and facts.divided_of_text(unknown)
 
 
 @needs_nvrtc
