@@ -387,7 +387,7 @@ static void add_source(text *t, const ont_ew *e, const int *types, int vector, c
         "template <class T> struct __align__(sizeof(T) * %d < 16 ? sizeof(T) * %d : 16) ont_vector { T v[%d]; };\n"
         "struct ont_args { const void *in[%d]; void *out[%d]; const uint64_t *seed; int64_t n; uint64_t stream[%d]; "
         "};\n"
-        "extern \"C\" __global__ void __launch_bounds__(%d) ont_fused(const ont_args g)\n{\n"
+        "extern \"C\" {\n__global__ void __launch_bounds__(%d) ont_fused(const ont_args g)\n{\n"
         "  const uint64_t random[3] = {%s}; (void)random;\n"
         "  for (int64_t piece = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; piece < g.n; piece += "
         "(int64_t)gridDim.x * blockDim.x) {\n",
@@ -395,7 +395,7 @@ static void add_source(text *t, const ont_ew *e, const int *types, int vector, c
         random ? "g.seed[0], g.seed[1], g.seed[2]" : "0, 0, 0");
     add_indices(t, e, vector);
     add_body(t, e, types, vector);
-    add(t, "  }\n}\n");
+    add(t, "  }\n}\n}\n");
 }
 
 /* ---- compiled sources ---- */

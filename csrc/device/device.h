@@ -82,6 +82,8 @@ typedef struct ont_device_ops {
     ont_status (*optim)(const ont_device *device, int what, const struct ont_cuda_optim *job, float *found_inf,
                         void *stream);
     const struct ont_comm_ops *(*comm)(void); /* collectives of several processes; NULL: the library is missing */
+    /* For tests, else NULL: memory that kernels may access from now on, or must not. */
+    void (*guard)(const ont_device *device, void *data, size_t bytes, bool accessible);
 } ont_device_ops;
 
 struct ont_device {

@@ -225,13 +225,14 @@ static ont_status assign(planner *p, ont_arena *arena)
         if (s->parent != i || s->kind != ONT_LOCATION_SLAB || s->first == NONE) continue;
         s->block = n;
         p->plan->lifetimes[n] = (ont_plan_lifetime){i, s->first, s->last, s->bytes};
-        blocks[n++] = (ont_plan_block){.bytes = s->bytes, .first = s->first, .last = s->last};
+        blocks[n++] = (ont_plan_block){.bytes = s->bytes + p->in->redzone, .first = s->first, .last = s->last};
     }
     p->plan->n_lifetimes = n;
     for (uint32_t t = 0; t < p->in->n_steps; t++) {
         work[t] = n;
         if (p->in->steps[t].work_bytes)
-            blocks[n++] = (ont_plan_block){.bytes = p->in->steps[t].work_bytes, .first = t, .last = t};
+            blocks[n++] = (ont_plan_block){
+                .bytes = p->in->steps[t].work_bytes + p->in->redzone, .first = t, .last = t};
     }
     ONT_TRYGOTO(status, done, ont_plan_assign(blocks, n, &p->plan->slab_bytes));
     p->plan->lower_bound = ont_plan_lower_bound(blocks, n, p->in->n_steps, per_step);

@@ -72,6 +72,7 @@ typedef struct ont_plan_input {
     bool (*is_view)(const ont_node *);
     const ont_value *const *delivered;
     const int32_t *gradient_of;
+    size_t redzone; /* bytes that stay free behind each block */
 } ont_plan_input;
 
 /*

@@ -240,6 +240,17 @@ static bool has_delivery_due(const ont_run *run, uint32_t t)
     return run->callback && run->n_delivered < p->n_deliveries && p->deliveries[run->n_delivered].before <= t;
 }
 
+static void guard(const ont_run *run, void *data, size_t bytes, bool accessible)
+{
+    const ont_device *device = run->program->device;
+    if (device)
+        device->ops->guard(device, data, bytes, accessible);
+    else if (accessible)
+        ONT_UNPOISON(data, bytes);
+    else
+        ONT_POISON(data, bytes);
+}
+
 static void unpoison_values(const ont_run *run, const uint32_t *ids, uint32_t n)
 {
     const ont_program *p = run->program;
@@ -247,21 +258,23 @@ static void unpoison_values(const ont_run *run, const uint32_t *ids, uint32_t n)
         if (ids[i] == ONT_STEP_ABSENT || p->plan.locations[ids[i]].kind != ONT_LOCATION_SLAB) continue;
         const ont_value *v = p->graph->values[ids[i]];
         size_t bytes;
-        if (ont_shape_bytes(&v->shape, v->dtype, &bytes) == ONT_OK) ONT_UNPOISON(run->pointers[ids[i]], bytes);
+        if (ont_shape_bytes(&v->shape, v->dtype, &bytes) == ONT_OK) guard(run, run->pointers[ids[i]], bytes, true);
     }
 }
 
-/* For AddressSanitizer: makes only the operands and scratch memory of a step accessible; NULL: the whole slab. */
+/*
+ * For AddressSanitizer: makes only the operands and scratch memory of a step accessible, and of a device's slab also
+ * the random state; NULL: the whole slab.
+ */
 static void poison_slab(const ont_run *run, const ont_step *step)
 {
     const ont_program *p = run->program;
-    if (!ONT_ASAN || p->device) return;
-    if (!step) ONT_UNPOISON(run->slab, slab_bytes(p));
+    if (p->device ? !p->device->ops->guard : !ONT_ASAN) return;
+    guard(run, run->slab, p->plan.slab_bytes, !step);
     if (!step) return;
-    ONT_POISON(run->slab, slab_bytes(p));
     unpoison_values(run, step->in, step->node->n_inputs);
     unpoison_values(run, step->out, step->node->n_outputs);
-    ONT_UNPOISON(run->slab + step->work_offset, step->work_bytes);
+    guard(run, run->slab + step->work_offset, step->work_bytes, true);
 }
 
 /* Who looks at the steps of a phase while they run. */

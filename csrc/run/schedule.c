@@ -30,7 +30,8 @@ static ont_plan_input plan_input(const scheduler *s, const ont_plan_step *plan_s
     const ont_program *p = s->p;
     return (ont_plan_input){.g = p->graph, .steps = plan_steps, .n_steps = p->n_steps, .split = p->split,
                             .n_forward_outputs = p->grads.n_forward_outputs, .is_view = ont_node_is_view,
-                            .delivered = s->delivered, .gradient_of = s->gradient_of};
+                            .delivered = s->delivered, .gradient_of = s->gradient_of,
+                            .redzone = p->device && p->device->ops->guard ? ONT_PLAN_ALIGN : 0};
 }
 
 static ont_status make_plan(const scheduler *s, const ont_plan_step *plan_steps, ont_arena *arena, ont_plan *plan)

@@ -27,6 +27,8 @@ KINDS = {"": ["-O1"], "--sanitize": ["-O1", "-g1", "-fsanitize=address", "-fno-o
          "--races": ["-O1", "-g1", "-DONT_RACES"]}
 # Kernels, with --races; the library of that sanitizer is not linked, nor are its guards of static variables.
 WATCHED = ["-fsanitize=thread", "-fno-threadsafe-statics"]
+# Kernels: accesses that are not aligned to their size call emulate.cc.
+KERNELS = ["-fsanitize=alignment"]
 
 
 def sources(*more: str) -> list[Path]:
@@ -61,7 +63,7 @@ def compile_one(source: Path, out: Path, kind: str = "") -> None:
         return
     language = [*compiler("CC", "cc"), "-std=gnu11"] if source.suffix == ".c" else [*compiler("CXX", "c++"),
                                                                                    "-std=c++17", "-x", "c++"]
-    extra = WATCHED if kind == "--races" and source.suffix == ".cu" else []
+    extra = [*KERNELS, *(WATCHED if kind == "--races" else [])] if source.suffix == ".cu" else []
     fresh = f"{out}.new"  # whole, or not there
     subprocess.run([*language, *FLAGS, *KINDS[kind], *extra, "-MMD", "-MF", str(out.with_suffix(".d")), "-c",
                     str(source), "-o", fresh], check=True)

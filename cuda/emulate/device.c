@@ -188,7 +188,9 @@ static ont_status write_host(const ont_device *device, void *to, const void *hos
 static ont_status read_device(const ont_device *device, void *host, const void *from, size_t bytes, void *stream)
 {
     ont_emulate_outside_capture("cudaStreamSynchronize");
-    return copy(device, host, from, bytes, stream);
+    ONT_TRY(copy(device, host, from, bytes, stream));
+    ont_emulate_wait_for_stream(stream);
+    return ONT_OK;
 }
 
 static ont_status store(const ont_device *device, void *to, const uint64_t *words, int n, void *stream)
@@ -215,6 +217,7 @@ static ont_status synchronize(const ont_device *device, void *stream)
     (void)device;
     ont_emulate_outside_capture("cudaStreamSynchronize");
     ont_emulate_check_stream("cudaStreamSynchronize", stream);
+    ont_emulate_wait_for_stream(stream);
     return ONT_OK;
 }
 
@@ -224,6 +227,7 @@ static ont_status join(const ont_device *device, void *stream, void *other)
     ont_emulate_outside_capture("cudaStreamWaitEvent");
     ont_emulate_check_stream("cudaEventRecord", other);
     ont_emulate_check_stream("cudaStreamWaitEvent", stream);
+    ont_emulate_join_streams(stream, other);
     last_waiting = stream;
     last_awaited = other;
     joins++;
@@ -288,6 +292,22 @@ static ont_status optim(const ont_device *device, int what, const ont_cuda_optim
     return ont_launched(ont_launch_optim(what, job, found_inf, stream));
 }
 
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+
+static void guard(const ont_device *device, void *data, size_t bytes, bool accessible)
+{
+    (void)device;
+    if (accessible)
+        __asan_unpoison_memory_region(data, bytes);
+    else
+        __asan_poison_memory_region(data, bytes);
+}
+#define GUARD guard
+#else
+#define GUARD NULL
+#endif
+
 enum { DLPACK_CPU = 1 };
 
 static const ont_device_ops ops = {
@@ -315,6 +335,7 @@ static const ont_device_ops ops = {
     .graph_destroy = graph_destroy,
     .optim = optim,
     .comm = ont_nccl_get,
+    .guard = GUARD,
 };
 
 static ont_device devices[ONT_EMULATE_DEVICES];

@@ -32,6 +32,9 @@ void ont_emulate_end_work(void);
 void *ont_emulate_stream(int device);
 /* Ends the process where the stream is another device's than the current one. */
 void ont_emulate_check_stream(const char *what, const void *stream);
+/* Later work on `stream` waits for the work that is on `other` now; the host waits for the work on `stream`. */
+void ont_emulate_join_streams(const void *stream, const void *other);
+void ont_emulate_wait_for_stream(const void *stream);
 
 #ifdef __cplusplus
 }

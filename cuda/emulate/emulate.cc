@@ -154,6 +154,8 @@ static bool take_fiber(thread *t)
     return true;
 }
 
+static bool in_thread;
+
 static bool run_thread(unsigned i)
 {
     thread *t = &now.threads[i];
@@ -164,7 +166,9 @@ static bool run_thread(unsigned i)
     fiber *f = &now.fibers[t->fiber];
     __sanitizer_start_switch_fiber(&now.home.fake, f->stack, STACK);
     ont_races_switch(i, f->stack, STACK);
+    in_thread = true;
     jump(&now.home, f);
+    in_thread = false;
     ont_races_switch(0, nullptr, 0);
     __sanitizer_finish_switch_fiber(now.home.fake, nullptr, nullptr);
     if (t->at == DONE) {
@@ -241,6 +245,22 @@ void ont_emulate_need_aligned(const void *p, size_t bytes)
     if ((uintptr_t)p % bytes == 0) return;
     now.failed = true;
     snprintf(message, sizeof message, "%s: an address is no multiple of %zu", now.name, bytes);
+}
+
+/* What kernels that are compiled with -fsanitize=alignment call before such an access; the layout is GCC's. */
+extern "C" void __ubsan_handle_type_mismatch_v1(const void *about, const void *p)
+{
+    struct {
+        const char *file;
+        uint32_t line, column;
+        const void *type;
+        unsigned char log_alignment, kind;
+    } access;
+    memcpy(&access, about, sizeof access);
+    now.failed = true;
+    snprintf(message, sizeof message, "%s: %s:%u: address %p is no multiple of %u", now.name, access.file, access.line,
+             p, 1u << access.log_alignment);
+    if (in_thread) ont_emulate_barrier(); /* and no further: the instruction may be one that such an address stops */
 }
 
 unsigned ont_emulate_ballot(unsigned mask, int predicate)

@@ -4,7 +4,8 @@
  * and shuffles switch among them; blocks run one after the other, so __shared__ can be `static`.
  *
  * Behaviour that the hardware leaves undefined is reported as a failed launch: a barrier that not all threads reach, a
- * shuffle in which not all lanes of the mask take part, and with ONT_RACES (races.cc) a data race. ONT_EMULATE_ORDER=
+ * shuffle in which not all lanes of the mask take part, an access of an address that is not aligned to its size, and
+ * with ONT_RACES (races.cc) a data race. ONT_EMULATE_ORDER=
  * reverse runs blocks and threads from the last to the first, "random N" in an order that the seed N chooses.
  */
 #ifndef ONT_CUDA_EMULATE_H
@@ -40,7 +41,7 @@ struct ont_lane { /* identity of a thread */
 extern ont_lane *ont_lane_now;
 extern unsigned char *ont_shared_now;
 
-#define __global__
+#define __global__ static /* of which the sanitizer protects the arrays; it leaves out templates that are not */
 #define __device__
 #define __host__
 #define __shared__ static

@@ -218,7 +218,7 @@ def compiled() -> None:
     folder = ROOT / "cuda"
     log = Path(f"/tmp/ont_compiled_{os.getpid()}")
     os.environ["ONT_EMULATE_JIT"] = (f"echo x >> {log} && c++ -std=c++17 -O1 -fPIC -shared -DONT_EMULATE "
-                                     f"-ffp-contract=off -fvisibility=hidden -I{folder} -I{ROOT}/csrc -x c++ -o %s %s "
+                                     f"-ffp-contract=off -fsanitize=alignment -fvisibility=hidden -I{folder} -I{ROOT}/csrc -x c++ -o %s %s "
                                      f"{folder}/emulate/emulate.cc -lpthread")
     try:
         in_order()

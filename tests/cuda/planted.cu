@@ -1,12 +1,15 @@
 /*
- * Kernels with and without a data race, for the test of the race detector: each has the barrier that it needs, or lacks
- * it. ont_planted runs one of them and returns what the launch reported, or "".
+ * Kernels with and without a fault, for the tests of the emulation: a data race, of which each has the barrier that it
+ * needs, or lacks it; an access that is not aligned. ont_planted runs one of them and returns what the launch reported,
+ * or "".
  */
 #include "kernels/launch.cuh"
 
+#include <stdlib.h>
+
 enum { BLOCKS = 4, N = 64, PART = 4 * N }; /* PART: of the output, a block's */
 
-template <bool FINE> static __global__ void write_then_read(float *out)
+template <bool FINE> __global__ void write_then_read(float *out)
 {
     out += blockIdx.x * PART;
     __shared__ float values[N];
@@ -17,7 +20,7 @@ template <bool FINE> static __global__ void write_then_read(float *out)
 }
 
 /* The second round overwrites what the first still reads. */
-template <bool FINE> static __global__ void read_then_write(float *out)
+template <bool FINE> __global__ void read_then_write(float *out)
 {
     out += blockIdx.x * PART;
     ONT_SHARED(float, values);
@@ -31,7 +34,7 @@ template <bool FINE> static __global__ void read_then_write(float *out)
 }
 
 /* Without the barrier at its begin, ont_block_sum would have this race at its second call. */
-template <bool FINE> static __global__ void two_sums(float *out)
+template <bool FINE> __global__ void two_sums(float *out)
 {
     out += blockIdx.x * PART;
     __shared__ float sums[2];
@@ -44,7 +47,7 @@ template <bool FINE> static __global__ void two_sums(float *out)
     }
 }
 
-template <bool FINE> static __global__ void within_a_warp(float *out)
+template <bool FINE> __global__ void within_a_warp(float *out)
 {
     out += blockIdx.x * PART;
     __shared__ float values[N];
@@ -55,7 +58,7 @@ template <bool FINE> static __global__ void within_a_warp(float *out)
 }
 
 /* A shuffle orders no memory. */
-template <bool FINE> static __global__ void shuffle_as_barrier(float *out)
+template <bool FINE> __global__ void shuffle_as_barrier(float *out)
 {
     out += blockIdx.x * PART;
     __shared__ float values[N];
@@ -67,7 +70,7 @@ template <bool FINE> static __global__ void shuffle_as_barrier(float *out)
 }
 
 /* A warp's barrier orders its own lanes, and of them those in the mask. */
-template <bool FINE> static __global__ void barrier_of_a_part(float *out)
+template <bool FINE> __global__ void barrier_of_a_part(float *out)
 {
     out += blockIdx.x * PART;
     __shared__ float values[N];
@@ -77,7 +80,7 @@ template <bool FINE> static __global__ void barrier_of_a_part(float *out)
     out[t] = values[t ^ (FINE ? 15 : 31)];
 }
 
-template <bool FINE> static __global__ void warp_barrier_between_warps(float *out)
+template <bool FINE> __global__ void warp_barrier_between_warps(float *out)
 {
     out += blockIdx.x * PART;
     __shared__ float values[N];
@@ -87,19 +90,19 @@ template <bool FINE> static __global__ void warp_barrier_between_warps(float *ou
     out[t] = values[t ^ (FINE ? 31 : 32)];
 }
 
-template <bool FINE> static __global__ void between_blocks(float *out)
+template <bool FINE> __global__ void between_blocks(float *out)
 {
     if (threadIdx.x == 0) out[FINE ? blockIdx.x : blockIdx.x / 2] = 1;
 }
 
-template <bool FINE> static __global__ void blocks_that_read(float *out)
+template <bool FINE> __global__ void blocks_that_read(float *out)
 {
     float *at = out + (FINE ? blockIdx.x * PART : 0) + threadIdx.x, before = *at;
     out[blockIdx.x * PART + N + threadIdx.x] = before;
     if (FINE || blockIdx.x == 2) *at = before + 1;
 }
 
-template <bool FINE> static __global__ void atomic_and_plain(float *out)
+template <bool FINE> __global__ void atomic_and_plain(float *out)
 {
     out += blockIdx.x * PART;
     __shared__ int count;
@@ -111,12 +114,12 @@ template <bool FINE> static __global__ void atomic_and_plain(float *out)
 }
 
 /* Neighbours of a byte are other locations. */
-template <bool FINE> static __global__ void bytes(float *out)
+template <bool FINE> __global__ void bytes(float *out)
 {
     ((unsigned char *)(out + blockIdx.x * PART))[threadIdx.x / (FINE ? 1 : 2)] = 1;
 }
 
-template <bool FINE> static __global__ void copies_of_16_bytes(float *out)
+template <bool FINE> __global__ void copies_of_16_bytes(float *out)
 {
     out += blockIdx.x * PART;
     __shared__ float values[4 * N];
@@ -126,6 +129,25 @@ template <bool FINE> static __global__ void copies_of_16_bytes(float *out)
     memcpy(out + 4 * t, values + 4 * (N - 1 - t), 16);
 }
 
+/* ---- other faults ---- */
+
+struct __align__(16) four {
+    float v[4];
+};
+
+template <bool FINE> __global__ void a_vector(float *out)
+{
+    four *at = (four *)(void *)(out + blockIdx.x * PART + (FINE ? 0 : 2)); /* out is at a multiple of 16 */
+    if (threadIdx.x == 0) *at = four{{1, 2, 3, 4}};
+}
+
+template <bool FINE> __global__ void a_number(float *out)
+{
+    if (threadIdx.x == 0) *(double *)(void *)(out + blockIdx.x * PART + (FINE ? 2 : 1)) = 1;
+}
+
+#define OTHERS(X) X(a_vector) X(a_number)
+
 #define PLANTED(X) \
     X(write_then_read) X(read_then_write) X(two_sums) X(within_a_warp) X(shuffle_as_barrier) X(barrier_of_a_part) \
     X(warp_barrier_between_warps) X(between_blocks) X(blocks_that_read) X(atomic_and_plain) X(bytes) \
@@ -133,18 +155,25 @@ template <bool FINE> static __global__ void copies_of_16_bytes(float *out)
 
 extern "C" __attribute__((visibility("default"))) const char *ont_planted(const char *name, int fine)
 {
-    static float *out = new float[BLOCKS * PART]();
+    static float *out = (float *)aligned_alloc(16, BLOCKS * PART * sizeof *out);
     int error = -1;
+    memset(out, 0, BLOCKS * PART * sizeof *out);
 #define RUN(kernel) \
     if (!strcmp(name, #kernel)) \
         error = fine ? ONT_LAUNCH(kernel<true>, BLOCKS, N, N * sizeof(float), nullptr, out) \
                      : ONT_LAUNCH(kernel<false>, BLOCKS, N, N * sizeof(float), nullptr, out);
     PLANTED(RUN)
+    OTHERS(RUN)
     return error < 0 ? "no such kernel" : error ? ont_emulate_error() : "";
 }
 
+#define NAME(kernel) #kernel " "
 extern "C" __attribute__((visibility("default"))) const char *ont_planted_names(void)
 {
-#define NAME(kernel) #kernel " "
     return PLANTED(NAME);
+}
+
+extern "C" __attribute__((visibility("default"))) const char *ont_planted_others(void)
+{
+    return OTHERS(NAME);
 }

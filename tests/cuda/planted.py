@@ -31,10 +31,30 @@ class Fault(NamedTuple):
     new: str
     programs: str  # of programs.py
     message: str  # what is said of it
+    kind: str = ""  # of cuda/emulate/build.py: with "--sanitize" the rest is that of the build with AddressSanitizer
+
+
+FOLDERS = {"": FOLDER / "plain", "--sanitize": FOLDER / "asan"}
+
+
+def sanitizer() -> str:
+    """The libraries that must be in the process before any other: the sanitizer's, and the one whose exceptions it
+    watches.
+    """
+    found = [subprocess.run(["gcc", f"-print-file-name={name}"], capture_output=True, text=True,
+                            check=True).stdout.strip()
+             for name in ("libasan.so", "libstdc++.so.6")]
+    return " ".join(found)
+
+
+def environment(kind: str) -> dict[str, str]:
+    """Of a process that opens a plugin of this kind."""
+    return {} if not kind else {"LD_PRELOAD": sanitizer(),
+                                "ASAN_OPTIONS": "detect_leaks=0:detect_stack_use_after_return=0"}
 
 
 def plant(fault: Fault) -> Path:
-    """The plugin with the fault; the rest of it is that of the build without a sanitizer."""
+    """The plugin with the fault."""
     spec = importlib.util.spec_from_file_location("emulate_build", ROOT / "cuda/emulate/build.py")
     build = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(build)
@@ -44,25 +64,26 @@ def plant(fault: Fault) -> Path:
     changed = text.replace(fault.old, fault.new)
     folder = FOLDER / "planted" / hashlib.sha256(repr(fault).encode()).hexdigest()[:16]
     folder.mkdir(parents=True, exist_ok=True)
-    objects = {path: FOLDER / "plain" / build.object_name(path) for path in build.sources()}
+    objects = {path: FOLDERS[fault.kind] / build.object_name(path) for path in build.sources()}
     objects[source] = folder / f"{source.name}.o"
     with open(folder / "lock", "w", encoding="ascii") as lock:  # as build.py: another worker may plant the same fault
         fcntl.flock(lock, fcntl.LOCK_EX)
         (folder / source.name).write_text(changed, encoding="utf-8")
-        build.compile_one(folder / source.name, objects[source])
-        build.link(list(objects.values()), folder / "_emulated.so")
+        build.compile_one(folder / source.name, objects[source], fault.kind)
+        build.link(list(objects.values()), folder / "_emulated.so", fault.kind)
     return folder / "_emulated.so"
 
 
 def outcomes(faults: list[Fault]) -> list[tuple[int, str]]:
-    """Of each fault, the status of its programs' process, and what that printed."""
-    subprocess.run([sys.executable, str(ROOT / "cuda/emulate/build.py"), str(FOLDER / "plain")], check=True,
+    """Of each fault, the status of its programs' process, and what that printed; all faults are of one kind."""
+    (kind,) = {fault.kind for fault in faults}
+    subprocess.run([sys.executable, str(ROOT / "cuda/emulate/build.py"), str(FOLDERS[kind]), *kind.split()], check=True,
                    capture_output=True)
     jobs = [(str(plant(fault)), fault.programs) for fault in faults]
     paths = os.pathsep.join([str(ROOT), os.environ["PYTHONPATH"]])
     done = subprocess.run([sys.executable, __file__], input=json.dumps(jobs), capture_output=True, text=True, cwd=ROOT,
                           check=True, env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1",
-                                           "ONT_EMULATE_SEED": "0"})
+                                           "ONT_EMULATE_SEED": "0", **environment(kind)})
     return [tuple(outcome) for outcome in json.loads(done.stdout.splitlines()[-1])]
 
 

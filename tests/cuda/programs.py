@@ -32,6 +32,7 @@ import rotary
 import rows
 import sdpa
 import smoke
+import streams
 import torch
 import values
 from checks import Messages, every_nth, exported, refusal, run_checks
@@ -114,8 +115,8 @@ def channels_last() -> set[str]:
 
 def by_rule() -> set[str]:
     """Libraries' algorithms that are not measured: the first one that the library takes at a call."""
-    _C.set_deterministic(True)
     times = getattr(ctypes.CDLL(PLUGIN), "ont_emulate_times", lambda: 0) if PLUGIN else lambda: 0  # taken so far
+    _C.set_deterministic(True)
     try:
         before = times()
         used = unaligned() | vision()
@@ -179,7 +180,6 @@ def gelu_epilogues() -> set[str]:
     return used
 
 
-def attention() -> set[str]:
 def slow_epilogues() -> set[str]:
     """GELU is computed behind the product where its epilogue is slower; where kernels are chosen by rule, nothing is
     measured. Each product has a shape of its own, since choices are kept.
@@ -211,6 +211,7 @@ def slow_epilogues() -> set[str]:
     return used
 
 
+def attention() -> set[str]:
     """In 16 bits, by cuDNN where the device has it; tests/cuda/sdpa.py has the cases."""
     case = sdpa.Case(torch.bfloat16, 24, 24, size=32, v_size=32)
     session = _C.Session(sdpa.model_of(case, sdpa.operands(case)), 16, DEVICE)
@@ -424,7 +425,6 @@ def ortmodule() -> set[str]:
     told = onnxtrain.explain(wrapped)
     assert "CUDA graph of backward: recorded 0 times, replayed 0 times; the latest call ran without it: steps are timed" \
         in told, told
-    names = {f"{op}:{kernel}" for program in _report._programs for session in program.sessions
     sessions = [session for program in _report._programs for session in program.sessions]
     built = sum(session.stats()["programs_built"] for session in sessions)
     try:
@@ -434,6 +434,7 @@ def ortmodule() -> set[str]:
         torch.backends.cuda.matmul.allow_tf32 = False
         _device.tell_tf32()
     assert sum(session.stats()["programs_built"] for session in sessions) == built + 1
+    names = {f"{op}:{kernel}" for program in _report._programs for session in program.sessions
              for op, kernel in operators(session)}
     assert "MatMul:cuda_matmul" in names or "Gemm:cuda_matmul" in names or "FusedMatMul:cuda_matmul" in names, names
     return names
@@ -666,7 +667,6 @@ def generated() -> set[str]:
     mlp_halves()
     refused = MESSAGES.count("interpreted")
     assert refused
-    with tempfile.TemporaryDirectory() as folder:
     with compiler() as compiled:
         used = groups() | mlp() | drops()
         before = len(compiled.read_text(encoding="utf-8").split())
@@ -680,6 +680,7 @@ def generated() -> set[str]:
 @contextlib.contextmanager
 def compiler() -> Iterator[Path]:
     """Generated kernels are compiled on the emulated device, too; the file has a line for each of them."""
+    with tempfile.TemporaryDirectory() as folder:
         options = ("-std=c++17 -O1 -fPIC -DONT_EMULATE -ffp-contract=off -fsanitize=alignment -fvisibility=hidden "
                    f"-I{ROOT}/cuda -I{ROOT}/csrc")
         emulation, compiled = f"{folder}/emulate.o", Path(folder, "compiled")
@@ -735,6 +736,10 @@ def two_devices() -> set[str]:
 
 def two_devices_of_layers() -> set[str]:
     return devices.interleaved(PLUGIN, "lstm")
+
+
+def streams_in_turns() -> set[str]:
+    return streams.in_turns(PLUGIN)
 
 
 def two_ranks() -> set[str]:

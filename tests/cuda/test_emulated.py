@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from planted import environment
 from seeds import drawn_seed
 
 from onnxtrain import _C
@@ -24,22 +25,12 @@ SLOW = os.environ.get("ONNXTRAIN_SLOW") == "1"
 PATHS = os.pathsep.join([str(ROOT), os.environ["PYTHONPATH"]])  # with the folders of helpers: tests/conftest.py
 
 
-def sanitizer() -> str:
-    """The libraries that must be in the process before any other: the sanitizer's,
-    and the one whose exceptions it watches.
-    """
-    found = [subprocess.run(["gcc", f"-print-file-name={name}"], capture_output=True, text=True,
-                            check=True).stdout.strip()
-             for name in ("libasan.so", "libstdc++.so.6")]
-    return " ".join(found)
-
-
 def run(script: str, plugin: Path, *arguments: str, **environment: str) -> dict:
     """The JSON that a script of this folder prints; run under AddressSanitizer, if the plugin is built with it."""
     env = {**os.environ, "PYTHONPATH": PATHS, "OMP_NUM_THREADS": "1",
            "ONT_EMULATE_SEED": str(drawn_seed()), **environment}  # of what the emulated libraries propose and refuse
     if plugin.parent.name == "asan":
-        env |= {"LD_PRELOAD": sanitizer(), "ASAN_OPTIONS": "detect_leaks=0:detect_stack_use_after_return=0"}
+        env |= environment("--sanitize")
     done = subprocess.run([sys.executable, str(ROOT / "tests/cuda" / script), str(plugin), "emulated", *arguments],
                           env=env, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, f"{script}: status {done.returncode}\n{done.stderr[-6000:]}"
@@ -147,18 +138,33 @@ def test_kernels_agree_with_torch(plugin, script, order, part):
 ORDERS = ("", "reverse", "random 1", "random 2")
 
 
+def planted(watched: Path, names: str) -> dict[str, tuple[str, str]]:
+    """What the launches of kernels of planted.cu report, without their fault and with it."""
+    library = ctypes.CDLL(str(watched))
+    listed = library[names]
+    library.ont_planted.restype = listed.restype = ctypes.c_char_p
+    return {name: tuple(library.ont_planted(name.encode(), fine).decode() for fine in (1, 0))
+            for name in listed().decode().split()}
+
+
 @pytest.mark.parametrize("order", ORDERS)
 def test_planted_races_are_found(watched, order, monkeypatch):
     """Each kernel of planted.cu has a race without its barrier, and none with it, in whatever order threads run."""
     monkeypatch.setenv("ONT_EMULATE_ORDER", order)
-    library = ctypes.CDLL(str(watched))
-    library.ont_planted.restype = library.ont_planted_names.restype = ctypes.c_char_p
-    names = library.ont_planted_names().decode().split()
-    assert len(names) >= 12
-    said = {name: tuple(library.ont_planted(name.encode(), fine).decode() for fine in (1, 0)) for name in names}
+    said = planted(watched, "ont_planted_names")
+    assert len(said) == 12
     assert not [name for name, (fine, raced) in said.items() if fine or "a race in " not in raced], said
     assert all(("global" if "block" in name or name == "bytes" else "shared") in raced
                for name, (_, raced) in said.items()), said
+
+
+def test_planted_faults_of_memory_are_found(watched):
+    """Addresses that are not aligned."""
+    said = planted(watched, "ont_planted_others")
+    assert {name: fine for name, (fine, _) in said.items() if fine} == {}
+    messages = {"a_vector": "is no multiple of 16", "a_number": "is no multiple of 8"}
+    assert said.keys() == messages.keys()
+    assert all(message in said[name][1] for name, message in messages.items()), said
 
 
 @pytest.mark.parametrize("script", ["cases.py", "flash.py", "tiles.py", "optim.py", "optim_steps.py", "programs.py"])
@@ -185,8 +191,7 @@ def test_every_claimed_operator_ran(plugin, cases, programs):
     script = ("import sys, json; from onnxtrain import _C; _C.open_plugin(sys.argv[1]); "
               "print(json.dumps(_C.device_operators('emulated')))")
     done = subprocess.run([sys.executable, "-c", script, str(plugin)], capture_output=True, text=True, check=True,
-                          cwd=ROOT, env={**os.environ, "PYTHONPATH": PATHS, "LD_PRELOAD": sanitizer(),
-                                         "ASAN_OPTIONS": "detect_leaks=0"})
+                          cwd=ROOT, env={**os.environ, "PYTHONPATH": PATHS, **environment("--sanitize")})
     ran = set(cases["ran"]) | set(programs["ran"])
     claimed = json.loads(done.stdout)
     assert len(claimed) > 100 and not unproven(claimed, ran)
