@@ -9,6 +9,11 @@
  * pooling and normalization. Models cannot have that attribute, as no operator declares it. Shape inference does not
  * know it: no pass behind this one may infer the nodes again.
  *
+ * Where only a Relu reads the result of a convolution that will be in channels last, and the device takes both as one,
+ * a pass of its own removes the Relu and gives the convolution the attribute "relu". The Relu's gradient reads its
+ * result, not its operand. Promotion puts Casts around a Relu in 16 bits, which are removed too: a Relu rounds nothing.
+ * That pass runs before recompute.c, which would have backward read the convolution's result instead.
+ *
  * Values whose order is the same, because one node reads or writes them all, form a group. A group with a convolution
  * that the device takes in channels last becomes channels last; Transposes stand where a value enters or leaves it,
  * unless the model has the same one there.
@@ -24,7 +29,7 @@ typedef enum role { OTHER, CONVOLUTION, NORM, POOL, ELEMENTWISE, REDUCTION, SHAP
 enum { SIGNAL = 3, PLANE = 4, CHANNELS = 1 };
 static const int64_t to_last[][PLANE] = {[SIGNAL] = {0, 2, 1}, [PLANE] = {0, 2, 3, 1}}; /* by rank */
 static const int64_t to_first[][PLANE] = {[SIGNAL] = {0, 2, 1}, [PLANE] = {0, 3, 1, 2}};
-static const char attribute[] = "channels_last";
+static const char attribute[] = "channels_last", relu_attribute[] = "relu";
 
 typedef struct state {
     ont_graph *g;
@@ -62,14 +67,15 @@ static int rank_of(const ont_node *node)
 
 /* ---- groups ---- */
 
-/* A copy of a node whose images are in channels last, which a kernel may accept. */
-static bool has_kernel_in_channels_last(const ont_graph *g, const ont_node *node)
+/* A copy of a node whose images are in channels last, with a Relu or without, which a kernel may accept. */
+static bool has_kernel_in_channels_last(const ont_graph *g, const ont_node *node, bool relu)
 {
     enum { MOST = 4 };
     ont_value values[MOST];
     ont_use uses[MOST];
     ont_value *outputs[1];
-    ont_attr attr = {.next = node->attrs, .name = attribute, .kind = ONT_ATTR_INT, .count = 1, .i = 1};
+    ont_attr last = {.next = node->attrs, .name = attribute, .kind = ONT_ATTR_INT, .count = 1, .i = 1};
+    ont_attr with_relu = {.next = &last, .name = relu_attribute, .kind = ONT_ATTR_INT, .count = 1, .i = relu};
     ont_node copy = *node;
     uint32_t n = 0;
     if (node->n_inputs >= MOST || node->n_outputs != 1) return false;
@@ -84,7 +90,7 @@ static bool has_kernel_in_channels_last(const ont_graph *g, const ont_node *node
     }
     copy.inputs = uses;
     copy.outputs = outputs;
-    copy.attrs = &attr;
+    copy.attrs = &with_relu;
     return ont_op_has_kernel(&copy, g->device);
 }
 
@@ -162,7 +168,7 @@ static role role_of(const ont_graph *g, const ont_node *node)
     if (is_elementwise(node)) return ELEMENTWISE;
     if (ONT_IS(node, Expand)) return is_image(y) && is_image_or_number(x, y->shape.rank) ? EXPANSION : OTHER;
     if (!is_image(x)) return OTHER;
-    if (is_conv(node)) return has_kernel_in_channels_last(g, node) ? CONVOLUTION : OTHER;
+    if (is_conv(node)) return has_kernel_in_channels_last(g, node, false) ? CONVOLUTION : OTHER;
     if (ONT_IS(node, BatchNormalization) || ONT_IS(node, FusedBatchNorm) || ONT_IS(node, BatchNormGrad)) return NORM;
     if (is_pool(node)) return POOL;
     if (ONT_IS(node, ReduceSum) || ONT_IS(node, ReduceMean) || ONT_IS(node, ReduceMax))
@@ -387,4 +393,37 @@ ont_status ont_pass_channels_last(ont_graph *g)
         else if (ONT_IS(node, Transpose)) join_transpose(&s, node);
     }
     return ont_pass_dce(g);
+}
+
+/* Whether the node casts without rounding. */
+static bool is_widening(const ont_node *node)
+{
+    const ont_value *from = ont_node_in(node, 0), *to = node->outputs[0];
+    return ONT_IS(node, Cast) && ont_dtype_is_float(to->dtype) &&
+           ont_dtype_size(to->dtype) > ont_dtype_size(from->dtype);
+}
+
+static ont_status fuse_relu(ont_graph *g, ont_node *conv)
+{
+    ont_value *y = conv->outputs[0];
+    ont_node *first = ont_single_user_in_phase(g, y), *relu = first;
+    if (first && is_widening(first)) relu = ont_single_user_in_phase(g, first->outputs[0]);
+    if (!ONT_IS(relu, Relu)) return ONT_OK;
+    ont_node *last = relu == first ? relu : ont_single_user_in_phase(g, relu->outputs[0]);
+    if (!last || last->outputs[0]->dtype != y->dtype || (last != relu && !ONT_IS(last, Cast))) return ONT_OK;
+    if (!has_kernel_in_channels_last(g, conv, true)) return ONT_OK;
+    ONT_TRY(ont_attr_set_int(g, conv, relu_attribute, 1));
+    ont_value_replace_uses(g, last->outputs[0], y);
+    if (last != relu) ont_graph_remove_node(g, last);
+    ont_graph_remove_node(g, relu);
+    if (first != relu) ont_graph_remove_node(g, first);
+    return ONT_OK;
+}
+
+ont_status ont_pass_fuse_conv_relu(ont_graph *g)
+{
+    if (!g->device) return ONT_OK;
+    for (ont_node *node = g->first; node; node = node->next)
+        if (ONT_IS(node, Conv) && is_image(ont_node_in(node, 0))) ONT_TRY(fuse_relu(g, node));
+    return ONT_OK;
 }

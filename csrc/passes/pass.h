@@ -66,6 +66,8 @@ ont_status ont_pass_align_products(ont_graph *g) ONT_MUST_USE;
 ont_status ont_pass_join_slices(ont_graph *g) ONT_MUST_USE;
 /* Has convolutions, and what is between them, in channels last, on devices. See channels_last.c. */
 ont_status ont_pass_channels_last(ont_graph *g) ONT_MUST_USE;
+/* Fuses those convolutions with the Relu behind them; before that pass, and only with it. See channels_last.c. */
+ont_status ont_pass_fuse_conv_relu(ont_graph *g) ONT_MUST_USE;
 
 /* Makes row lookups and row sums of those with an index for each element, expanded over rows. See row_indices.c. */
 ont_status ont_pass_row_indices(ont_graph *g) ONT_MUST_USE;

@@ -8,6 +8,7 @@
  */
 #include "emulate/dnn_graph.h"
 
+#include <float.h>
 #include <math.h>
 #include <stdlib.h>
 
@@ -43,6 +44,8 @@ static const rule rules[] = {
     ENUM(POINTWISE_DESCRIPTOR, POINTWISE_MODE, POINTWISE_MODE)
     ENUM(POINTWISE_DESCRIPTOR, POINTWISE_MATH_PREC, DATA_TYPE)
     MAYBE(POINTWISE_DESCRIPTOR, POINTWISE_AXIS, INT64, -1)
+    MAYBE(POINTWISE_DESCRIPTOR, POINTWISE_NAN_PROPAGATION, NAN_PROPOGATION, -1)
+    MAYBE(POINTWISE_DESCRIPTOR, POINTWISE_RELU_UPPER_CLIP, FLOAT, -1)
     ENUM(REDUCTION_DESCRIPTOR, REDUCTION_OPERATOR, REDUCTION_OPERATOR_TYPE)
     ENUM(REDUCTION_DESCRIPTOR, REDUCTION_COMP_TYPE, DATA_TYPE)
     ENUM(MATMUL_DESCRIPTOR, MATMUL_COMP_TYPE, DATA_TYPE)
@@ -224,8 +227,13 @@ static int finalize_pointwise(const descriptor *d)
     const descriptor *b = part(d, DNN_ATTR_OPERATION_POINTWISE_BDESC), *t = part(d, DNN_ATTR_OPERATION_POINTWISE_TDESC);
     int mode = int_of(how, DNN_ATTR_POINTWISE_MODE);
     bool is_index = mode == DNN_POINTWISE_GEN_INDEX, is_select = mode == DNN_POINTWISE_BINARY_SELECT;
-    bool is_unary = is_index || mode == DNN_POINTWISE_EXP || mode == DNN_POINTWISE_LOG;
+    bool is_relu = mode == DNN_POINTWISE_RELU_FWD;
+    bool is_unary = is_index || is_relu || mode == DNN_POINTWISE_EXP || mode == DNN_POINTWISE_LOG;
     if (is_index != !!find(how, DNN_ATTR_POINTWISE_AXIS)) return refuse(BAD_PARAM, "axis", mode);
+    const attribute *nan = find(how, DNN_ATTR_POINTWISE_NAN_PROPAGATION);
+    if (!is_relu && (nan || find(how, DNN_ATTR_POINTWISE_RELU_UPPER_CLIP)))
+        return refuse(BAD_PARAM, "an attribute of a Relu", mode);
+    if (nan && *(const int *)nan->values != DNN_PROPAGATE_NAN) return refuse(NOT_SUPPORTED, "treatment of NaN", mode);
     if (!b != is_unary || !t != !is_select) return refuse(BAD_PARAM, "number of operands", mode);
     if (is_select && int_of(t, DNN_ATTR_TENSOR_DATA_TYPE) != DNN_DATA_BOOLEAN) return refuse(BAD_PARAM, "mask", mode);
     const descriptor *in[] = {x, b, t};
@@ -323,6 +331,15 @@ static int finalize_graph(const descriptor *d)
     return 0;
 }
 
+/* Faults in a graph with a Relu: "relu" leaves it out, "order" has it in front of the bias, "double" doubles it. */
+static bool has_fault_of_relu(const descriptor *graph, const char *word)
+{
+    const attribute *ops = find(graph, DNN_ATTR_OPERATIONGRAPH_OPS);
+    const descriptor *last = ((const descriptor *const *)ops->values)[ops->n - 1];
+    const descriptor *how = part(last, DNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR);
+    return how && int_of(how, DNN_ATTR_POINTWISE_MODE) == DNN_POINTWISE_RELU_FWD && has_fault(word);
+}
+
 static int finalize_pack(const descriptor *d)
 {
     const attribute *uids = find(d, DNN_ATTR_VARIANT_PACK_UNIQUE_IDS);
@@ -356,8 +373,9 @@ static int finalize(void *opaque)
     case DNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR: status = finalize_graph(d); break;
     case DNN_BACKEND_VARIANT_PACK_DESCRIPTOR: status = finalize_pack(d); break;
     case DNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR:
-        if (has_fault("finalize")) return NOT_SUPPORTED; /* no kernel takes the graph */
         d->graph = part(d, DNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG)->graph;
+        /* no kernel takes the graph; fusion: none with a Relu */
+        if (has_fault("finalize") || has_fault_of_relu(d->graph, "fusion")) return NOT_SUPPORTED;
         d->engine = part(d, DNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG)->engine;
         break;
     default: break;
@@ -395,9 +413,19 @@ static value *value_of(void *context, const descriptor *op, int name)
     return NULL;
 }
 
+/* As documented: without the attributes, NaN becomes 0, and infinity the largest number. A fault: "nan" loses it. */
+static double relu(const descriptor *how, double x)
+{
+    const attribute *clip = find(how, DNN_ATTR_POINTWISE_RELU_UPPER_CLIP);
+    double most = clip ? *(const float *)clip->values : FLT_MAX;
+    if (x != x) return find(how, DNN_ATTR_POINTWISE_NAN_PROPAGATION) && !has_fault("nan") ? x : 0;
+    return x < 0 ? 0 : x > most ? most : x;
+}
+
 static double pointwise(int mode, double x, double b, double t)
 {
     switch (mode) {
+    case DNN_POINTWISE_RELU_FWD: return x; /* relu() has computed it */
     case DNN_POINTWISE_ADD: return x + b;
     case DNN_POINTWISE_SUB: return x - b;
     case DNN_POINTWISE_MUL: return x * b;
@@ -419,10 +447,16 @@ static void run_pointwise(job *j, const descriptor *op)
     int mode = int_of(how, DNN_ATTR_POINTWISE_MODE);
     int64_t axis = mode == DNN_POINTWISE_GEN_INDEX ? int64_of(how, DNN_ATTR_POINTWISE_AXIS) : -1, at[4] = {0};
     bool is_scaling = mode == DNN_POINTWISE_MUL && b && bool_of(b->of, DNN_ATTR_TENSOR_IS_BY_VALUE);
+    bool is_missing = has_fault_of_relu(j->graph, "relu"), is_early = has_fault_of_relu(j->graph, "order");
+    bool is_double = has_fault_of_relu(j->graph, "double");
     do {
         double second = b ? load(b, at) : 0, third = t ? load(t, at) : 0;
         if (is_scaling && has_fault("scale")) second = 1; /* scale: the scores are not scaled */
-        store(y, at, axis >= 0 ? (double)at[axis] : pointwise(mode, load(x, at), second, third));
+        double first = load(x, at);
+        if (is_early && mode == DNN_POINTWISE_ADD && first < 0) first = 0;
+        if (is_double && mode == DNN_POINTWISE_RELU_FWD) first *= 2;
+        if (mode == DNN_POINTWISE_RELU_FWD && !is_early && !is_missing) first = relu(how, first);
+        store(y, at, axis >= 0 ? (double)at[axis] : pointwise(mode, first, second, third));
     } while (next(y->dims, at));
 }
 

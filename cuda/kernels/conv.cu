@@ -146,6 +146,14 @@ __global__ void __launch_bounds__(ONT_THREADS)
     }
 }
 
+template <class T> __global__ void __launch_bounds__(ONT_THREADS) relu_kernel(T *y, int64_t count)
+{
+    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < count; i += (int64_t)gridDim.x * blockDim.x) {
+        auto value = ont_load(y + i);
+        if (value < 0) ont_store(y + i, decltype(value)(0));
+    }
+}
+
 static int64_t results_of(int kind, const ont_conv_shape *s)
 {
     return kind == ONT_CONV_FORWARD      ? s->n * s->m * s->out_count
@@ -177,5 +185,19 @@ extern "C" int ont_launch_conv(int kind, const ont_conv_shape *s, const void *fi
     case ONT_FLOAT64: return launch<double>(kind, s, first, second, to, count, stream);
     case ONT_FLOAT16: return launch<ont_f16>(kind, s, first, second, to, count, stream);
     default: return launch<ont_bf16>(kind, s, first, second, to, count, stream);
+    }
+}
+
+template <class T> static int relu(void *y, int64_t count, void *stream)
+{
+    return ONT_LAUNCH(relu_kernel<T>, ont_blocks(count, ONT_THREADS), ONT_THREADS, 0, stream, (T *)y, count);
+}
+
+extern "C" int ont_launch_relu(int dtype, void *y, int64_t count, void *stream)
+{
+    switch (dtype) {
+    case ONT_FLOAT32: return relu<float>(y, count, stream);
+    case ONT_FLOAT16: return relu<ont_f16>(y, count, stream);
+    default: return relu<ont_bf16>(y, count, stream);
     }
 }

@@ -171,6 +171,8 @@ typedef struct ont_conv_shape {
  * first. */
 int ont_launch_conv(int kind, const ont_conv_shape *s, const void *first, const void *second, void *to, int64_t count,
                     void *stream);
+/* y (count) = y < 0 ? 0 : y */
+int ont_launch_relu(int dtype, void *y, int64_t count, void *stream);
 
 /* group_norm.cu: x (n, groups, channels, d), fewer than 2^31 elements in a group; 16-bit x and y have float32 for what
  * is per channel or group */

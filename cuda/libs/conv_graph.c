@@ -1,6 +1,7 @@
 /*
- * Convolutions in channels last as graphs of cuDNN (conv_graph.h): the convolution, and the addition of its bias. Every
- * call that fails means that there is no plan: the convolution stays in the order (N, C, H, W), which cudnn.c computes.
+ * Convolutions in channels last as graphs of cuDNN (conv_graph.h): the convolution, its bias' addition, and a Relu.
+ * Every call that fails means that there is no plan: the convolution stays in the order (N, C, H, W), which cudnn.c
+ * computes, or its Relu stays a node of its own.
  *
  * cuDNN takes dims in the order (N, C, H, W) whatever the layout; the strides say that channels are contiguous. A
  * signal is an image of one row. float32 has plans where torch allows TF32: else no tensor core multiplies channels.
@@ -14,7 +15,7 @@
 
 /* CANDIDATES: kernels that are timed against each other; each takes milliseconds to be compiled. LIMIT: bytes. */
 enum { CANDIDATES = 3, LIMIT = 256 << 20 };
-enum { UID_X = 1, UID_W, UID_Y, UID_BIAS, UID_PRODUCT };
+enum { UID_X = 1, UID_W, UID_Y, UID_BIAS, UID_PRODUCT, UID_SUM };
 
 extern const ont_allocator *ont_cuda_allocator;
 
@@ -26,7 +27,7 @@ static const unsigned refused_notes =
 
 typedef struct key { /* compared by its bytes */
     ont_conv_shape shape;
-    int32_t kind, has_bias, device, unused;
+    int32_t kind, epilogue, device, unused;
 } key;
 
 struct ont_conv_plan {
@@ -51,7 +52,7 @@ static ont_dnn_tensor tensor_of(ont_dnn_build *b, int64_t uid, int type, int64_t
 {
     const int64_t dims[4] = {lead, channels, rows, columns};
     const int64_t strides[4] = {channels * rows * columns, 1, channels * columns, channels};
-    return ont_dnn_tensor_of(b, uid, type, dims, strides, uid == UID_PRODUCT, false);
+    return ont_dnn_tensor_of(b, uid, type, dims, strides, uid >= UID_PRODUCT, false);
 }
 
 static void *convolution_of(ont_dnn_build *b, const ont_conv_shape *s)
@@ -102,8 +103,11 @@ static void build_graph(ont_dnn_build *b, const key *k)
                                          : DNN_DATA_BFLOAT16;
     ont_dnn_tensor x = tensor_of(b, UID_X, type, s->n, s->c, s->in[1], s->in[2]);
     ont_dnn_tensor w = tensor_of(b, UID_W, type, s->m, s->c / s->groups, s->kernel[1], s->kernel[2]);
-    ont_dnn_tensor y = tensor_of(b, UID_Y, type, s->n, s->m, s->out[1], s->out[2]), product = y;
-    if (k->has_bias) product = tensor_of(b, UID_PRODUCT, DNN_DATA_FLOAT, s->n, s->m, s->out[1], s->out[2]);
+    ont_dnn_tensor y = tensor_of(b, UID_Y, type, s->n, s->m, s->out[1], s->out[2]), product = y, sum = y;
+    if (k->epilogue != ONT_CONV_PLAIN)
+        product = tensor_of(b, UID_PRODUCT, DNN_DATA_FLOAT, s->n, s->m, s->out[1], s->out[2]);
+    if (k->epilogue == ONT_CONV_BIAS_RELU)
+        sum = tensor_of(b, UID_SUM, DNN_DATA_FLOAT, s->n, s->m, s->out[1], s->out[2]);
     void *convolution = convolution_of(b, s), *op = ont_dnn_make(b, of->type);
     ont_dnn_set(b, op, of->alpha, DNN_TYPE_FLOAT, 1, &one);
     ont_dnn_set(b, op, of->beta, DNN_TYPE_FLOAT, 1, &zero);
@@ -112,9 +116,10 @@ static void build_graph(ont_dnn_build *b, const key *k)
     ont_dnn_set_descriptor(b, op, of->x, x.descriptor);
     ont_dnn_set_descriptor(b, op, of->y, product.descriptor);
     ont_dnn_finish_op(b, op);
-    if (!k->has_bias) return;
+    if (k->epilogue == ONT_CONV_PLAIN) return;
     ont_dnn_tensor bias = tensor_of(b, UID_BIAS, type, 1, s->m, 1, 1);
-    ont_dnn_pointwise(b, DNN_POINTWISE_ADD, &product, &bias, NULL, &y, 0);
+    ont_dnn_pointwise(b, DNN_POINTWISE_ADD, &product, &bias, NULL, &sum, 0);
+    if (k->epilogue == ONT_CONV_BIAS_RELU) ont_dnn_pointwise(b, DNN_POINTWISE_RELU_FWD, &sum, NULL, NULL, &y, 0);
 }
 
 /* ---- plans ---- */
@@ -146,13 +151,15 @@ static const char *build(const ont_dnn_graph *dnn, ont_conv_plan *p)
     }
     if (!refusal && !p->n) refusal = "cuDNN has no deterministic kernel for the graph";
     if (refusal) {
-        ont_log(ONT_LOG_INFO, "convolution in channels last: %s (status %d)", refusal, b.error);
+        ont_log(ONT_LOG_INFO, "convolution in channels last%s: %s (status %d)",
+                p->key.epilogue == ONT_CONV_BIAS_RELU ? " with Relu" : "", refusal, b.error);
         ont_dnn_release(dnn, &p->descriptors);
     }
     return refusal;
 }
 
-const char *ont_conv_plan_get(const ont_conv_shape *shape, ont_conv_kind kind, bool has_bias, ont_conv_plan **plan)
+const char *ont_conv_plan_get(const ont_conv_shape *shape, ont_conv_kind kind, ont_conv_epilogue epilogue,
+                              ont_conv_plan **plan)
 {
     const ont_dnn_graph *dnn = ont_dnn_graph_get();
     int device, capability;
@@ -165,7 +172,7 @@ const char *ont_conv_plan_get(const ont_conv_shape *shape, ont_conv_kind kind, b
     memset(&k, 0, sizeof k);
     k.shape = *shape;
     k.kind = (int32_t)kind;
-    k.has_bias = has_bias;
+    k.epilogue = (int32_t)epilogue;
     k.device = device;
     pthread_mutex_lock(&lock);
     ont_conv_plan *p = plans;
@@ -204,7 +211,7 @@ static int launch(const void *context, int candidate)
     ont_dnn_bind(&b, UID_X, o->x);
     ont_dnn_bind(&b, UID_W, o->w);
     ont_dnn_bind(&b, UID_Y, o->y);
-    if (c->plan->key.has_bias) ont_dnn_bind(&b, UID_BIAS, o->bias);
+    if (c->plan->key.epilogue != ONT_CONV_PLAIN) ont_dnn_bind(&b, UID_BIAS, o->bias);
     return ont_dnn_execute(ont_dnn_graph_get(), c->plan->handle, c->plan->executions[candidate], &b, o->work,
                            o->stream);
 }

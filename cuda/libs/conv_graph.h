@@ -16,8 +16,12 @@ typedef struct ont_conv_operands {
     void *x, *w, *y, *bias, *work, *stream;
 } ont_conv_operands;
 
+/* Behind the convolution. A Relu has a bias in front of it. */
+typedef enum ont_conv_epilogue { ONT_CONV_PLAIN, ONT_CONV_BIAS, ONT_CONV_BIAS_RELU } ont_conv_epilogue;
+
 /* NULL and the plan for the current device, or the reason why there is none. */
-const char *ont_conv_plan_get(const ont_conv_shape *shape, ont_conv_kind kind, bool has_bias, ont_conv_plan **plan);
+const char *ont_conv_plan_get(const ont_conv_shape *shape, ont_conv_kind kind, ont_conv_epilogue epilogue,
+                              ont_conv_plan **plan);
 size_t ont_conv_plan_work_bytes(const ont_conv_plan *plan);
 /*
  * Returns 0, or cuDNN's error code. The first call with `may_measure` times the plan's kernels, which waits for the

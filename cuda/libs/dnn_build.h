@@ -5,6 +5,7 @@
 #ifndef ONT_CUDA_DNN_BUILD_H
 #define ONT_CUDA_DNN_BUILD_H
 
+#include <math.h>
 #include <string.h>
 
 #include "libs/dnn_graph.h"
@@ -94,15 +95,21 @@ static inline ont_dnn_tensor ont_dnn_tensor_of(ont_dnn_build *b, int64_t uid, in
     return t;
 }
 
-/* second and third: NULL where the mode has fewer operands; axis: of an index. */
+/* second and third: NULL where the mode has fewer operands; axis: of an index. A Relu keeps NaN and infinity. */
 static inline void ont_dnn_pointwise(ont_dnn_build *b, int mode, const ont_dnn_tensor *x, const ont_dnn_tensor *second,
                                      const ont_dnn_tensor *third, const ont_dnn_tensor *y, int64_t axis)
 {
     const float one = 1;
+    const int keep = DNN_PROPAGATE_NAN;
+    const float infinity = INFINITY;
     int compute = mode == DNN_POINTWISE_CMP_GE ? DNN_DATA_BOOLEAN : DNN_DATA_FLOAT;
     void *how = ont_dnn_make(b, DNN_BACKEND_POINTWISE_DESCRIPTOR);
     ont_dnn_set_int(b, how, DNN_ATTR_POINTWISE_MODE, DNN_TYPE_POINTWISE_MODE, mode);
     ont_dnn_set_int(b, how, DNN_ATTR_POINTWISE_MATH_PREC, DNN_TYPE_DATA_TYPE, compute);
+    if (mode == DNN_POINTWISE_RELU_FWD)
+        ont_dnn_set(b, how, DNN_ATTR_POINTWISE_NAN_PROPAGATION, DNN_TYPE_NAN_PROPOGATION, 1, &keep);
+    if (mode == DNN_POINTWISE_RELU_FWD)
+        ont_dnn_set(b, how, DNN_ATTR_POINTWISE_RELU_UPPER_CLIP, DNN_TYPE_FLOAT, 1, &infinity);
     if (mode == DNN_POINTWISE_GEN_INDEX) ont_dnn_set(b, how, DNN_ATTR_POINTWISE_AXIS, DNN_TYPE_INT64, 1, &axis);
     ont_dnn_finish(b, how);
     void *op = ont_dnn_make(b, DNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR);

@@ -3,8 +3,10 @@
  * conv_graph.h) and the launchers take.
  *
  * A node with attribute "channels_last" has its images in the order (N, H, W, C), and its weight in (M, H, W, C): the
- * pass of csrc/passes/channels_last.c sets it.
+ * pass of csrc/passes/channels_last.c sets it. With attribute "relu" besides, a Relu belongs to the convolution.
  */
+#include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "libs/conv_graph.h"
@@ -35,7 +37,8 @@ typedef struct conv_state {
     const ont_dnn *dnn; /* NULL: the own kernels */
     void *plan;
     ont_conv_plan *graph; /* of channels last */
-    bool even;            /* padding is the same before and behind */
+    ont_conv_plan *fused; /* the same with the Relu */
+    bool relu, even;      /* even: padding is the same before and behind */
 } conv_state;
 
 static ont_conv_kind kind_of(const ont_node *node)
@@ -56,7 +59,7 @@ static ont_status read_conv(const ont_node *node, conv_state *s)
     const ont_shape x = planes_of(node, &image->shape), w = planes_of(node, &weight->shape);
     ont_window window;
     ONT_TRY(ont_window_init(node, &x, w.dims + 2, &window));
-    *s = (conv_state){.kind = kind, .even = true};
+    *s = (conv_state){.kind = kind, .even = true, .relu = ont_attr_int(node, "relu", 0) != 0};
     s->shape = (ont_conv_shape){.n = x.dims[0], .c = x.dims[1], .m = w.dims[0],
                                 .groups = ont_attr_int(node, "group", 1), .in = {1, 1, 1}, .out = {1, 1, 1},
                                 .kernel = {1, 1, 1}, .stride = {1, 1, 1}, .dilation = {1, 1, 1},
@@ -106,7 +109,11 @@ static const char *plan_of(const ont_node *node, conv_state *s)
     if (read_conv(node, s) != ONT_OK) return "shapes";
     if (!s->even) return "padding differs before and behind";
     if (is_empty(&s->shape)) return "nothing to compute";
-    return ont_conv_plan_get(&s->shape, s->kind, s->kind == ONT_CONV_FORWARD && ont_node_in(node, 2), &s->graph);
+    bool has_bias = s->kind == ONT_CONV_FORWARD && ont_node_in(node, 2);
+    const char *refusal = ont_conv_plan_get(&s->shape, s->kind, has_bias ? ONT_CONV_BIAS : ONT_CONV_PLAIN, &s->graph);
+    if (refusal || !s->relu) return refusal;
+    if (!has_bias) return "a Relu without a bias in front of it";
+    return ont_conv_plan_get(&s->shape, s->kind, ONT_CONV_BIAS_RELU, &s->fused);
 }
 
 /* The plan is made here, so that the pass learns what cuDNN takes, and the name of the kernel says what runs. */
@@ -121,7 +128,9 @@ static ont_status conv_prepare(const ont_node *node, ont_arena *arena, ont_prepa
     conv_state *s = ont_arena_alloc(arena, sizeof *s);
     if (!s) return ONT_ENOMEM;
     out->state = s;
-    return read_conv(node, s);
+    ONT_TRY(read_conv(node, s));
+    if (s->relu && !s->shape.channels_last) return ont_fail(ONT_EINTERNAL, "'%s': a Relu is left over", node->name);
+    return ONT_OK;
 }
 
 static ont_status conv_prepare_dnn(const ont_node *node, ont_arena *arena, ont_prepared *out)
@@ -147,6 +156,8 @@ static ont_status conv_prepare_graph(const ont_node *node, ont_arena *arena, ont
     const char *refusal = plan_of(node, s);
     if (refusal) return ont_fail(ONT_ESTATE, "cuDNN declined what it had accepted: %s", refusal);
     out->work_bytes = ont_conv_plan_work_bytes(s->graph);
+    if (s->fused && ont_conv_plan_work_bytes(s->fused) > out->work_bytes)
+        out->work_bytes = ont_conv_plan_work_bytes(s->fused);
     return ONT_OK;
 }
 
@@ -208,6 +219,12 @@ static ont_status conv_run(const ont_call *call)
 
 /* ---- channels last, by a plan of cuDNN ---- */
 
+static ont_status run_relu(const ont_call *call, void *to, int64_t count)
+{
+    const conv_state *s = call->state;
+    return ont_launched(ont_launch_relu(s->shape.dtype, to, count, call->stream));
+}
+
 static ont_conv_operands operands_of(const ont_call *call)
 {
     const conv_state *s = call->state;
@@ -228,7 +245,7 @@ static ont_conv_operands operands_of(const ont_call *call)
  */
 enum { COMPARED = 1 << 16, COMPARED_WEIGHTS = 1 << 12, ROW = 64 };
 
-static ont_status compare_with_own(const ont_call *call, ont_verdict *verdict)
+static ont_status compare_with_own(const ont_call *call, bool relu, ont_verdict *verdict)
 {
     const conv_state *s = call->state;
     const ont_device_ops *ops = call->device->ops;
@@ -242,44 +259,132 @@ static ont_status compare_with_own(const ont_call *call, ont_verdict *verdict)
     const ont_compared last = {s->shape.dtype, ont_tolerance_of(s->shape.dtype),
                                (char *)call->out[0] + (size_t)(all - count) * size, own.data, count / row, row};
     ont_status status = run_own(call, own.data, count);
+    if (status == ONT_OK && relu) status = run_relu(call, own.data, count);
     if (status == ONT_OK) status = ont_compare_rows(call, &last, verdict);
     if (status == ONT_OK) status = ops->synchronize(call->device, call->stream);
     ops->free(call->device, &own, bytes);
     return status;
 }
 
-/* Of results that cuDNN has just written. */
-static ont_status check(const ont_call *call)
+/* Biases of which a Relu makes 0, NaN and infinity: -infinity, NaN and infinity. */
+enum { EXTREMES = 3 };
+static const float extremes[EXTREMES] = {-INFINITY, NAN, INFINITY};
+static const uint16_t halves[EXTREMES] = {0xfc00, 0x7e00, 0x7c00}, brains[EXTREMES] = {0xff80, 0x7fc0, 0x7f80};
+
+static void make_extremes(int dtype, void *bias, int64_t channels, int64_t first)
+{
+    for (int64_t i = 0; i < channels; i++) {
+        int64_t k = (first + i) % EXTREMES;
+        if (dtype == ONT_FLOAT32) ((float *)bias)[i] = extremes[k];
+        else ((uint16_t *)bias)[i] = (dtype == ONT_FLOAT16 ? halves : brains)[k];
+    }
+}
+
+/* Where the product is not finite, 0 may be NaN, and infinity too. */
+static bool is_right(int dtype, const void *results, int64_t i, int64_t k)
+{
+    uint32_t bits, infinity = dtype == ONT_FLOAT32 ? 0x7f800000 : dtype == ONT_FLOAT16 ? 0x7c00 : 0x7f80;
+    if (dtype == ONT_FLOAT32) memcpy(&bits, (const float *)results + i, sizeof bits);
+    else bits = ((const uint16_t *)results)[i];
+    uint32_t sign = dtype == ONT_FLOAT32 ? 0x80000000 : 0x8000, size = bits & ~sign;
+    if (size > infinity) return true;
+    return k == 0 ? size == 0 : k == 2 && bits == infinity;
+}
+
+/* Looks at the results of the last place, whose channels have such biases. */
+static ont_status run_extremes(const ont_call *call, ont_conv_plan *plan, void *bias, void *host, int64_t first,
+                               bool *right)
 {
     const conv_state *s = call->state;
-    ont_verdict verdict;
-    ONT_TRY(compare_with_own(call, &verdict));
-    ont_conv_plan_judge(s->graph, verdict);
-    if (verdict != ONT_VERDICT_REFUSED) return ONT_OK;
-    ont_log(ONT_LOG_WARNING, "%s '%s': cuDNN's results differ from those of the own kernels, which are used from now "
-            "on and are slow", call->node->op_type, call->node->name);
-    return run_own(call, call->out[0], results_of(call));
+    const ont_device_ops *ops = call->device->ops;
+    ont_conv_operands o = operands_of(call);
+    size_t bytes = (size_t)s->shape.m * ont_dtype_size((ont_dtype)s->shape.dtype);
+    int64_t last = results_of(call) / s->shape.m - 1;
+    o.bias = bias;
+    make_extremes(s->shape.dtype, host, s->shape.m, first);
+    ONT_TRY(ops->write(call->device, bias, host, bytes, call->stream));
+    if (ont_conv_plan_run(plan, &o, true)) return ONT_OK; /* so will the run behind this one, which says so */
+    ONT_TRY(ops->read(call->device, host, (char *)call->out[0] + (size_t)last * bytes, bytes, call->stream));
+    for (int64_t i = 0; i < s->shape.m; i++) *right &= is_right(s->shape.dtype, host, i, (first + i) % EXTREMES);
+    return ONT_OK;
 }
 
 /*
- * A captured graph that is the first use of a plan has cuDNN's kernel: gradients of the first steps may all be 0, or
- * not finite, which decides nothing.
+ * Whether a plan's Relu is behind the bias, and keeps NaN and infinity as eager's does. The comparison does not see
+ * that where biases are small and numbers finite. The run behind this one overwrites the results.
  */
+static ont_status check_relu(const ont_call *call, ont_conv_plan *plan, bool *right)
+{
+    const conv_state *s = call->state;
+    const ont_device_ops *ops = call->device->ops;
+    size_t bytes = (size_t)s->shape.m * ont_dtype_size((ont_dtype)s->shape.dtype);
+    ont_memory bias = {0};
+    void *host = ont_malloc(bytes);
+    ont_status status = host ? ops->alloc(call->device, bytes, ONT_UINT8, &bias) : ONT_ENOMEM;
+    *right = true;
+    for (int64_t first = 0; first < EXTREMES && status == ONT_OK; first += s->shape.m)
+        status = run_extremes(call, plan, bias.data, host, first, right);
+    if (bias.data) {
+        if (status == ONT_OK) status = ops->synchronize(call->device, call->stream);
+        ops->free(call->device, &bias, bytes);
+    }
+    ont_free(host);
+    return status;
+}
+
+/* The plan is not used again. What is computed instead is found by conv_run_graph(). */
+static void refuse(const ont_call *call, ont_conv_plan *plan, bool relu, const char *why)
+{
+    ont_log(ONT_LOG_WARNING, "%s '%s': cuDNN%s, %s", call->node->op_type, call->node->name, why,
+            relu ? "so that its Relu is a kernel of its own from now on"
+                 : "so that the own kernels are used from now on and are slow");
+    ont_conv_plan_judge(plan, ONT_VERDICT_REFUSED);
+}
+
+/*
+ * Runs the plan, and compares its first results; *ran: the results are there and right. A captured graph that is the
+ * first use of a plan has cuDNN's kernel: gradients of the first steps may all be 0, or not finite, which decides
+ * nothing.
+ */
+static ont_status run_plan(const ont_call *call, ont_conv_plan *plan, bool relu, bool *ran)
+{
+    ont_conv_operands o = operands_of(call);
+    bool capturing = call->device->ops->capturing(call->device, call->stream), right = true;
+    ont_verdict verdict = ont_conv_plan_verdict(plan);
+    *ran = false;
+    if (verdict == ONT_VERDICT_REFUSED) return ONT_OK;
+    bool compares = !capturing && verdict == ONT_VERDICT_UNKNOWN;
+    if (relu && compares) ONT_TRY(check_relu(call, plan, &right));
+    int error = right ? ont_conv_plan_run(plan, &o, !capturing) : 0;
+    if (error && capturing) return ont_fail(ONT_ESTATE, "cuDNN's convolution: status %d", error);
+    *ran = right && !error;
+    if (error) {
+        char failed[40];
+        snprintf(failed, sizeof failed, " failed (status %d)", error);
+        refuse(call, plan, relu, failed);
+    }
+    if (!right) refuse(call, plan, relu, "'s Relu is wrong for infinity or NaN");
+    if (!*ran || !compares) return ONT_OK;
+    ONT_TRY(compare_with_own(call, relu, &verdict));
+    *ran = verdict != ONT_VERDICT_REFUSED;
+    if (*ran) ont_conv_plan_judge(plan, verdict);
+    else refuse(call, plan, relu, "'s results differ from those of the own kernels");
+    return ONT_OK;
+}
+
+/* By the plan with the Relu, else by the plan without it, else by the own kernels. */
 static ont_status conv_run_graph(const ont_call *call)
 {
     const conv_state *s = call->state;
-    ont_conv_operands o = operands_of(call);
-    bool capturing = call->device->ops->capturing(call->device, call->stream);
-    ont_verdict verdict = ont_conv_plan_verdict(s->graph);
-    if (verdict == ONT_VERDICT_REFUSED || !is_aligned(o.x, o.w, o.y) || (uintptr_t)o.bias % 16)
-        return run_own(call, call->out[0], results_of(call));
-    int error = ont_conv_plan_run(s->graph, &o, !capturing);
-    if (!error) return capturing || verdict == ONT_VERDICT_ACCEPTED ? ONT_OK : check(call);
-    if (capturing) return ont_fail(ONT_ESTATE, "cuDNN's convolution: status %d", error);
-    ont_log(ONT_LOG_WARNING, "%s '%s': cuDNN failed (status %d), the own kernels are used from now on and are slow",
-            call->node->op_type, call->node->name, error);
-    ont_conv_plan_judge(s->graph, ONT_VERDICT_REFUSED);
-    return run_own(call, call->out[0], results_of(call));
+    const ont_conv_operands o = operands_of(call);
+    bool ran = false;
+    if (is_aligned(o.x, o.w, o.y) && (uintptr_t)o.bias % 16 == 0) {
+        if (s->fused) ONT_TRY(run_plan(call, s->fused, true, &ran));
+        if (ran) return ONT_OK;
+        ONT_TRY(run_plan(call, s->graph, false, &ran));
+    }
+    if (!ran) ONT_TRY(run_own(call, call->out[0], results_of(call)));
+    return s->relu ? run_relu(call, call->out[0], results_of(call)) : ONT_OK;
 }
 
 const ont_kernel ont_cuda_conv_kernels[3] = {

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import copy
 import ctypes
+import functools
 import logging
 import math
 import os
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -46,6 +48,7 @@ class Case(NamedTuple):
     dilation: tuple[int, ...] = ()
     groups: int = 1
     bias: bool = False
+    relu: bool = False
 
 
 HALF, BRAIN, SINGLE = torch.float16, torch.bfloat16, torch.float32
@@ -61,6 +64,12 @@ CASES = [Case(BRAIN, (2, 8, 7, 9), 5, (3, 3), pad=(1, 1, 1, 1), bias=True),
          Case(HALF, (2, 6, 17), 9, (4,), dilation=(2,), groups=3),
          Case(BRAIN, (2, 5, 12), 5, (3,), pad=(1, 1), groups=5),
          Case(SINGLE, (2, 4, 19), 7, (5,), (3,), (2, 2), bias=True), Case(HALF, (2, 3, 9), 1, (1,))]
+# With a Relu, which the same graph computes.
+WITH_RELU = [Case(BRAIN, (2, 8, 7, 8), 5, (3, 3), pad=(1, 1, 1, 1), bias=True, relu=True),
+             Case(HALF, (1, 4, 10, 13), 6, (3, 2), (2, 1), (2, 1, 2, 1), (2, 3), bias=True, relu=True),
+             Case(BRAIN, (2, 6, 8, 6), 9, (3, 3), groups=3, bias=True, relu=True),
+             Case(SINGLE, (2, 8, 7, 8), 5, (3, 3), (2, 1), (1, 1, 1, 1), bias=True, relu=True),
+             Case(SINGLE, (2, 4, 18), 1, (5,), bias=True, relu=True)]
 # Those that stay in the order (N, C, H, W).
 OTHERS = [Case(BRAIN, (2, 4, 6, 6), 4, (3, 3), pad=(0, 1, 1, 2)), Case(BRAIN, (2, 4, 9), 4, (3,), pad=(2, 0)),
           Case(SINGLE, (2, 3, 4, 5, 4), 4, (2, 3, 2))]
@@ -84,7 +93,8 @@ def model_of(case: Case) -> bytes:
     dims = ", ".join(map(str, eager(case, operands(case))[0].shape))
     return onnx.parser.parse_model(
         f'<ir_version: 10, opset_import: ["" : 20]> g ({inputs}) => ({names[case.dtype]}[{dims}] y) '
-        f'{{ y = Conv <{attributes}> ({", ".join("xwb"[:len(shapes)])}) }}').SerializeToString()
+        f'{{ {"c" if case.relu else "y"} = Conv <{attributes}> ({", ".join("xwb"[:len(shapes)])}) '
+        f'{"y = Relu(c)" if case.relu else ""} }}').SerializeToString()
 
 
 def output_gradient(case: Case, shape: torch.Size) -> torch.Tensor:
@@ -99,6 +109,7 @@ def eager(case: Case, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     pads = [case.pad[d + side] if case.pad else 0 for d in reversed(range(n)) for side in (0, n)]
     y = convolve(F.pad(wide[0], pads), *wide[1:], stride=case.stride or 1, dilation=case.dilation or 1,
                  groups=case.groups)
+    y = y.relu() if case.relu else y
     y.backward(output_gradient(case, y.shape).double())
     return [y.detach(), *(t.grad for t in wide)]
 
@@ -108,6 +119,11 @@ def step(session: _C.Session, case: Case, tensors: list[torch.Tensor]) -> list[t
     saved = [tensors[i] for i in run.saved_inputs] + [outputs[i] for i in run.saved_outputs]
     gradient = output_gradient(case, outputs[0].shape).to(tensors[0].device)
     return [outputs[0].clone(), *(g.clone() for g in run.backward(saved, [gradient]))]
+
+
+def relus(session: _C.Session) -> int:
+    """Kernels that compute a Relu, alone or with others."""
+    return len(re.findall(r"\bRelu\b", session.text("program")))
 
 
 def kernels(session: _C.Session) -> list[tuple[str, str]]:
@@ -150,6 +166,74 @@ def cases() -> set[str]:
     return used
 
 
+def with_relu() -> set[str]:
+    """No kernel is launched for the Relu. The first step has graphs more, with biases of infinity and NaN."""
+    for case in WITH_RELU:
+        tensors, before, session = operands(case), runs(), _C.Session(model_of(case), 16, DEVICE)
+        for call in (1, 2):
+            agree(case, step(session, case, on_device(tensors)), eager(case, tensors))
+            assert not is_exact() or runs() == before + 3 * call + (1 if case.m > 2 else 3), (call, runs() - before)
+        if is_exact():
+            assert kernels(session) == [(op, GRAPH) for op in CONVOLUTIONS], kernels(session)
+            assert not relus(session), session.text("program")
+    assert not MESSAGES.lines, MESSAGES.lines
+    return set()
+
+
+# What is behind a convolution of x, w, b where the Relu stays apart, and how many Relus are left: another result of the
+# model, another reader, no bias, padding that cuDNN does not take, a Relu of another value, and one in float32, whose
+# gradient reads that. Two Relus are one.
+APART = (("c = Conv(x, w, b) y = Relu(c)", ("y", "c"), 1), ("c = Conv(x, w, b) r = Relu(c) y = Add(r, c)", ("y",), 1),
+         ("c = Conv(x, w) y = Relu(c)", ("y",), 1), ("c = Conv <pads = [0, 1, 0, 0]> (x, w, b) y = Relu(c)", ("y",), 1),
+         ("c = Conv(x, w, b) s = Sigmoid(c) y = Relu(s)", ("y",), 1),
+         ("c = Conv(x, w, b) f = Cast <to = 1> (c) r = Relu(f) d = Cast <to = 16> (r) y = Add(d, c)", ("y",), 1),
+         ("c = Conv(x, w, b) f = Cast <to = 1> (c) r = Relu(f) y = Cast <to = 16> (r)", ("y",), 1),
+         ("c = Conv(x, w, b) y = Relu(c) z = Relu(c)", ("y", "z"), 0))
+
+
+def apart() -> set[str]:
+    """What else reads the convolution's result gets it, and each output has the numbers of planes of channels."""
+    torch.manual_seed(4)
+    tensors = on_device([torch.randn(s).bfloat16() for s in ((2, 4, 6, 7), (5, 4, 3, 3), (5,))])
+    for body, outputs, left in APART:
+        results = ", ".join(f"bfloat16[A, B, C, D] {name}" for name in outputs)
+        model = onnx.parser.parse_model(
+            '<ir_version: 10, opset_import: ["" : 20]> g (bfloat16[2, 4, 6, 7] x, bfloat16[5, 4, 3, 3] w, bfloat16[5] b) '
+            f"=> ({results}) {{ {body} }}").SerializeToString()
+        got = []
+        for without in ([], ["fuse_conv_relu"], ["channels_last"]):
+            _C.disable_passes(["fuse_elementwise", *without])
+            try:
+                session = _C.Session(model, 16, DEVICE)
+                values, run = session.forward(tensors, bytes([1, 1, 1]), 3)
+                saved = [tensors[i] for i in run.saved_inputs] + [values[i] for i in run.saved_outputs]
+                gradients = run.backward(saved, [torch.ones_like(v) for v in values])
+            finally:
+                _C.disable_passes([])
+            assert not is_exact() or relus(session) == (1 if without else left), (body, session.text("program"))
+            got.append([t for t in [*values, *gradients] if t is not None])
+        for a, b, c in zip(*got, strict=True):
+            assert max((t.float() - c.float()).norm() for t in (a, b)) <= 1e-2 * c.float().norm(), (body, a, b, c)
+    assert not MESSAGES.lines, MESSAGES.lines
+    return set()
+
+
+def extremes() -> set[str]:
+    """NaN and infinity behind a Relu are those of eager, at the first call too."""
+    for dtype, size in ((BRAIN, 5), (HALF, 6), (SINGLE, 7)):
+        case = Case(dtype, (2, 3, 5, size), 4, (2, 2), bias=True, relu=True)
+        x, w, b = operands(case)
+        b[:3] = torch.tensor([math.nan, math.inf, -math.inf])
+        session = _C.Session(model_of(case), 16, DEVICE)
+        for given in ([x, w, b], [x, w, b.nan_to_num(0.5, 2, -2)], [x, w, b]):
+            outputs, _ = session.forward(on_device(given), bytes(3), 11)
+            want = eager(case, given)[0].to(dtype)
+            assert torch.equal(outputs[0].cpu().isnan(), want.isnan()), (case, outputs)
+            assert torch.equal(outputs[0].cpu().isinf(), want.isinf()), (case, outputs)
+    assert not MESSAGES.lines, MESSAGES.lines
+    return set()
+
+
 def others() -> set[str]:
     for case in OTHERS + WITHOUT_TF32:
         _C.set_tf32(False, case not in WITHOUT_TF32)
@@ -163,10 +247,12 @@ def others() -> set[str]:
 
 def recorded() -> set[str]:
     """Calls that are replayed from a graph give what those before them gave, bit for bit."""
-    case = Case(BRAIN, (2, 4, 6, 8), 6, (3, 3), (1, 2), (1, 1, 1, 1), bias=True)
-    session, tensors, before = _C.Session(model_of(case), 16, DEVICE), on_device(operands(case)), runs()
-    agree(case, replayed(session, lambda: step(session, case, tensors)), eager(case, operands(case)))
-    assert not is_exact() or runs() == before + 24
+    for relu in (False, True):
+        case = Case(BRAIN, (2, 4, 6, 8), 6, (3, 3), (1, 2), (1, 1, 1, 1), bias=True, relu=relu)
+        session, tensors, before = _C.Session(model_of(case), 16, DEVICE), on_device(operands(case)), runs()
+        got = replayed(session, functools.partial(step, session, case, tensors))
+        agree(case, got, eager(case, operands(case)))
+        assert not is_exact() or runs() == before + 24 + relu, runs() - before
     return set()
 
 
@@ -263,10 +349,44 @@ class Signals(nn.Module):
         return y.mean(2), (mixed.transpose(1, 2) * rows).sum(1)
 
 
+class Vgg(nn.Module):
+    """Convolutions with a bias and a Relu, without normalization, and pooling between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = nn.Sequential(
+            nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1), nn.ReLU(inplace=True),
+            nn.MaxPool2d(2), nn.Conv2d(8, 12, 3, padding=1), nn.ReLU(), nn.Conv2d(12, 12, 3, padding=1), nn.ReLU(),
+            nn.MaxPool2d(2), nn.AdaptiveAvgPool2d((2, 2)))
+        self.classifier = nn.Linear(48, 5)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (self.classifier(self.features(x).flatten(1)),)
+
+
+class Fire(nn.Module):
+    """SqueezeNet's: results of Relus are concatenated, and one of them leaves the model; the last one is averaged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 5, 2)
+        self.squeeze, self.one, self.three = nn.Conv2d(8, 4, 1), nn.Conv2d(4, 6, 1), nn.Conv2d(4, 6, 3, padding=1)
+        self.last = nn.Conv2d(12, 5, 1)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        x = F.max_pool2d(F.relu(self.stem(x)), 3, 2)
+        x = F.relu(self.squeeze(x))
+        x = torch.cat([F.relu(self.one(x)), F.relu(self.three(x))], 1)
+        y = F.relu(self.last(x))
+        return y.mean((2, 3)), x
+
+
 # A model and its input, whether autocast is on, and at most how many Transposes are left in a step. Those of the models
 # are gone, but for the images that enter and leave, and for weights and their gradients.
 MODELS = ((Cells, (2, 3, 21, 18), True, 24), (Cells, (2, 3, 21, 18), False, 24), (Signals, (2, 3, 25), True, 8),
-          (Signals, (2, 3, 25), False, 8))
+          (Signals, (2, 3, 25), False, 8), (Vgg, (2, 3, 14, 13), True, 24), (Vgg, (2, 3, 14, 13), False, 24),
+          (Fire, (2, 3, 25, 22), True, 24), (Fire, (2, 3, 25, 22), False, 24))
+WITHOUT_NORMS = (Vgg, Fire)  # no Relu is a kernel of its own
 
 
 def train(model: nn.Module, x: torch.Tensor, half: bool = True) -> list[torch.Tensor]:
@@ -303,6 +423,7 @@ def check_model(make: Callable[[], nn.Module], shape: tuple[int, ...], half: boo
     if is_exact():
         assert all(kernel == GRAPH for op, kernel in steps if op in CONVOLUTIONS), steps
         assert counts["Transpose"] <= most, (make, half, counts)
+        assert make not in WITHOUT_NORMS or not sum(map(relus, sessions(model))), (make, half, counts)
     assert not any("cuDNN" in line for line in MESSAGES.lines), MESSAGES.lines
     return {f"{op}:{kernel}" for op, kernel in steps}
 
@@ -385,7 +506,52 @@ def faults() -> set[str]:
     return set()
 
 
-CHECKS: list[Callable[[], set[str]]] = [cases, others, recorded, rounded, unaligned, measured, models, graphs]
+# With a Relu besides: how often the warning is that of a convolution, or of its Relu, and the graphs that are computed.
+FAULTS_OF_RELU = {**dict.fromkeys(("relu", "order", "nan"), (0, 1, 4, 3)), "double": (0, 1, 5, 3),
+                  "execute": (3, 1, 0, 0), "finalize": (0, 0, 0, 0), "fusion": (0, 0, 3, 3)}
+
+
+def faults_of_relu() -> set[str]:
+    """Where only the graph with the Relu fails, cuDNN computes the convolution, and the Relu is a kernel of its own, or
+    a node where there was no plan.
+    """
+    for i, (fault, (alone, warned, first, later)) in enumerate(FAULTS_OF_RELU.items()):
+        for dtype in (HALF, BRAIN, SINGLE):
+            os.environ["ONT_EMULATE_DNN_FAULT"] = fault
+            case = Case(dtype, (2, 4, 6 + i, 10), 3, (3, 2), (1, 2), (1, 1, 1, 1), (2, 1), bias=True, relu=True)
+            tensors = operands(case)
+            session = _C.Session(model_of(case), 16, DEVICE)
+            for call in range(3):
+                before = runs()
+                agree(case, step(session, case, tensors), eager(case, tensors))
+                of_relu = len([line for line in MESSAGES.lines if "its Relu is a kernel of its own" in line])
+                of_conv = len([line for line in MESSAGES.lines if "are slow" in line])
+                assert (of_conv, of_relu) == ((0, 0) if call else (alone, warned)), (fault, call, MESSAGES.lines)
+                assert runs() == before + (later if call else first), (fault, call, runs() - before)
+                MESSAGES.lines.clear()
+            assert relus(session) == (fault in ("finalize", "fusion")), (fault, session.text("program"))
+            del os.environ["ONT_EMULATE_DNN_FAULT"]
+    return set()
+
+
+def failing_later() -> set[str]:
+    """cuDNN fails in a program that has run: the Relu is computed all the same."""
+    case = Case(BRAIN, (2, 4, 7, 11), 3, (3, 2), bias=True, relu=True)
+    tensors = operands(case)
+    session = _C.Session(model_of(case), 16, DEVICE)
+    for fault in ("", "execute", ""):
+        os.environ["ONT_EMULATE_DNN_FAULT"] = fault
+        agree(case, step(session, case, tensors), eager(case, tensors))
+    del os.environ["ONT_EMULATE_DNN_FAULT"]
+    assert [line.split(": ")[-1] for line in MESSAGES.lines if "failed" in line][:2] == [
+        "cuDNN failed (status 5000), so that its Relu is a kernel of its own from now on",
+        "cuDNN failed (status 5000), so that the own kernels are used from now on and are slow"], MESSAGES.lines
+    MESSAGES.lines.clear()
+    return set()
+
+
+CHECKS: list[Callable[[], set[str]]] = [cases, with_relu, apart, extremes, others, recorded, rounded, unaligned,
+                                         measured, models, graphs]
 
 
 def main(plugin: str, device: str, which: str = "0/1") -> None:
@@ -395,7 +561,7 @@ def main(plugin: str, device: str, which: str = "0/1") -> None:
     _C.open_plugin(plugin or None)
     _C.set_timing(True)
     _C.set_tf32(False, True)
-    run_checks([faults] if which == "faults" else every_nth(CHECKS, which))
+    run_checks([faults, faults_of_relu, failing_later] if which == "faults" else every_nth(CHECKS, which))
 
 
 if __name__ == "__main__":

@@ -440,14 +440,14 @@ def pool_grad(node: Node) -> Cost:
 
 def convolution(node: Node) -> Cost:
     """(x, w, bias) -> y, (dy, w) -> dx, (dy, x) -> dw; by cuDNN at three fifths of what products reach: assumed.
-    float32 in channels last is TF32, of which tensor cores compute half as much.
+    float32 in channels last is TF32, of which tensor cores compute half as much; bias and Relu are no launches there.
     """
     kernel = node.outputs[0] if node.op == "ConvGradWeight" else node.inputs[1]
     result = node.outputs[0] if node.op == "Conv" else node.inputs[0]
     flops = 2.0 * result.count * math.prod(kernel.shape[1:])
     is_tf32 = node.kernel == "cuda_conv_graph" and not is_half(node.inputs[0])
     rate = C["tensor"] / 2 if is_tf32 else rate_of(node.inputs[0])
-    with_bias = node.op == "Conv" and node.input(2) is not None and node.kernel != "cuda_conv_graph"  # joins the bias
+    with_bias = node.op == "Conv" and node.input(2) is not None and node.kernel != "cuda_conv_graph"  # joins both
     return Cost("products", 1 + with_bias, all_bytes(node) + 2 * with_bias * result.nbytes, flops / (0.6 * rate), flops,
                 foreign=int(node.kernel != "cuda_conv"))
 

@@ -55,6 +55,10 @@ static const image_shape image_shapes[] = {
     {"Whisper, second", 384, 384, 1, 1, 3000, 3, 2, 1},       {"wav2vec2, first", 1, 512, 1, 1, 16000, 10, 5, 0},
     {"wav2vec2, second", 512, 512, 1, 1, 3199, 3, 2, 0},      {"wav2vec2, last", 512, 512, 1, 1, 99, 2, 2, 0},
     {"Mamba", 1536, 1536, 1536, 1, 1024, 4, 1, 3},
+    {"VGG, first", 3, 64, 1, 224, 224, 3, 1, 1},              {"VGG, second", 64, 64, 1, 224, 224, 3, 1, 1},
+    {"VGG, third", 64, 128, 1, 112, 112, 3, 1, 1},            {"VGG, last but 3", 256, 512, 1, 28, 28, 3, 1, 1},
+    {"VGG, last", 512, 512, 1, 14, 14, 3, 1, 1},              {"AlexNet, first", 3, 64, 1, 224, 224, 11, 4, 2},
+    {"AlexNet, second", 64, 192, 1, 27, 27, 5, 1, 2},         {"SqueezeNet, 1 x 1", 64, 16, 1, 55, 55, 1, 1, 0},
 };
 
 const ont_core *ont_cuda_core;
@@ -205,13 +209,20 @@ static const char *plan_of(const shape *s, int variant, size_t *bytes)
     return refusal;
 }
 
-/* Forward with bias, forward, and the gradients, of 32 images; the number of those without a plan. */
+/* Forward with what is behind it, forward, and the gradients, of 32 images; the number of those without a plan. */
 static int plan_images(const char *name, const image_shape *s, ont_dtype dtype)
 {
     static const char *const dtype_names[] = {
         [ONT_FLOAT32] = "float32 (TF32)", [ONT_FLOAT16] = "float16", [ONT_BFLOAT16] = "bfloat16"};
-    static const char *const names[] = {"forward with bias", "forward", "gradient of the input",
-                                        "gradient of the weight"};
+    static const struct {
+        const char *name;
+        ont_conv_kind kind;
+        ont_conv_epilogue epilogue;
+    } variants[] = {{"forward with bias and Relu", ONT_CONV_FORWARD, ONT_CONV_BIAS_RELU},
+                    {"forward with bias", ONT_CONV_FORWARD, ONT_CONV_BIAS},
+                    {"forward", ONT_CONV_FORWARD, ONT_CONV_PLAIN},
+                    {"gradient of the input", ONT_CONV_GRAD_INPUT, ONT_CONV_PLAIN},
+                    {"gradient of the weight", ONT_CONV_GRAD_WEIGHT, ONT_CONV_PLAIN}};
     const bool is_signal = s->rows == 1;
     const int64_t high = is_signal ? 1 : s->kernel, by = is_signal ? 1 : s->stride, above = is_signal ? 0 : s->pad;
     const int64_t rows = (s->rows + 2 * above - high) / by + 1;
@@ -222,11 +233,11 @@ static int plan_images(const char *name, const image_shape *s, ont_dtype dtype)
                         .out_count = rows * columns, .kernel_count = high * s->kernel, .dtype = (int32_t)dtype,
                         .spatial = is_signal ? 1 : 2, .channels_last = 1};
     int missing = 0;
-    for (int i = 0; i < 4; i++) {
+    for (size_t i = 0; i < sizeof variants / sizeof *variants; i++) {
         ont_conv_plan *plan;
-        const char *refusal = ont_conv_plan_get(&g, i < 2 ? ONT_CONV_FORWARD : (ont_conv_kind)(i - 1), i == 0, &plan);
+        const char *refusal = ont_conv_plan_get(&g, variants[i].kind, variants[i].epilogue, &plan);
         missing += refusal != NULL;
-        printf("%s, %s, %s, %s: ", name, s->what, dtype_names[dtype], names[i]);
+        printf("%s, %s, %s, %s: ", name, s->what, dtype_names[dtype], variants[i].name);
         if (refusal) printf("%s\n", refusal);
         else printf("%.1f MiB\n", (double)ont_conv_plan_work_bytes(plan) / (1 << 20));
     }

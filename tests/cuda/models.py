@@ -45,6 +45,16 @@ def cnn() -> Model:
                   8, 8)
 
 
+def vgg() -> Model:
+    """VGG's convolutions, with bias and Relu and without normalization, and its classifier."""
+    def block(before: int, after: int) -> list[nn.Module]:
+        return [nn.Conv2d(before, after, 3, padding=1), nn.ReLU(inplace=True)]
+
+    return images(nn.Sequential(*block(3, 4), *block(4, 4), nn.MaxPool2d(2), *block(4, 6), *block(6, 6),
+                                nn.MaxPool2d(2), nn.AdaptiveAvgPool2d(3), nn.Flatten(), nn.Linear(54, 16),
+                                nn.ReLU(inplace=True), nn.Linear(16, 10)), 2, 3, 14, 14)
+
+
 def resnet() -> Model:
     """ResNet-18's stem, a plain block, one that halves, and its head."""
     return images(nn.Sequential(nn.Conv2d(3, 4, 7, 2, 3, bias=False), nn.BatchNorm2d(4), nn.ReLU(),
@@ -67,8 +77,9 @@ def task(name: str) -> Callable[[], Model]:
     return make
 
 
-MODELS = {"mlp": mlp, "cnn": cnn, "resnet": resnet, **{name: task(name) for name in bench.TASKS}, **ARCHITECTURES}
-HALVES = ("cnn", "resnet", "gpt2", "bert", "llama", "unet", "mixtral")  # under bfloat16 autocast as well
+MODELS = {"mlp": mlp, "cnn": cnn, "vgg": vgg, "resnet": resnet, **{name: task(name) for name in bench.TASKS},
+          **ARCHITECTURES}
+HALVES = ("cnn", "vgg", "resnet", "gpt2", "bert", "llama", "unet", "mixtral")  # under bfloat16 autocast as well
 EVERY = [*MODELS, *(f"{name} bf16" for name in HALVES if name in MODELS)]
 
 
@@ -128,6 +139,8 @@ def compare(name: str, half: bool, device: str) -> tuple[set[str], dict[str, int
         assert "Transpose" not in {op for op, _ in steps}, steps
     if name == "resnet":  # with its residual or Relu in the same kernel, in bfloat16 too
         assert Counter(op for op, _ in steps)["FusedBatchNorm"] == 5, steps
+    if device == "emulated" and name in ("cnn", "vgg"):  # the classifier's Relu; cuDNN computes the others
+        assert sum(conv_graph.relus(session) for session in conv_graph.sessions(model)) == 1, steps
     if device == "emulated":  # where cuDNN takes every one of these
         assert {kernel for op, kernel in steps if op in conv_graph.CONVOLUTIONS} <= {conv_graph.GRAPH}, steps
     if half and any(op == "SoftmaxCrossEntropyLoss" for op, _ in steps):  # it reads the logits in bfloat16

@@ -104,13 +104,16 @@ def norms_of_images() -> set[str]:
 
 def channels_last() -> set[str]:
     """A convolution in 16 bits, by cuDNN's graphs where the device has them; tests/cuda/conv_graph.py has the cases."""
-    case = conv_graph.Case(torch.bfloat16, (2, 4, 7, 9), 6, (3, 3), (1, 2), (1, 1, 1, 1), bias=True)
-    session, tensors = _C.Session(conv_graph.model_of(case), 16, DEVICE), conv_graph.operands(case)
-    begin = len(MESSAGES.text)
-    got = conv_graph.step(session, case, [t.to(place(DEVICE)) for t in tensors])
-    assert "cuDNN" not in MESSAGES.text[begin:], MESSAGES.text[begin:]
-    conv_graph.agree(case, got, conv_graph.eager(case, tensors))
-    return {f"{op}:{kernel}" for op, kernel in conv_graph.kernels(session)}
+    used = set()
+    for relu in (False, True):
+        case = conv_graph.Case(torch.bfloat16, (2, 4, 7, 9), 6, (3, 3), (1, 2), (1, 1, 1, 1), bias=True, relu=relu)
+        session, tensors = _C.Session(conv_graph.model_of(case), 16, DEVICE), conv_graph.operands(case)
+        begin = len(MESSAGES.text)
+        got = conv_graph.step(session, case, [t.to(place(DEVICE)) for t in tensors])
+        assert "cuDNN" not in MESSAGES.text[begin:], MESSAGES.text[begin:]
+        conv_graph.agree(case, got, conv_graph.eager(case, tensors))
+        used |= {f"{op}:{kernel}" for op, kernel in conv_graph.kernels(session)}
+    return used
 
 
 def by_rule() -> set[str]:

@@ -16,7 +16,23 @@ FAULTS = {
     "another bias": Fault(
         FILE, "UID_BIAS, o->bias)", "UID_BIAS, o->w)", "channels_last", "differ from those"),
     "no bias": Fault(
-        FILE, "k.has_bias = has_bias;", "k.has_bias = has_bias && false;", "channels_last", "differ from those"),
+        FILE, "(int32_t)epilogue;", "(int32_t)(epilogue == ONT_CONV_BIAS ? ONT_CONV_PLAIN : epilogue);",
+        "channels_last", "differ from those"),
+    "no Relu": Fault(
+        FILE, "DNN_POINTWISE_RELU_FWD, &sum, NULL, NULL, &y, 0);", "DNN_POINTWISE_ADD, &sum, &bias, NULL, &y, 0);",
+        "channels_last", "its Relu is a kernel of its own"),
+    "the Relu in front of the bias": Fault(
+        FILE,
+        "ont_dnn_pointwise(b, DNN_POINTWISE_ADD, &product, &bias, NULL, &sum, 0);\n"
+        "    if (k->epilogue == ONT_CONV_BIAS_RELU) ont_dnn_pointwise(b, DNN_POINTWISE_RELU_FWD, &sum, NULL, NULL, &y, 0);",
+        "bool relu = k->epilogue == ONT_CONV_BIAS_RELU;\n"
+        "    if (relu) ont_dnn_pointwise(b, DNN_POINTWISE_RELU_FWD, &product, NULL, NULL, &sum, 0);\n"
+        "    ont_dnn_pointwise(b, DNN_POINTWISE_ADD, relu ? &sum : &product, &bias, NULL, &y, 0);",
+        "channels_last", "its Relu is a kernel of its own"),
+    "a Relu that loses NaN": Fault(
+        FILE, '#include "libs/dnn_build.h"',
+        '#include "libs/dnn_graph.h"\n#define DNN_PROPAGATE_NAN 0\n#include "libs/dnn_build.h"', "channels_last",
+        "treatment of NaN"),
     "a kernel that is not deterministic": Fault(
         FILE, "1u << DNN_NUMERICAL_NOTE_NONDETERMINISTIC", "0u", "channels_last", "an engine that is not deterministic"),
 }
@@ -29,4 +45,4 @@ def test_a_planted_fault_is_found(planted_faults, name):
 
 def test_faults_of_the_library_cost_no_result():
     report = run("conv_graph.py", built("asan", "--sanitize"), "faults")
-    assert report["passed"] == 1 and not report["failed"], report["failed"]
+    assert report["passed"] == 3 and not report["failed"], report["failed"]

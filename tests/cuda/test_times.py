@@ -15,9 +15,11 @@ import planned
 import pytest
 import times
 import torch
+import torch.nn.functional as F
 from planned import Node, Value
 from rows import session_of
 from seeds import drawn_seed
+from torch import nn
 
 from onnxtrain import _C
 from onnxtrain.ortmodule import ORTModule, _module
@@ -190,6 +192,24 @@ def test_float32_convolutions_in_channels_last_are_on_tensor_cores():
                      for kernel in ("cuda_conv_graph", "cuda_conv"))
     half = costs.convolution(node("cuda_conv_graph", "Conv", halves[:2], halves[2:]))
     assert plain.busy > single.busy == 2 * half.busy
+
+
+def vgg() -> bench.Task:
+    """VGG's first two blocks and a classifier, in sizes for which recompute.c looks for what to recompute."""
+    def block(before: int, after: int) -> list[nn.Module]:
+        return [nn.Conv2d(before, after, 3, padding=1), nn.ReLU()]
+
+    module = nn.Sequential(*block(3, 64), *block(64, 64), nn.MaxPool2d(2), *block(64, 128), *block(128, 128),
+                           nn.MaxPool2d(2), nn.AdaptiveAvgPool2d(7), nn.Flatten(), nn.Linear(6272, 10))
+    x, y = torch.randn(8, 3, 112, 112), torch.randint(0, 10, (8,))
+    return bench.Task(module, (x, y), lambda m, x, y: F.cross_entropy(m(x), y), 8, 0.0, True)
+
+
+def test_a_relu_behind_a_convolution_is_no_launch(device):
+    nodes, _ = planned.planned(vgg, device)
+    convolutions = [each for each in nodes if each.op == "Conv"]
+    assert [(each.attributes.get("relu"), costs.cost_of(each).launches) for each in convolutions] == [(1, 1)] * 4
+    assert not [each for each in nodes if "Relu" in (each.op, *each.attributes.get("formula", b"").decode().split())]
 
 
 def test_a_group_norm_reads_twice_for_its_gradient():
