@@ -49,7 +49,7 @@ extern const size_t ont_cuda_n_lists;
 /* For each family, the array of kernels and their number. */
 #define ONT_CUDA_FAMILIES(X) X(elementwise) X(move) X(reduce) X(norm) X(softmax) X(loss) X(matmul) X(attention) \
     X(attention_grad) X(conv) X(pool) X(batchnorm) X(group_norm) X(pad) X(resize) X(index) X(grouped) X(recurrent) \
-    X(rnn) X(nonzero) X(ctc) X(random) X(quantize)
+    X(rnn) X(nonzero) X(ctc) X(random) X(quantize) X(streamed_loss)
 #define X(family) extern const ont_kernel ont_cuda_##family##_kernels[];
 ONT_CUDA_FAMILIES(X)
 #undef X

@@ -51,6 +51,8 @@ const ont_kernel_list ont_cuda_lists[] = {
     ONE("", "SoftmaxCrossEntropyLoss", 12, loss, 0) ONE("", "NegativeLogLikelihoodLoss", 12, loss, 0)
     ONE(ONT_DOMAIN, "SoftmaxCrossEntropyLoss", 1, loss, 0) ONE(ONT_DOMAIN, "SoftmaxCrossEntropyGrad", 1, loss, 1)
     ONE(ONT_DOMAIN, "NegativeLogLikelihoodGrad", 1, loss, 1)
+    ONE(ONT_DOMAIN, "StreamedCrossEntropy", 1, streamed_loss, 0)
+    ONE(ONT_DOMAIN, "StreamedCrossEntropyGrad", 1, streamed_loss, 1)
     TWO(ONT_DOMAIN, "FusedAttention", 1, attention) TWO(ONT_DOMAIN, "FusedAttentionGrad", 1, attention_grad)
     ONE("", "MatMul", 1, matmul, 0) ONE(ONT_DOMAIN, "FusedMatMul", 1, matmul, 0) ONE("", "Gemm", 7, matmul, 0)
     ONE(ONT_DOMAIN, "GeluMatMul", 1, matmul, 1) ONE(ONT_DOMAIN, "GeluMatMulGrad", 1, matmul, 1)

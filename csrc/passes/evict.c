@@ -128,7 +128,8 @@ static void read_graph(evictor *e)
         storage *s = &e->s[i];
         if (v->kind != ONT_VALUE_NODE || !v->has_shape || ont_node_is_view(v->def)) continue;
         s->def = v->def;
-        s->bytes = ont_is_early_gradient(v) ? 0 : (size_t)ont_shape_count(&v->shape) * ont_dtype_size(v->dtype);
+        bool in_output = !g->device && ont_is_early_gradient(v); /* no part of the slab */
+        s->bytes = in_output ? 0 : (size_t)ont_shape_count(&v->shape) * ont_dtype_size(v->dtype);
         s->cost = ont_recompute_node_cost(v->def);
     }
     for (uint32_t i = 0; i < g->n_outputs; i++) e->s[ont_value_root(g->outputs[i])->id].bytes = 0;

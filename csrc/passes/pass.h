@@ -93,8 +93,8 @@ ont_status ont_pass_fuse_norm(ont_graph *g) ONT_MUST_USE;
 ont_status ont_pass_fuse_loss(ont_graph *g) ONT_MUST_USE;
 
 /*
- * Fused linear cross-entropy: the loss computes its logits tile by tile, so that they are never stored. Runs only if
- * the session asks to save memory. See stream_loss.c.
+ * Fused linear cross-entropy: the loss computes its logits tile by tile, or on a device in pieces of rows, so that they
+ * are never stored. See stream_loss.c.
  */
 ont_status ont_pass_stream_loss(ont_graph *g) ONT_MUST_USE;
 

@@ -8,10 +8,15 @@
  * recompute, with which it shares the cost budget of a step.
  *
  * Applies only if the loss and its gradient are the only users of the logits, and the gradients of the linear layer are
- * the only users of the logits' gradient. Devices have no such kernel. A 16-bit matmul that promote.c computes in
- * float32 is streamed in float32, without rounding the logits. A bfloat16 matmul that the processor itself has is
- * streamed as it is, and logits are rounded where the program with stored ones does. float16 ones are left to
- * fuse_loss.c: their gradient is rounded after it is multiplied by that of the loss, lest it underflows.
+ * the only users of the logits' gradient. A 16-bit matmul that promote.c computes in float32 is streamed in float32,
+ * without rounding the logits. A bfloat16 matmul that the processor itself has is streamed as it is, and logits are
+ * rounded where the program with stored ones does. float16 ones are left to fuse_loss.c on the CPU: their gradient is
+ * rounded after it is multiplied by that of the loss, lest it underflows.
+ *
+ * On a device (cuda/ops/streamed_loss.c) a piece of rows takes the place of a tile, and costs another pass over the
+ * gradient of W. So pieces are large and few at level 0, where a step must not become slower: see device_rows(). In
+ * backward the gradients are multiplied by that of the loss, and converted, by elementwise operators, which other
+ * passes join. If the device's kernel declines, the graph stays as it is.
  */
 #include <string.h>
 
@@ -25,6 +30,13 @@ enum {
     MIN_ROWS = 128,                /* of such a tile */
     MIN_ROWS_HALF = 256,           /* the same with bfloat16 matmuls, beside which W's gradient takes longer to read */
     EARLY = 2,                     /* first of StreamedCrossEntropy's outputs that are gradients */
+    /* On a device. A piece more reads and writes the gradient of W once more, 8 bytes an element: as long as 351 rows
+     * of the three matmuls take (docs/performance/cuda_model.md). DEVICE_ROWS: of a piece at level 0, and the fewest
+     * that are divided, into two pieces: this is at most 4.3% of the matmuls; DEVICE_ROWS_LOW: of a piece above. */
+    DEVICE_ROWS = 8192,
+    DEVICE_ROWS_LOW = 2048,
+    DEVICE_TILE = 128,             /* rows of a piece are a multiple */
+    DEVICE_BYTES = 256 << 20,      /* that must be saved at level 0 */
 };
 
 /* The nodes and values that are replaced. */
@@ -32,7 +44,7 @@ typedef struct head {
     ont_node *loss, *grad, *product;
     ont_value *h, *w, *row;                    /* (..., k), (k, n) or (n, k), and the bias (n) or NULL */
     ont_matmul_desc p;
-    bool rounds;                               /* to bfloat16: the logits of a bfloat16 matmul */
+    bool rounds;                               /* to 16 bits: the logits of a 16-bit matmul */
     ont_value *grad_h, *grad_w, *grad_row;     /* NULL: not needed */
 } head;
 
@@ -73,7 +85,7 @@ static bool is_view_or_conversion(const ont_node *node)
 /* Whether a matmul of operands of the one dtype that writes the other has a streamed form. */
 static bool is_streamed_dtype(ont_dtype operand, ont_dtype out)
 {
-    if (operand == ONT_BFLOAT16) return out == ONT_BFLOAT16 || out == ONT_FLOAT32;
+    if (ont_dtype_is_half(operand)) return out == operand || out == ONT_FLOAT32;
     return operand == out && (out == ONT_FLOAT32 || out == ONT_FLOAT64);
 }
 
@@ -113,6 +125,7 @@ static bool same_labels(const ont_node *loss, const ont_node *grad)
     const ont_attr *a = ont_attr_find(loss, "ignore_index", ONT_ATTR_INT);
     const ont_attr *b = ont_attr_find(grad, "ignore_index", ONT_ATTR_INT);
     if (!a != !b || (a && a->i != b->i) || ont_node_in(loss, 1) != ont_node_in(grad, 1)) return false;
+    if (ont_attr_int(loss, "classes", -1) != ont_attr_int(grad, "classes", -1)) return false;
     return !strcmp(ont_attr_string(loss, "reduction", "mean"), ont_attr_string(grad, "reduction", "mean"));
 }
 
@@ -133,12 +146,12 @@ static bool find_loss(ont_node *grad, head *x)
     return ont_shape_count_range(&scores->shape, 2, scores->shape.rank) == 1;
 }
 
-/* Whether nothing but bfloat16 and float32 lies between the product and the loss; *rounds: bfloat16 does. */
-static bool find_rounding(const ont_value *scores, bool *rounds)
+/* Whether nothing but `half` and float32 lies between the product and the loss; *rounds: `half` does. */
+static bool find_rounding(const ont_value *scores, ont_dtype half, bool *rounds)
 {
     for (const ont_value *v = scores;; v = ont_node_in(v->def, 0)) {
-        if (v->dtype != ONT_FLOAT32 && v->dtype != ONT_BFLOAT16) return false;
-        *rounds |= v->dtype == ONT_BFLOAT16;
+        if (v->dtype != ONT_FLOAT32 && v->dtype != half) return false;
+        *rounds |= v->dtype == half;
         if (!is_view_or_conversion(v->def)) return true;
     }
 }
@@ -155,7 +168,8 @@ static bool find_product(const ont_graph *g, head *x)
     x->row = ont_node_in(node, 2);
     ont_dtype dtype = x->loss->outputs[0]->dtype;
     if (dtype != (is_half(x) ? ONT_FLOAT32 : x->h->dtype)) return false;
-    if (is_half(x) && !find_rounding(scores, &x->rounds)) return false;
+    if (x->h->dtype == ONT_FLOAT16 && !g->device) return false;
+    if (is_half(x) && !find_rounding(scores, x->h->dtype, &x->rounds)) return false;
     /* A model that rounds the logits of a float32 matmul gets what it asks for. */
     if ((converted || scores->dtype != dtype) &&
         !(ont_dtype_is_half(source(x->h)->dtype) && ont_dtype_is_half(source(x->w)->dtype))) return false;
@@ -215,12 +229,17 @@ static ont_status copy_attributes(ont_graph *g, ont_node *node, const head *x)
     const char *reduction = ont_attr_string(x->loss, "reduction", "mean");
     if (ignored) ONT_TRY(ont_attr_set_int(g, node, "ignore_index", ignored->i));
     ONT_TRY(ont_attr_set_int(g, node, "transB", x->p.trans_b));
-    if (is_half(x)) ONT_TRY(ont_attr_set_int(g, node, "to", x->rounds ? ONT_BFLOAT16 : ONT_FLOAT32));
+    int64_t classes = ont_attr_int(x->loss, "classes", x->p.n);
+    if (classes != x->p.n) ONT_TRY(ont_attr_set_int(g, node, "classes", classes));
+    if (is_half(x)) ONT_TRY(ont_attr_set_int(g, node, "to", x->rounds ? x->h->dtype : ONT_FLOAT32));
     return ont_attr_set_string(g, node, "reduction", reduction, strlen(reduction));
 }
 
-/* `rows`: of a tile, and forward computes the gradients; or 0. */
-static ont_status stream_forward(ont_graph *g, const head *x, int64_t rows, ont_node **made)
+/*
+ * `rows`: of a tile, and forward computes the gradients; or 0. *made is NULL if the device declines the node. The loss
+ * does not read it yet.
+ */
+static ont_status build_forward(ont_graph *g, const head *x, int64_t rows, ont_node **made)
 {
     ont_value *operands[] = {x->h, x->w, ont_node_in(x->loss, 1), x->row};
     ont_value *const gradients[] = {x->grad_h, x->grad_w, x->grad_row};
@@ -237,7 +256,10 @@ static ont_status stream_forward(ont_graph *g, const head *x, int64_t rows, ont_
         if (!gradients[i]) node->outputs[EARLY + i] = NULL;
     ont_build_done(&b, node);
     ONT_TRY(b.status);
-    ont_value_replace_uses(g, x->loss->outputs[0], node->outputs[0]);
+    if (g->device && !ont_op_has_kernel(node, g->device)) {
+        ont_graph_remove_node(g, node);
+        node = NULL;
+    }
     *made = node;
     return ONT_OK;
 }
@@ -250,23 +272,31 @@ static ont_status replace_gradient(ont_builder *b, ont_value *old, ont_value *gr
     return b->status;
 }
 
+/* x times the gradient of the loss. The other passes of a device join Mul with what converts or adds the result. */
+static ont_value *scale(ont_builder *b, ont_value *x, ont_value *dloss)
+{
+    ont_value *operands[] = {x, dloss};
+    bool device = b->graph->device != NULL;
+    ont_node *node = ont_build_node(b, device ? "" : ONT_DOMAIN, device ? "Mul" : "ScaleGradient", operands, 2, 1);
+    return node ? ont_build_done(b, node) : NULL;
+}
+
 /* The gradients that forward computed, times the gradient of the loss. */
 static ont_status scale_backward(ont_graph *g, const head *x, const ont_node *forward)
 {
     ont_value *const gradients[] = {x->grad_h, x->grad_w, x->grad_row};
     ont_builder b = {.graph = g, .before = x->grad, .backward = true, .origin = ont_node_origin(x->grad)};
     for (uint32_t i = 0; i < 3; i++) {
-        ont_value *operands[] = {forward->outputs[EARLY + i], ont_node_in(x->grad, 3)};
         if (!gradients[i]) continue;
-        ont_node *node = ont_build_node(&b, ONT_DOMAIN, "ScaleGradient", operands, 2, 1);
-        ont_value *scaled = node ? ont_build_done(&b, node) : NULL;
+        ont_value *scaled = scale(&b, forward->outputs[EARLY + i], ont_node_in(x->grad, 3));
         ONT_TRY(b.status);
         ONT_TRY(replace_gradient(&b, gradients[i], scaled));
     }
     return ONT_OK;
 }
 
-static ont_status stream_backward(ont_graph *g, const head *x, ont_value *pairs)
+/* *made is NULL if the device declines the node, and the gradients stay those of the stored scores. */
+static ont_status stream_backward(ont_graph *g, const head *x, ont_value *pairs, ont_node **made)
 {
     ont_value *operands[] = {x->h, x->w, ont_node_in(x->loss, 1), x->row, ont_node_in(x->grad, 3), pairs};
     ont_value *const gradients[] = {x->grad_h, x->grad_w, x->grad_row};
@@ -278,6 +308,12 @@ static ont_status stream_backward(ont_graph *g, const head *x, ont_value *pairs)
     ONT_TRY(copy_attributes(g, node, x));
     ont_build_done(&b, node);
     ONT_TRY(b.status);
+    *made = node;
+    if (g->device && !ont_op_has_kernel(node, g->device)) {
+        ont_graph_remove_node(g, node);
+        *made = NULL;
+        return ONT_OK;
+    }
     for (uint32_t i = 0; i < 3; i++)
         if (gradients[i]) ONT_TRY(replace_gradient(&b, gradients[i], node->outputs[i]));
     return ONT_OK;
@@ -319,37 +355,87 @@ static int64_t early_rows(const ont_graph *g, const head *x, int64_t least_tiles
     return rows * least_tiles <= count ? rows : 0;
 }
 
+static size_t bytes_of(const ont_value *v)
+{
+    return v ? (size_t)ont_shape_count(&v->shape) * ont_dtype_size(v->dtype) : 0;
+}
+
+/*
+ * Bytes by which a device's plan gets smaller with such a piece of the scores. The gradients of h and W exist from
+ * forward on, in float32 for 16 bits; a gradient of W that is a result of the graph has another block.
+ */
+static int64_t saved_on_device(const ont_graph *g, const head *x, int64_t rows)
+{
+    const ont_value *scores = x->product->outputs[0];
+    int64_t all = (int64_t)bytes_of(scores), count = ont_node_in(x->grad, 0)->shape.dims[0];
+    int64_t wide = is_half(x) ? (int64_t)sizeof(float) : (int64_t)ont_dtype_size(x->h->dtype);
+    int64_t h = x->grad_h ? ont_shape_count(&x->h->shape) * wide : 0;
+    int64_t w = x->grad_w ? ont_shape_count(&x->w->shape) * wide : 0;
+    int64_t stored = x->grad_w && !ont_value_is_output(g, x->grad_w) ? (int64_t)bytes_of(x->grad_w) : 0;
+    return all - all / count * rows - h - w + stored;
+}
+
+/*
+ * Rows of a piece on a device; 0: the scores are stored. A piece more costs time in proportion to W's gradient, so that
+ * few are made at level 0. Level 1 and above ask for memory: pieces are smaller, and what is saved may be less.
+ */
+static int64_t device_rows(const ont_graph *g, const head *x)
+{
+    int64_t count = ont_node_in(x->grad, 0)->shape.dims[0];
+    bool low = g->recompute.level >= ONT_RECOMPUTE_LAYERS;
+    if (!strcmp(ont_attr_string(x->loss, "reduction", "mean"), "none") || !count || !x->p.n) return 0;
+    if (ont_recompute_is_everywhere()) return low ? 0 : 3; /* for tests */
+    int64_t pieces = count / (low ? DEVICE_ROWS_LOW : DEVICE_ROWS);
+    if (!low && pieces == 1) pieces = 2;
+    if (pieces < 2) return 0;
+    int64_t rows = (count + pieces - 1) / pieces;
+    rows = (rows + DEVICE_TILE - 1) / DEVICE_TILE * DEVICE_TILE;
+    return saved_on_device(g, x, rows) >= (low ? MIN_SCORES_BYTES : DEVICE_BYTES) ? rows : 0;
+}
+
 static ont_status stream_early(ont_graph *g, const head *x, int64_t rows)
 {
     ont_node *forward = NULL;
-    ONT_TRY(stream_forward(g, x, rows, &forward));
+    ONT_TRY(build_forward(g, x, rows, &forward));
+    if (!forward) return ONT_OK;
+    ont_value_replace_uses(g, x->loss->outputs[0], forward->outputs[0]);
     return scale_backward(g, x, forward);
+}
+
+/* With a second matmul in backward. */
+static ont_status stream_again(ont_graph *g, const head *x)
+{
+    ont_node *forward = NULL, *backward = NULL;
+    ONT_TRY(build_forward(g, x, 0, &forward));
+    if (!forward) return ONT_OK;
+    ONT_TRY(stream_backward(g, x, forward->outputs[1], &backward));
+    if (!backward) {
+        ont_graph_remove_node(g, forward);
+        return ONT_OK;
+    }
+    ont_value_replace_uses(g, x->loss->outputs[0], forward->outputs[0]);
+    g->recompute.cost += ont_recompute_node_cost(x->product);
+    g->recompute.bytes += bytes_of(x->product->outputs[0]);
+    g->recompute.nodes++;
+    return ONT_OK;
 }
 
 /* At level 1 and above, of few rows no more than a small tile of scores is there, if a second matmul is affordable. */
 static ont_status stream(ont_graph *g, const head *x)
 {
-    ont_node *forward = NULL;
     bool low = g->recompute.level >= ONT_RECOMPUTE_LAYERS, everywhere = ont_recompute_is_everywhere();
-    const ont_value *scores = x->product->outputs[0];
-    size_t bytes = (size_t)ont_shape_count(&scores->shape) * ont_dtype_size(scores->dtype);
+    size_t bytes = bytes_of(x->product->outputs[0]);
     if (!everywhere && (bytes < MIN_SCORES_BYTES || keeps_more(x, bytes))) return ONT_OK;
-    int64_t rows = early_rows(g, x, low ? 4 : 2);
+    int64_t rows = g->device ? device_rows(g, x) : early_rows(g, x, low ? 4 : 2);
     bool again = low && !rows && (everywhere || is_within_budget(g, x));
-    if (!rows && !again) rows = early_rows(g, x, 2);
+    if (!rows && !again && !g->device) rows = early_rows(g, x, 2);
     if (rows) return stream_early(g, x, rows);
-    if (!again) return ONT_OK;
-    g->recompute.cost += ont_recompute_node_cost(x->product);
-    g->recompute.bytes += bytes;
-    g->recompute.nodes++;
-    ONT_TRY(stream_forward(g, x, 0, &forward));
-    return stream_backward(g, x, forward->outputs[1]);
+    return again ? stream_again(g, x) : ONT_OK;
 }
 
 ont_status ont_pass_stream_loss(ont_graph *g)
 {
     uint32_t before = g->n_nodes;
-    if (g->device) return ONT_OK;
     for (ont_node *node = g->first; node; node = node->next) {
         head x = {0};
         if (!ONT_IS(node, SoftmaxCrossEntropyGrad) || !find_loss(node, &x)) continue;

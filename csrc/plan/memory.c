@@ -137,12 +137,13 @@ static bool is_sole_input(const planner *p, uint32_t t, uint32_t index)
 
 /*
  * Whether storage `from` of the value, whose live range ends at step t, may become part of output block `to`. The block
- * of an early gradient is there from forward on, as it would be in the slab.
+ * of an early gradient is there from forward on, as it would be in the slab; but not on devices, where each phase is a
+ * captured graph with static buffers of its own for its results (run/replay.h).
  */
 static bool may_join_output(const planner *p, const ont_value *v, const storage *from, const storage *to)
 {
-    bool forward = to->output < p->in->n_forward_outputs;
-    return forward ? from->last < p->in->split : from->first >= p->in->split || ont_is_early_gradient(v);
+    bool forward = to->output < p->in->n_forward_outputs, early = !p->in->g->device && ont_is_early_gradient(v);
+    return forward ? from->last < p->in->split : from->first >= p->in->split || early;
 }
 
 /*

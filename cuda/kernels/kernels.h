@@ -86,6 +86,14 @@ typedef struct ont_reduction {
 } ont_reduction;
 size_t ont_reduce_work(const ont_reduction *r);
 int ont_launch_reduce(const ont_reduction *r, const void *x, void *y, void *work, void *stream);
+/*
+ * Sums of the columns of a matrix (rows, columns) that exists in pieces of rows: `parts` rows of partial sums of a
+ * piece, which are in float32 for 16 bits; and y (columns) = scale * the sums of all partial ones.
+ */
+int64_t ont_column_parts(int dtype, int64_t rows, int64_t columns);
+int ont_launch_column_parts(int dtype, int64_t rows, int64_t columns, const void *x, void *parts, void *stream);
+int ont_launch_column_sum(int dtype, int64_t parts, int64_t columns, double scale, const void *x, void *y,
+                          void *stream);
 
 /*
  * norm.cu: `rows` rows of n elements. Scale, bias and statistics have the dtype, float32 or float64; any other operand
@@ -129,6 +137,26 @@ size_t ont_loss_work(const ont_loss *s);
 int ont_launch_loss(const ont_loss *s, const void *const *in, void *const *out, void *work, void *stream);
 /* in: scores, labels, weights or NULL, dloss, statistics */
 int ont_launch_loss_grad(const ont_loss *s, const void *const *in, void *dx, void *work, void *stream);
+
+/*
+ * The rows [first, first + rows) of a loss of s->rows rows, where inner is 1, wide_loss is 1 and there are no weights.
+ * x: their scores (rows, columns), over which their gradient is written. All other operands are those of all rows:
+ * labels, statistics, dloss, and terms (s->rows, 2), from which ont_launch_loss_sum() computes the loss. No label is
+ * reported: ont_launch_loss_norm() reports those out of range, and counts the others in *norm. `scale`: of
+ * ONT_PIECE_BOTH, the gradient of the loss itself.
+ */
+typedef enum ont_piece_kind { ONT_PIECE_LOSS, ONT_PIECE_GRAD, ONT_PIECE_BOTH } ont_piece_kind;
+typedef struct ont_loss_piece {
+    ont_piece_kind kind; /* LOSS: terms and, unless NULL, statistics; GRAD: from statistics and dloss; BOTH: terms */
+    int64_t first, rows;
+    const void *labels, *dloss;
+    void *x, *stats;
+    const double *norm;
+    double *terms, scale;
+} ont_loss_piece;
+int ont_launch_loss_norm(const ont_loss *s, const void *labels, double *norm, void *stream);
+int ont_launch_loss_piece(const ont_loss *s, const ont_loss_piece *p, void *stream);
+int ont_launch_loss_sum(const ont_loss *s, const double *terms, void *loss, void *stream);
 
 /* pool.cu: `indices` and, for the gradient of a maximum, x as in ops/pool/pool.c */
 typedef struct ont_image_pool {

@@ -2,7 +2,8 @@
  * Softmax cross-entropy and negative log-likelihood over rows of scores, 16-bit scores included, with arithmetic in
  * float32 (float64 for float64). One pass over a row finds the largest score and the sum of exponentials relative to
  * it; these two numbers are saved for the gradient, which may overwrite the scores. Rows whose classes are contiguous
- * are accessed in chunks of 16 bytes, between a head and a tail of single scores.
+ * are accessed in chunks of 16 bytes, between a head and a tail of single scores. Scores that exist in pieces of rows
+ * alone (ops/streamed_loss.c) have the same kernels, or one that computes losses and gradients of its rows.
  */
 #include "kernels/launch.cuh"
 
@@ -189,16 +190,16 @@ __global__ void __launch_bounds__(MAX_SUM_THREADS) loss_sum_kernel(const ont_los
         ont_store(loss, (typename ont_compute<T>::type)(s.reduction == 2 ? sum / norm : sum));
 }
 
-/* The sum of the weights of the rows that count. */
+/* The sum of the weights of the rows that count; `report`: labels out of range. */
 template <class T>
 __global__ void __launch_bounds__(MAX_SUM_THREADS)
-    loss_norm_kernel(const ont_loss s, const void *labels, const void *weights, double *norm)
+    loss_norm_kernel(const ont_loss s, const void *labels, const void *weights, bool report, double *norm)
 {
     __shared__ double scratch[32];
     double sum = 0;
     for (int64_t i = threadIdx.x; i < s.rows * s.inner; i += blockDim.x) {
         int64_t label = label_at(s, labels, i);
-        if (counts(s, label, i, false)) sum += weights ? (double)element_at<T>(weights, s.wide_weights, label) : 1;
+        if (counts(s, label, i, report)) sum += weights ? (double)element_at<T>(weights, s.wide_weights, label) : 1;
     }
     sum = ont_block_sum(sum, scratch);
     if (!threadIdx.x) *norm = sum;
@@ -251,41 +252,78 @@ template <class D, class C, int N> ONT_DEVICE void scores_to_gradient(const row_
         if (k == label) v[k] -= r.scale;
 }
 
+/* The gradient of a row of scores x, which it may overwrite. */
+template <class T, class D, class C>
+ONT_DEVICE void write_gradient(const ont_loss &s, const row_gradient<C> &r, const T *x, D *dx)
+{
+    enum { N = 16 / sizeof(D) };
+    for_row<N>(
+        chunked_part<N>(x, dx, s.classes, s.inner), s.columns,
+        [&](int64_t c) {
+            const bool is_class = c < s.classes;
+            C v[1] = {r.dense && is_class ? (C)ont_load(&x[c * s.inner]) : (C)0};
+            scores_to_gradient<D>(r, c, v);
+            ont_store(&dx[c * s.inner], is_class ? v[0] : (C)0);
+        },
+        [&](int64_t c, int64_t step) {
+            C v[2][N] = {};
+            if (r.dense) {
+                load_chunk(x + c, v[0]);
+                load_chunk(x + c + step, v[1]);
+            }
+            scores_to_gradient<D>(r, c, v[0]);
+            store_chunk(dx + c, v[0]);
+            scores_to_gradient<D>(r, c + step, v[1]);
+            store_chunk(dx + c + step, v[1]);
+        },
+        [&](int64_t c) {
+            C v[N] = {};
+            if (r.dense) load_chunk(x + c, v);
+            scores_to_gradient<D>(r, c, v);
+            store_chunk(dx + c, v);
+        });
+}
+
 template <class T, class D>
 __global__ void __launch_bounds__(ONT_THREADS) loss_grad_kernel(const ont_loss s, const gradient_operands<T, D> f)
 {
-    typedef typename ont_compute<T>::type C;
-    enum { N = 16 / sizeof(D) };
     for (int64_t i = blockIdx.x; i < s.rows * s.inner; i += gridDim.x) {
         const int64_t base = i / s.inner * s.columns * s.inner + i % s.inner;
-        const T *x = f.x + base;
-        D *dx = f.dx + base;
-        const row_gradient<C> r = row_gradient_of(s, f, i);
-        for_row<N>(
-            chunked_part<N>(x, dx, s.classes, s.inner), s.columns,
-            [&](int64_t c) {
-                const bool is_class = c < s.classes;
-                C v[1] = {r.dense && is_class ? (C)ont_load(&x[c * s.inner]) : (C)0};
-                scores_to_gradient<D>(r, c, v);
-                ont_store(&dx[c * s.inner], is_class ? v[0] : (C)0);
-            },
-            [&](int64_t c, int64_t step) {
-                C v[2][N] = {};
-                if (r.dense) {
-                    load_chunk(x + c, v[0]);
-                    load_chunk(x + c + step, v[1]);
-                }
-                scores_to_gradient<D>(r, c, v[0]);
-                store_chunk(dx + c, v[0]);
-                scores_to_gradient<D>(r, c + step, v[1]);
-                store_chunk(dx + c + step, v[1]);
-            },
-            [&](int64_t c) {
-                C v[N] = {};
-                if (r.dense) load_chunk(x + c, v);
-                scores_to_gradient<D>(r, c, v);
-                store_chunk(dx + c, v);
-            });
+        write_gradient(s, row_gradient_of(s, f, i), f.x + base, f.dx + base);
+    }
+}
+
+/* ---- losses and gradients at once: contiguous classes, no weights, and a loss whose own gradient is `scale` ---- */
+
+/* Threads of a block, at most: few rows at a time, so that the second pass over a row may find it in the cache. */
+template <class T> struct both_threads {
+    enum { MOST = sizeof(T) == 8 ? 512 : 1024 };
+};
+
+/* terms (rows, 2): as of loss_kernel */
+template <class T, class C = typename ont_compute<T>::type>
+__global__ void __launch_bounds__(both_threads<T>::MOST)
+    loss_both_kernel(const ont_loss s, T *scores, const void *labels, const double *norm, double scale, double *terms)
+{
+    __shared__ C scratch[32];
+    for (int64_t i = blockIdx.x; i < s.rows; i += gridDim.x) {
+        T *x = scores + i * s.columns;
+        row_gradient<C> r = {0, 0, 0, label_at(s, labels, i), false};
+        r.dense = counts(s, r.label, i, false);
+        C score = 0;
+        if (r.dense) {
+            score = (C)ont_load(&x[r.label]);
+            const row_sum<C> sum = sum_of_row(x, s.classes, (int64_t)1, scratch); /* its barriers: x is read */
+            r.max = sum.max;
+            r.log_sum = vlog(sum.sum);
+            r.scale = (C)(s.reduction == 2 ? scale / *norm : scale);
+        } else {
+            r.label = -1;
+        }
+        write_gradient(s, r, x, x);
+        if (threadIdx.x) continue;
+        terms[2 * i] = r.dense ? (double)-((score - r.max) - r.log_sum) : 0;
+        terms[2 * i + 1] = r.dense;
     }
 }
 
@@ -320,7 +358,7 @@ static int backward(const ont_loss *s, const void *const *in, void *dx, void *wo
     int error = 0;
     if (!rows) return 0;
     if (s->reduction == 2)
-        error = ONT_LAUNCH(loss_norm_kernel<T>, 1, sum_threads(rows), 0, stream, *s, f.labels, f.weights,
+        error = ONT_LAUNCH(loss_norm_kernel<T>, 1, sum_threads(rows), 0, stream, *s, f.labels, f.weights, false,
                            (double *)work);
     if (error) return error;
     return ONT_LAUNCH((loss_grad_kernel<T, D>), ont_blocks(rows, 1), ont_row_threads(s->classes), 0, stream, *s, f);
@@ -345,4 +383,52 @@ extern "C" int ont_launch_loss_grad(const ont_loss *s, const void *const *in, vo
     case ONT_FLOAT16: return (narrows ? backward<float, ont_f16> : backward<ont_f16, ont_f16>)(s, in, dx, work, stream);
     default: return (narrows ? backward<float, ont_bf16> : backward<ont_bf16, ont_bf16>)(s, in, dx, work, stream);
     }
+}
+
+/* ---- launchers of pieces of rows ---- */
+
+extern "C" int ont_launch_loss_norm(const ont_loss *s, const void *labels, double *norm, void *stream)
+{
+    return ONT_LAUNCH(loss_norm_kernel<float>, 1, sum_threads(s->rows), 0, stream, *s, labels, (const void *)nullptr,
+                      true, norm);
+}
+
+template <class T> static int piece(const ont_loss *whole, const ont_loss_piece *p, void *stream)
+{
+    typedef typename ont_compute<T>::type C;
+    const void *labels = (const char *)p->labels + p->first * (whole->wide ? 8 : 4);
+    T *x = (T *)p->x;
+    C *stats = p->stats ? (C *)p->stats + 2 * p->first : nullptr;
+    double *terms = p->terms ? p->terms + 2 * p->first : nullptr;
+    const unsigned blocks = ont_blocks(p->rows, 1), threads = ont_row_threads(whole->classes);
+    const bool is_long = whole->classes > 8 * ONT_THREADS;
+    ont_loss s = *whole;
+    s.rows = p->rows;
+    s.fault = nullptr;
+    if (p->kind == ONT_PIECE_BOTH)
+        return ONT_LAUNCH((loss_both_kernel<T, C>), blocks, is_long ? (unsigned)both_threads<T>::MOST : threads, 0,
+                          stream, s, x, labels, p->norm, p->scale, terms);
+    if (p->kind == ONT_PIECE_LOSS)
+        return ONT_LAUNCH((loss_kernel<T, C>), blocks, threads, 0, stream, s, (const T *)x, labels,
+                          (const void *)nullptr, (T *)nullptr, stats, terms);
+    const C *dloss = (const C *)p->dloss + (s.reduction ? 0 : p->first);
+    gradient_operands<T, T> f = {x, labels, nullptr, dloss, stats, p->norm, x};
+    return ONT_LAUNCH((loss_grad_kernel<T, T>), blocks, threads, 0, stream, s, f);
+}
+
+extern "C" int ont_launch_loss_piece(const ont_loss *s, const ont_loss_piece *p, void *stream)
+{
+    switch (s->dtype) {
+    case ONT_FLOAT32: return piece<float>(s, p, stream);
+    case ONT_FLOAT64: return piece<double>(s, p, stream);
+    case ONT_FLOAT16: return piece<ont_f16>(s, p, stream);
+    default: return piece<ont_bf16>(s, p, stream);
+    }
+}
+
+extern "C" int ont_launch_loss_sum(const ont_loss *s, const double *terms, void *loss, void *stream)
+{
+    if (s->dtype == ONT_FLOAT64)
+        return ONT_LAUNCH(loss_sum_kernel<double>, 1, sum_threads(s->rows), 0, stream, *s, terms, (double *)loss);
+    return ONT_LAUNCH(loss_sum_kernel<float>, 1, sum_threads(s->rows), 0, stream, *s, terms, (float *)loss);
 }

@@ -321,3 +321,48 @@ extern "C" int ont_launch_reduce(const ont_reduction *r, const void *x, void *y,
     default: return general<uint8_t, int64_t>(r, 0, 1, x, y, stream);
     }
 }
+
+/* ---- columns of pieces ---- */
+
+static ont_reduction columns_of(int dtype, int64_t rows, int64_t columns)
+{
+    ont_reduction r = {};
+    r.kind = SUM;
+    r.dtype = dtype;
+    r.lead = 1;
+    r.n = rows;
+    r.tail = columns;
+    return r;
+}
+
+extern "C" int64_t ont_column_parts(int dtype, int64_t rows, int64_t columns)
+{
+    const ont_reduction r = columns_of(dtype, rows, columns);
+    return column_parts(&r);
+}
+
+template <class T> static int piece(int64_t rows, int64_t columns, int64_t parts, const void *x, void *y, void *stream)
+{
+    typedef typename ont_compute<T>::type C;
+    return columns_stage<T, C>(columns_operands{1, rows, columns, parts, 1, 1}, x, y, stream);
+}
+
+extern "C" int ont_launch_column_parts(int dtype, int64_t rows, int64_t columns, const void *x, void *parts,
+                                       void *stream)
+{
+    const int64_t n = ont_column_parts(dtype, rows, columns);
+    switch (dtype) {
+    case ONT_FLOAT32: return piece<float>(rows, columns, n, x, parts, stream);
+    case ONT_FLOAT64: return piece<double>(rows, columns, n, x, parts, stream);
+    case ONT_FLOAT16: return piece<ont_f16>(rows, columns, n, x, parts, stream);
+    default: return piece<ont_bf16>(rows, columns, n, x, parts, stream);
+    }
+}
+
+extern "C" int ont_launch_column_sum(int dtype, int64_t parts, int64_t columns, double scale, const void *x, void *y,
+                                     void *stream)
+{
+    const columns_operands s = {1, parts, columns, 1, scale, 1};
+    if (dtype == ONT_FLOAT64) return columns_stage<double, double>(s, x, y, stream);
+    return columns_stage<float, float>(s, x, y, stream);
+}

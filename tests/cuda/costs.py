@@ -429,6 +429,32 @@ def loss_grad(node: Node) -> Cost:
     return Cost("loss", 1 + mean, all_bytes(node), share=C["loss"])
 
 
+def streamed(node: Node) -> Cost:
+    """The products of each piece of rows (`rows`; 0: of 256 MiB, but not below 2048), its loss, and the sums of its
+    columns, one behind the other. The scores are read once more for their gradient: the cache may have them. The
+    gradient of W is read and written again for each piece but the first, beside the product's own time.
+    """
+    h, w = node.inputs[0], node.inputs[1]
+    width, count = h.shape[-1], h.count // h.shape[-1]
+    columns, is_grad = w.count // width, node.op == "StreamedCrossEntropyGrad"
+    given = node.attributes.get("rows", 0)
+    rows = min(count, given or max(2048, (256 << 20) // (columns * SIZES[w.dtype])))
+    dh, dw, drow = (node.output(i) for i in (range(3) if is_grad else range(2, 5)))
+    pieces = [min(rows, count - first) for first in range(0, count, rows)]
+    rate = rate_of(w)
+    score_bytes = float(count * columns * SIZES[w.dtype])
+    passes = (2 if is_grad else 3 if given else 1) + (drow is not None)  # over the scores, after their product
+    added = 2.0 * dw.nbytes * (len(pieces) - 1) if dw is not None else 0.0
+    busy = sum(product_seconds(m, columns, width, 1, rate)
+               + (dh is not None) * product_seconds(m, width, columns, 1, rate)
+               + (dw is not None) * product_seconds(columns, width, m, 1, rate) for m in pieces)
+    busy += passes * score_bytes / (C["loss"] * C["copy"]) + added / C["copy"]
+    products = 1 + (dh is not None) + (dw is not None)
+    launches = 1 + len(pieces) * (1 + products + (drow is not None)) + 2 * (drow is not None) + (not is_grad)
+    return Cost("scores in pieces", launches, all_bytes(node) + added + score_bytes * (products + passes), busy,
+                2.0 * count * columns * width * products, foreign=products * len(pieces))
+
+
 def one_pass(node: Node) -> Cost:
     return Cost("norms, elementwise", 1, all_bytes(node), share=C["norm"])
 
@@ -601,6 +627,7 @@ MODELS: dict[str, Callable[[Node], Cost]] = {
     "cuda_norm": norm, "cuda_fused_norm": norm, "cuda_norm_grad": norm_grad, "cuda_fused_norm_grad": norm_grad,
     "cuda_softmax": one_pass, "cuda_softmax_grad": one_pass,
     "cuda_cross_entropy": loss, "cuda_cross_entropy_grad": loss_grad,
+    "cuda_streamed_cross_entropy": streamed, "cuda_streamed_cross_entropy_grad": streamed,
     "cuda_conv_graph": convolution, "cuda_conv_dnn": convolution, "cuda_conv": convolution,
     "cuda_pool": one_pass, "cuda_pool_grad": pool_grad,
     "cuda_batchnorm": batchnorm, "cuda_batchnorm_grad": batchnorm,

@@ -32,6 +32,7 @@ import rotary
 import rows
 import sdpa
 import smoke
+import streamed
 import streams
 import torch
 import values
@@ -280,6 +281,14 @@ def heads() -> set[str]:
 
 def norms() -> set[str]:
     return rows.norms(DEVICE)
+
+
+def streamed_losses() -> set[str]:
+    return streamed.losses(DEVICE)
+
+
+def graph_of_pieces() -> set[str]:
+    return untimed(lambda: streamed.replayed(DEVICE))
 
 
 def hot_rows() -> set[str]:
@@ -803,7 +812,8 @@ PROGRAMS: list[Callable[[], set[str]]] = [
     mlp, mlp_halves, unaligned, channels_last, by_rule, gelu_epilogues, slow_epilogues, transformer, attention, loss,
     loss_of_halves, heads, sums, norms, hot_rows, copies, rotations, fault, strided, rare, graphs, graph_shapes,
     graph_freed, graph_of_the_caller, settings, vision, vision_in_planes, norms_of_images, valued, recurrent, steps,
-    drops, generated, quantized, random_numbers, random_graphs, graph_variants, ortmodule]
+    drops, generated, quantized, random_numbers, random_graphs, graph_variants, streamed_losses,
+    graph_of_pieces, ortmodule]
 
 
 def main(plugin: str, device: str, which: str = "0/1") -> None:

@@ -25,8 +25,8 @@ from planned import Node, Value
 
 from onnxtrain import _C
 
-PARTS = ("products", "attention", "loss", "norms, elementwise", "copies", "bias gradients", "weights in 16 bits",
-         "embeddings", "optimizer", "launches")
+PARTS = ("products", "attention", "loss", "scores in pieces", "norms, elementwise", "copies", "bias gradients",
+         "weights in 16 bits", "embeddings", "optimizer", "launches")
 # The best known figures of whole steps in ms, and of their parts where there are estimates.
 BEST = {
     "gpt2": {"step": (36.0, "torch.compile; 35.2 was measured on an H200"), "products": 20.0, "attention": 5.0,

@@ -13,8 +13,9 @@
  * once: three matmuls instead of four. ScaleGradient multiplies them by the gradient of the loss in backward, in place,
  * and leaves them alone where that is 1.
  *
- * Operands are float32, float64 or bfloat16. With bfloat16 operands, loss, statistics and gradients are float32, and
- * scores are bfloat16 or float32, by attribute "to" (streamed_half.c).
+ * With 16-bit operands, loss, statistics and gradients are float32, and scores have the type of the operands or are
+ * float32, by attribute "to". streamed_half.c has bfloat16; float16 has kernels on devices alone. So has attribute
+ * "classes": the first so many columns of W are classes, as in loss.c.
  *
  * Source of the sum over tiles: Milakov and Gimelshein, Online normalizer calculation for softmax, 2018.
  */
@@ -62,9 +63,8 @@ static ont_status check_operands(const ont_node *node, const ont_value *h, const
 {
     char th[ONT_SHAPE_TEXT], tw[ONT_SHAPE_TEXT];
     const ont_value *row = ont_node_in(node, IN_ROW);
-    bool has_kernel = h->dtype == ONT_FLOAT32 || h->dtype == ONT_FLOAT64 || h->dtype == ONT_BFLOAT16;
-    if (!has_kernel || w->dtype != h->dtype || (row && row->dtype != h->dtype))
-        return ont_fail(ONT_EUNSUPPORTED, "operands must be all float, all double or all bfloat16, got %s and %s",
+    if (!ont_dtype_is_float(h->dtype) || w->dtype != h->dtype || (row && row->dtype != h->dtype))
+        return ont_fail(ONT_EUNSUPPORTED, "operands must be of one floating-point type, got %s and %s",
                         ont_dtype_name(h->dtype), ont_dtype_name(w->dtype));
     int last = h->shape.rank - 1;
     if (last < 0 || w->shape.rank != 2 || h->shape.dims[last] != w->shape.dims[is_transposed(node)])
@@ -110,6 +110,9 @@ static ont_status stream_infer(ont_graph *g, ont_node *node)
     ONT_TRY(read_state(node, &s));
     if (s.scores != s.operand && s.scores != ONT_FLOAT32)
         return ont_fail(ONT_EUNSUPPORTED, "scores of %s as type %d", ont_dtype_name(s.operand), (int)s.scores);
+    int64_t columns = s.labels.classes, classes = ont_attr_int(node, "classes", columns);
+    if (classes < 0 || classes > columns)
+        return ont_fail(ONT_EINVAL, "classes is %" PRId64 ", and W has %" PRId64 " columns", classes, columns);
     ont_shape stats = labels->shape;
     stats.dims[stats.rank++] = 2;
     ONT_TRY(ont_infer_out(node, 1, s.dtype, &stats));
@@ -476,15 +479,24 @@ static void release_half(void *state)
     ont_stream_half_release(state);
 }
 
+/* Whether some columns of W are no classes. */
+static bool has_more_columns(const ont_node *node)
+{
+    int64_t columns = ont_node_in(node, IN_W)->shape.dims[!is_transposed(node)];
+    return ont_attr_int(node, "classes", columns) != columns;
+}
+
 static const char *accept_half(const ont_node *node)
 {
     ont_stream_state s;
+    if (has_more_columns(node)) return "columns that are no classes";
     if (ont_node_in(node, IN_W)->dtype != ONT_BFLOAT16) return "dtype";
     return read_state(node, &s) == ONT_OK ? ont_stream_half_refuses(&s) : "operands";
 }
 
 static const char *accept_wide(const ont_node *node)
 {
+    if (has_more_columns(node)) return "columns that are no classes";
     return ont_dtype_is_half(ont_node_in(node, IN_W)->dtype) ? "dtype" : NULL;
 }
 
@@ -664,12 +676,12 @@ static const ont_kernel grad_kernels[] = {
 const ont_op ont_op_StreamedCrossEntropy = {
     .domain = ONT_DOMAIN, .name = "StreamedCrossEntropy", .since = 1, .min_inputs = 3, .max_inputs = 4,
     .flags = ONT_OP_PUBLIC, .nondiff_inputs = 1 << IN_LABELS, .nondiff_outputs = 30,
-    .attributes = "ignore_index:i reduction:s transB:i rows:i to:i", .infer = stream_infer, .grad = stream_grad,
-    .cost = ONT_COST_STREAMED_LOSS, .early_gradients = ~UINT64_C(3), ONT_KERNELS(stream_kernels)};
+    .attributes = "ignore_index:i reduction:s transB:i rows:i to:i classes:i", .infer = stream_infer,
+    .grad = stream_grad, .cost = ONT_COST_STREAMED_LOSS, .early_gradients = ~UINT64_C(3), ONT_KERNELS(stream_kernels)};
 const ont_op ont_op_StreamedCrossEntropyGrad = {
     .domain = ONT_DOMAIN, .name = "StreamedCrossEntropyGrad", .since = 1, .min_inputs = 6, .max_inputs = 6,
-    .attributes = "ignore_index:i reduction:s transB:i to:i", .infer = grad_infer, .cost = ONT_COST_STREAMED_LOSS,
-    ONT_KERNELS(grad_kernels)};
+    .attributes = "ignore_index:i reduction:s transB:i to:i classes:i", .infer = grad_infer,
+    .cost = ONT_COST_STREAMED_LOSS, ONT_KERNELS(grad_kernels)};
 const ont_op ont_op_ScaleGradient = {
     .domain = ONT_DOMAIN, .name = "ScaleGradient", .since = 1, .min_inputs = 2, .max_inputs = 2, .attributes = "",
     .infer = ont_infer_same, .early_gradients = 1, ONT_KERNELS(scale_kernels)};
