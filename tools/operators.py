@@ -38,8 +38,7 @@ HEAD = """# Operators
 - **Dtypes**: the supported types of its main type variable. Without a kernel for them, 16-bit floats are computed in float32
   and small integers in larger ones. *not*: types of the specification that are not supported. Strings and complex numbers
   are not listed, since no operator supports them.
-- **CUDA**: *kernel*: `cuda/table.c` has kernels for floats, which are compared with the CPU on an emulated device and
-  on a GPU; *parts*: supported if its parts are; *view*: no computation; *none left*: removed before a program
+- **CUDA**: *kernel*: `cuda/table.c` has kernels for floats, which are compared with the CPU on an emulated device; *parts*: supported if its parts are; *view*: no computation; *none left*: removed before a program
   runs. PyTorch runs a module with any other operator.
 
 """

@@ -24,6 +24,7 @@ enum { HEADER = 256, LEAST = 12, CLASSES = 31, PAGE = 1 << LEAST, ROOM = 1 << 30
 typedef struct block { /* followed by the memory, HEADER bytes behind it */
     struct block *next;
     int device, size_class, stream; /* the number of the stream that was current, which alone gets the block again */
+    bool is_free;
     uint64_t work;                  /* the last that touched it */
     ont_emulate_uses uses;
 } block;
@@ -110,6 +111,7 @@ static void on_access(const void *address)
 {
     block *b = devices[current].of_page[((uintptr_t)address - (uintptr_t)devices[current].begin) / PAGE];
     mprotect(b, PAGE, PROT_READ | PROT_WRITE); /* which has the fields */
+    ONT_REQUIRE(!b->is_free, "%s uses memory that was freed", working);
     bool writes = b->work == works;
     ont_emulate_use(working, &b->uses, writes);
     b->work = works;
@@ -173,6 +175,8 @@ EXPORTED void ont_emulate_give(void *data)
     block *given = (block *)(void *)((char *)data - HEADER);
     if (is_watched) ont_emulate_free_uses(&given->uses, given->stream);
     pthread_mutex_lock(&of_memory);
+    given->is_free = true;
+    memset(data, 0x7f, ((size_t)1 << given->size_class) - HEADER);
     given->next = devices[given->device].given[given->size_class];
     devices[given->device].given[given->size_class] = given;
     pthread_mutex_unlock(&of_memory);

@@ -10,6 +10,7 @@
 
 #include "libs/cublas_lt.h"
 #include "libs/cudnn_rnn.h"
+#include "libs/dnn_graph.h"
 #include "libs/nccl_api.h"
 
 #define SAME(ours, theirs) \
@@ -74,6 +75,10 @@ SAME(RNN_PADDED_IO_ENABLED, CUDNN_RNN_PADDED_IO_ENABLED);
 SAME(RNN_INFERENCE, CUDNN_FWD_MODE_INFERENCE);
 SAME(RNN_TRAINING, CUDNN_FWD_MODE_TRAINING);
 SAME(RNN_WGRAD_ADD, CUDNN_WGRAD_MODE_ADD);
+
+#define X(name, value) SAME(DNN_##name, CUDNN_##name);
+ONT_DNN_NUMBERS(X)
+#undef X
 
 SAME(NCCL_SUCCESS, ncclSuccess);
 SAME(NCCL_SYSTEM_ERROR, ncclSystemError);
@@ -157,4 +162,16 @@ ONT_CUDNN_RNN_FUNCTIONS(X)
 #define X(member, name) \
     static_assert(calls_alike<std::decay_t<decltype(nccl.member)>, decltype(&name)>::value, "called otherwise: " #name);
 ONT_NCCL_FUNCTIONS(X)
+#undef X
+static ont_dnn_graph graph;
+#define X(member, name) \
+    static_assert(calls_alike<decltype(graph.member), decltype(&name)>::value, "called otherwise: " #name);
+X(version, cudnnGetVersion)
+X(create, cudnnBackendCreateDescriptor)
+X(destroy, cudnnBackendDestroyDescriptor)
+X(set, cudnnBackendSetAttribute)
+X(get, cudnnBackendGetAttribute)
+X(finalize, cudnnBackendFinalize)
+X(execute, cudnnBackendExecute)
+X(set_stream, cudnnSetStream)
 #undef X

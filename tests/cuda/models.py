@@ -122,6 +122,7 @@ def compare(name: str, half: bool, device: str) -> tuple[set[str], dict[str, int
     batch = tuple(t.to(place) for t in batch)
     got_losses, grads, got, dtype = train(model, batch, loss, half)
     assert not _report.stats(model)["fallback_steps"], _report.stats(model)["reasons"]
+    assert all(len(program.sessions) == 1 for _, programs in model._all_programs() for program in programs)
     assert dtype == train(module.to(place), batch, loss, half)[-1]  # of eager
     tol = 3e-2 if half else 2e-4
     assert max(abs(a - b) for a, b in zip(losses, got_losses, strict=True)) < tol, (losses, got_losses)
@@ -154,7 +155,7 @@ def main(plugin: str, device: str, which: str = "0/1") -> None:
     _C.set_log_level(logging.ERROR)
     torch.backends.cudnn.allow_tf32 = not device.startswith("cuda")  # gradients agree to fewer digits than it leaves
     if not device.startswith("cuda"):  # exported once: places and guards are the same
-        os.environ["ORTMODULE_CACHE_DIR"] = tempfile.mkdtemp()
+        os.environ["ORTMODULE_CACHE_DIR"] = os.environ.get("ORTMODULE_CACHE_DIR") or tempfile.mkdtemp()
     report = Report()
     nodes: dict[str, dict[str, int]] = {}
     for what in every_nth(EVERY, which) if "/" in which else which.split(","):

@@ -80,6 +80,9 @@ def test_declarations_are_those_of_the_headers():
     ("cudnn_conv.h", "    size_t memory;\n", "    int memory;\n", "another layout: performance"),
     ("cudnn_conv.h", "X(tensor_set, cudnnSetTensorNdDescriptor)", "X(tensor_set, cudnnSetFilterNdDescriptor)",
      "called otherwise: cudnnSetFilterNdDescriptor"),
+    ("dnn_graph.h", "X(TYPE_BOOLEAN, 2)", "X(TYPE_BOOLEAN, 3)", "another number: DNN_TYPE_BOOLEAN"),
+    ("dnn_graph.h", "int64_t n, const void *values);", "int n, const void *values);",
+     "called otherwise: cudnnBackendSetAttribute"),
     ("nccl_api.h", "NCCL_MAX = 2", "NCCL_MAX = 3", "another number: NCCL_MAX"),
     ("nccl_api.h", "char bytes[128]", "char bytes[64]", "another size: nccl_id"),
     ("nccl_api.h", "int type, int root, void *comm", "int type, void *comm", "called otherwise: ncclBroadcast")])

@@ -30,6 +30,11 @@ FAULTS = {
         "ont_memory m; ONT_TRY(device->ops->alloc(device, 64, ONT_UINT8, &m)); "
         "ONT_TRY(device->ops->clear(device, m.data, 64, (void *)5)); device->ops->free(device, &m, 64);",
         "memory of stream 0x1 is freed, which has not waited for cudaMemsetAsync on stream 0x5"),
+    "that uses freed memory": in_a_product(
+        "ont_memory m; ONT_TRY(device->ops->alloc(device, 64, ONT_UINT8, &m)); void *freed = m.data; "
+        "device->ops->free(device, &m, 64); "
+        "ONT_TRY(device->ops->copy(device, call->out[0], freed, 4, call->stream));",
+        "cudaMemcpyAsync uses memory that was freed"),
 }
 
 
