@@ -81,7 +81,7 @@ struct ont_emulate_event {
 
 static int epilogues, slow = -1;
 
-/* Of a product with GELU, which is then slow, or all else is: 1 or 0; -1: at random. */
+/* 1: a product with GELU in its epilogue is slow; 0: every other one; -1: neither, times are random. */
 __attribute__((visibility("default"))) void ont_emulate_set_slow_epilogues(int on)
 {
     slow = on;

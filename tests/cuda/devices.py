@@ -44,6 +44,7 @@ class Emulated:
         self._library = ctypes.CDLL(plugin)
         self._library.ont_emulate_take.restype = ctypes.c_void_p
         self._library.ont_emulate_set_apart()
+        self._library.ont_emulate_set_slow_epilogues(0)  # else the devices may choose differently, for other bits
         describe = _module.describe
         _module.device_of = self._device_of
         _module.describe = lambda leaf: ((describe(leaf), self.owner(leaf)) if isinstance(leaf, torch.Tensor)
