@@ -6,8 +6,8 @@
 #     PYTHON=python bash tests/cuda/gpu.sh [PART...]
 #     bash tests/cuda/gpu.sh pack FILE.tar.xz
 #
-# Parts: build check memcheck racecheck synccheck bench profile; by default all but profile. "memcheck:0/4" is the first
-# of four slices of memcheck. Needs a CUDA build of torch, onnx and pytest in $PYTHON's environment, nvcc for build, and
+# Parts: build check memcheck racecheck synccheck bench profile; by default all but profile, compute-sanitizer's in
+# quarters. "memcheck:0/4" is the first of four slices of memcheck. Needs a CUDA build of torch, onnx and pytest in $PYTHON's environment, nvcc for build, and
 # compute-sanitizer (of the CUDA toolkit) for its parts. runner.py documents JOBS, LIMIT and PART_LIMIT. OUT is a folder
 # for results (build/gpu), which are written as they come. KIND_LIMIT: seconds that one kind of the benchmark may take.
 #
@@ -42,7 +42,8 @@ if [ "${1:-}" = pack ]; then
     ONNXTRAIN_CUDA=1 ONNXTRAIN_CUDA_ARCHS=${ARCHS:-90} "$python" setup.py -q build_ext --inplace
     exec "$python" tests/cuda/pack.py "${2:?the archive to write}"
 fi
-parts=${*:-check memcheck racecheck synccheck bench}
+quarters() { printf "$1:%d/4 " 0 1 2 3; }
+parts=${*:-check $(quarters memcheck) $(quarters racecheck) $(quarters synccheck) bench}
 [ $# -gt 0 ] || [ ! -e setup.py ] || parts="build $parts"
 for name in $parts; do
     case $name in

@@ -29,8 +29,8 @@ from typing import NamedTuple, TextIO
 
 HERE = Path(__file__).resolve().parent
 # Each script and the number of its slices that run side by side, the longest first.
-SCRIPTS = {"cases": 8, "models": 4, "programs": 4, "flash": 4, "sdpa": 3, "tiles": 2, "conv_graph": 2, "optim_steps": 2, "optim": 1,
-           "dropout": 1, "device_memory": 1}
+SCRIPTS = {"cases": 8, "models": 4, "programs": 4, "flash": 4, "sdpa": 3, "tiles": 2, "conv_graph": 2,
+           "optim_steps": 2, "rnn": 2, "draws": 2, "optim": 1, "dropout": 1, "device_memory": 1}
 SANITIZERS = ("memcheck", "racecheck", "synccheck")
 SANITIZER_ERRORS = 9  # exit status
 
