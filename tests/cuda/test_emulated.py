@@ -25,10 +25,10 @@ SLOW = os.environ.get("ONNXTRAIN_SLOW") == "1"
 PATHS = os.pathsep.join([str(ROOT), os.environ["PYTHONPATH"]])  # with the folders of helpers: tests/conftest.py
 
 
-def run(script: str, plugin: Path, *arguments: str, **environment: str) -> dict:
+def run(script: str, plugin: Path, *arguments: str, **variables: str) -> dict:
     """The JSON that a script of this folder prints; run under AddressSanitizer, if the plugin is built with it."""
     env = {**os.environ, "PYTHONPATH": PATHS, "OMP_NUM_THREADS": "1",
-           "ONT_EMULATE_SEED": str(drawn_seed()), **environment}  # of what the emulated libraries propose and refuse
+           "ONT_EMULATE_SEED": str(drawn_seed()), **variables}  # of what the emulated libraries propose and refuse
     if plugin.parent.name == "asan":
         env |= environment("--sanitize")
     done = subprocess.run([sys.executable, str(ROOT / "tests/cuda" / script), str(plugin), "emulated", *arguments],
