@@ -92,6 +92,7 @@ enum { N_RULES = sizeof rules / sizeof *rules };
 
 static char handles[ONT_EMULATE_DEVICES]; /* the address of one is a handle */
 static long n_runs;
+static int latest_engine;
 
 /* Whether it is the handle of the current device; that of another one is a mistake, and no refusal. */
 static bool is_handle(const void *given)
@@ -597,6 +598,7 @@ static int execute(void *given, void *opaque, void *pack)
     const descriptor *plan = opaque, *p = pack, *tensors[MOST_VALUES];
     if (!is_handle(given) || !plan->is_final || !p->is_final) return refuse(BAD_PARAM, "handle, plan or pack", 0);
     if (!plan->engine) return refuse(BAD_PARAM, "an engine that is not deterministic", 0);
+    latest_engine = plan->engine;
     if (has_fault("execute")) return EXECUTION_FAILED; /* the library fails */
     if (has_fault("engine") && plan->engine == 1) return NOT_SUPPORTED; /* the next engine works */
     const attribute *uids = find(p, DNN_ATTR_VARIANT_PACK_UNIQUE_IDS);
@@ -623,6 +625,12 @@ static int execute(void *given, void *opaque, void *pack)
 }
 
 /* ---- the table ---- */
+
+/* The engine of the latest execution. */
+__attribute__((visibility("default"))) int ont_emulate_dnn_engine(void)
+{
+    return latest_engine;
+}
 
 /* How often graphs have been computed. */
 __attribute__((visibility("default"))) long ont_emulate_dnn_runs(void)

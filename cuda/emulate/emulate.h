@@ -5,7 +5,7 @@
  *
  * Behaviour that the hardware leaves undefined is reported as a failed launch: a barrier that not all threads reach, a
  * shuffle in which not all lanes of the mask take part, an access of an address that is not aligned to its size, and
- * with ONT_RACES (races.cc) a data race. ONT_EMULATE_ORDER=
+ * with ONT_RACES (races.cc) a data race and a read of shared memory that the block has not written. ONT_EMULATE_ORDER=
  * reverse runs blocks and threads from the last to the first, "random N" in an order that the seed N chooses.
  */
 #ifndef ONT_CUDA_EMULATE_H

@@ -7,7 +7,8 @@
  *   shuffles, votes, matrix instructions, fences and atomics order nothing; blocks of one launch are never ordered.
  *
  * Two accesses to one byte are a race if one of them writes, they are not both atomic, and nothing orders them. Each
- * byte that a launch touches has a record of the accesses that a later one may conflict with.
+ * byte that a launch touches has a record of the accesses that a later one may conflict with. A read of shared memory
+ * that the block has not written is reported too: on hardware its contents are undefined.
  */
 #ifdef ONT_RACES
 #include "emulate/emulate.h"
@@ -65,7 +66,7 @@ uint32_t own[MAX_THREADS]; /* segments; 0: made at the next access */
 /* known[t][l]: how many of lane l's warp barriers are ordered before what thread t does now. */
 uint32_t known[MAX_THREADS][WARP];
 uintptr_t stack_start, stack_bytes, shared_start, shared_bytes, emulator_start, emulator_bytes;
-char message[240];
+char message[240], unwritten[240]; /* the latter is said where there is no race: of a race, either may come first */
 
 bool is_shared(uintptr_t at)
 {
@@ -127,6 +128,14 @@ void check(const cell &c, kind k, const access &now, bool shared)
             return report(k, now, READ, *a, shared);
 }
 
+void check_written(const cell &c, const access &now)
+{
+    if (*unwritten || (c.write.segment && segments[c.write.segment].block == block)) return;
+    snprintf(unwritten, sizeof unwritten,
+             "thread %u of block %lu reads shared memory that the block has not written (code %#x)", self, block,
+             now.code);
+}
+
 void remember(cell &c, kind k, const access &now, bool shared)
 {
     if (k == WRITE) {
@@ -164,6 +173,7 @@ void watch(const void *p, size_t bytes, kind k, const void *code)
     for (size_t i = 0; i < bytes && !*message; i++) {
         cell *c = cell_of(at + i);
         check(*c, k, now, shared);
+        if (shared && k != WRITE) check_written(*c, now);
         remember(*c, k, now, shared);
     }
 }
@@ -178,7 +188,7 @@ void ont_races_launch(const void *emulator, size_t bytes)
     page_of.clear();
     n_used = 0;
     last_page = nullptr;
-    *message = 0;
+    *message = *unwritten = 0;
 }
 
 void ont_races_block(unsigned long index, unsigned threads, const void *shared, size_t bytes)
@@ -220,7 +230,7 @@ void ont_races_warp_barrier(unsigned first, unsigned mask)
 
 const char *ont_races_found(void)
 {
-    return *message ? message : nullptr;
+    return *message ? message : *unwritten ? unwritten : nullptr;
 }
 
 /* ---- what compiled kernels call ---- */

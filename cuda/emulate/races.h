@@ -17,7 +17,7 @@ void ont_races_switch(unsigned thread, const char *stack, size_t bytes);
 void ont_races_barrier(void);
 /* __syncwarp of the lanes in `mask` of the warp that begins with thread `first`. */
 void ont_races_warp_barrier(unsigned first, unsigned mask);
-/* The first race of this launch; NULL: none. */
+/* The first race of this launch, or else the first read of shared memory that was not written; NULL: none. */
 const char *ont_races_found(void);
 #else
 static inline void ont_races_launch(const void *, size_t) {}

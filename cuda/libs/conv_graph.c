@@ -27,7 +27,7 @@ static const unsigned refused_notes =
 
 typedef struct key { /* compared by its bytes */
     ont_conv_shape shape;
-    int32_t kind, epilogue, device, unused;
+    int32_t kind, epilogue, device, by_rule; /* by_rule: no choice that was measured may be met */
 } key;
 
 struct ont_conv_plan {
@@ -174,6 +174,7 @@ const char *ont_conv_plan_get(const ont_conv_shape *shape, ont_conv_kind kind, o
     k.kind = (int32_t)kind;
     k.epilogue = (int32_t)epilogue;
     k.device = device;
+    k.by_rule = ont_gemm_is_deterministic();
     pthread_mutex_lock(&lock);
     ont_conv_plan *p = plans;
     while (p && memcmp(&p->key, &k, sizeof k)) p = p->next;
@@ -181,7 +182,7 @@ const char *ont_conv_plan_get(const ont_conv_shape *shape, ont_conv_kind kind, o
         p->key = k;
         p->handle = handle;
         p->refusal = build(dnn, p);
-        p->choice = p->n <= 1 || !dnn->time || ont_gemm_is_deterministic() ? 0 : -1;
+        p->choice = p->n <= 1 || !dnn->time || k.by_rule ? 0 : -1;
         p->next = plans;
         plans = p;
     }

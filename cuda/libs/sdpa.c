@@ -22,6 +22,7 @@ enum { UID_SUM = ONT_SDPA_TENSORS + 1, UID_SCALE, UID_HIDDEN, UID_ONE, UID_VIRTU
 
 struct ont_sdpa {
     ont_sdpa_shape shape;
+    bool by_rule; /* no verdict that was measured may be met */
     const char *refusal; /* NULL, or why there is no plan */
     void *handle, *execution;
     int64_t workspace, parts; /* parts: of the batch, which the graph computes one by one */
@@ -317,13 +318,15 @@ const char *ont_sdpa_get(ont_sdpa_shape *shape, ont_sdpa **plan)
     const ont_dnn_graph *dnn = ont_dnn_graph_get();
     int capability;
     void *handle;
+    const bool by_rule = ont_gemm_is_deterministic();
     if (!dnn) return "cuDNN is not found";
     if (dnn->open(&shape->device, &capability, &handle) != ONT_OK) return "cuDNN has no handle for the device";
     pthread_mutex_lock(&lock);
     ont_sdpa *p = plans;
-    while (p && memcmp(&p->shape, shape, sizeof *shape)) p = p->next;
+    while (p && (p->by_rule != by_rule || memcmp(&p->shape, shape, sizeof *shape))) p = p->next;
     if (!p && (p = ont_calloc(1, sizeof *p))) {
         p->shape = *shape;
+        p->by_rule = by_rule;
         p->handle = handle;
         build(dnn, p, capability);
         p->next = plans;

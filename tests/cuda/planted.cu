@@ -1,7 +1,7 @@
 /*
  * Kernels with and without a fault, for the tests of the emulation: a data race, of which each has the barrier that it
- * needs, or lacks it; an access that is not aligned. ont_planted runs one of them and returns what the launch reported,
- * or "".
+ * needs, or lacks it; an access that is not aligned; a read of shared memory that was not written. ont_planted runs one
+ * of them and returns what the launch reported, or "".
  */
 #include "kernels/launch.cuh"
 
@@ -146,7 +146,38 @@ template <bool FINE> __global__ void a_number(float *out)
     if (threadIdx.x == 0) *(double *)(void *)(out + blockIdx.x * PART + (FINE ? 2 : 1)) = 1;
 }
 
-#define OTHERS(X) X(a_vector) X(a_number)
+/* What the block before has left, or the launch before. */
+template <bool FINE> __global__ void an_array(float *out)
+{
+    out += blockIdx.x * PART;
+    __shared__ float values[N];
+    int t = (int)threadIdx.x;
+    if (FINE || t % 2) values[t] = (float)t;
+    __syncthreads();
+    out[t] = values[N - 1 - t];
+}
+
+template <bool FINE> __global__ void shared_memory(float *out)
+{
+    out += blockIdx.x * PART;
+    ONT_SHARED(float, values);
+    int t = (int)threadIdx.x;
+    if (FINE || t != 7) values[t] = (float)t;
+    out[t] = values[t];
+}
+
+template <bool FINE> __global__ void a_count(float *out)
+{
+    out += blockIdx.x * PART;
+    __shared__ int count;
+    if (FINE && threadIdx.x == 0) count = 0;
+    __syncthreads();
+    atomicAdd(&count, 1);
+    __syncthreads();
+    if (threadIdx.x == 0) out[0] = (float)count;
+}
+
+#define OTHERS(X) X(a_vector) X(a_number) X(an_array) X(shared_memory) X(a_count)
 
 #define PLANTED(X) \
     X(write_then_read) X(read_then_write) X(two_sums) X(within_a_warp) X(shuffle_as_barrier) X(barrier_of_a_part) \

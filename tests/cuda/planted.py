@@ -1,6 +1,6 @@
 """Faults that tests plant in the sources of the device, and what the emulation says of them.
 
-`plant` builds the emulated device from one changed source. As a script,
+`plant` builds the emulated device from one changed source; the same programs run without the change, too. As a script,
 
     python tests/cuda/planted.py < JOBS
 
@@ -74,21 +74,27 @@ def plant(fault: Fault) -> Path:
     return folder / "_emulated.so"
 
 
-def outcomes(faults: list[Fault]) -> list[tuple[int, str]]:
-    """Of each fault, the status of its programs' process, and what that printed; all faults are of one kind."""
+Outcome = tuple[int, str]  # of a process of programs: its status, and what it printed
+
+
+def outcomes(faults: list[Fault]) -> tuple[list[Outcome], dict[str, Outcome]]:
+    """Of the programs of each fault with it, and by their names without any; all faults are of one kind."""
     (kind,) = {fault.kind for fault in faults}
     subprocess.run([sys.executable, str(ROOT / "cuda/emulate/build.py"), str(FOLDERS[kind]), *kind.split()], check=True,
                    capture_output=True)
     jobs = [(str(plant(fault)), fault.programs) for fault in faults]
+    whole = sorted({fault.programs for fault in faults})
+    jobs += [(str(FOLDERS[kind] / "_emulated.so"), names) for names in whole]
     paths = os.pathsep.join([str(ROOT), os.environ["PYTHONPATH"]])
     done = subprocess.run([sys.executable, __file__], input=json.dumps(jobs), capture_output=True, text=True, cwd=ROOT,
                           check=True, env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1",
                                            "ONT_EMULATE_SEED": "0", **environment(kind)})
-    return [tuple(outcome) for outcome in json.loads(done.stdout.splitlines()[-1])]
+    found = [tuple(outcome) for outcome in json.loads(done.stdout.splitlines()[-1])]
+    return found[:len(faults)], dict(zip(whole, found[len(faults):], strict=True))
 
 
 class Planted:
-    """The faults of a test file, each run once.
+    """The faults of a test file, each run once, and their programs without a fault.
 
     Args:
         faults: by the name that their test has.
@@ -96,11 +102,16 @@ class Planted:
 
     def __init__(self, faults: dict[str, Fault]) -> None:
         self._faults = faults
-        self._found = dict(zip(faults, outcomes(list(faults.values())), strict=True))
+        found, self._without = outcomes(list(faults.values()))
+        self._found = dict(zip(faults, found, strict=True))
 
     def assert_found(self, name: str) -> None:
-        status, printed = self._found[name]
-        assert self._faults[name].message in printed, (status, printed[-2000:])
+        """The message is printed with the fault; without it, the programs pass."""
+        fault, (status, printed) = self._faults[name], self._found[name]
+        assert fault.message in printed, (status, printed[-2000:])
+        status, printed = self._without[fault.programs]
+        assert status == 0 and '"failed": []' in printed and fault.message not in printed, (
+            "without the fault", status, printed[-2000:])
 
 
 def run(plugin: str, names: str) -> tuple[int, str]:

@@ -241,7 +241,7 @@ def by_rule() -> set[str]:
     case = taken_case()
     _C.set_deterministic(True)
     try:
-        for workspace, expected in (("", STEPS), (":4096:2", LAYERS)):
+        for workspace, expected in (("", STEPS), (":4096:2", LAYERS), (":4096:8", STEPS), (":16:8", LAYERS)):
             os.environ["CUBLAS_WORKSPACE_CONFIG"] = workspace
             session = _C.Session(model_of(case), 16, DEVICE)
             agree(case, step(session, case, on_device(operands(case))))

@@ -49,7 +49,7 @@ def product() -> _C.Session:
     return _C.Session(onnx.parser.parse_model(PRODUCT).SerializeToString(), 16, "emulated")
 
 
-def programs() -> None:
+def program(calls: int) -> None:
     """Forward and backward on two streams in turns, as kernels and as graphs, with inputs that move to static buffers;
     then the program is freed while a third stream is current. Each stream has inputs of its own.
     """
@@ -57,7 +57,7 @@ def programs() -> None:
     model, scale = product(), torch.arange(30).div(30).mul(1000).round().div(1000)
     given = {stream: [[put(torch.randn(16, 20)), put(torch.randn(20, 30)), put(torch.randn(16, 30))] for _ in range(2)]
              for stream in (1, 2)}
-    for k in range(14):
+    for k in range(calls):
         on(stream := 1 + k % 2)
         x, w, dy = given[stream][k // 2 % 2 if k > 7 else 0]
         y, (dx, dw) = steps_of(model, [x, w], dy)
@@ -69,6 +69,12 @@ def programs() -> None:
     on(3)
     del model
     gc.collect()
+
+
+def programs() -> None:
+    """The stream that static buffers were allocated on is the last one to use them, or is not."""
+    for calls in (14, 15):
+        program(calls)
 
 
 def runs_of_one_program() -> None:
@@ -125,7 +131,22 @@ def clipping() -> None:
     gc.collect()
 
 
-CHECKS: list[Callable[[], None]] = [programs, runs_of_one_program, modules, clipping]
+def gradients_in_another_order() -> None:
+    """They are copied to memory of the optimizer, in the order of their parameter."""
+    torch.manual_seed(0)
+    parameter = nn.Parameter(put(torch.randn(20, 33)))
+    optimizer = FusedAdam([parameter], lr=1e-2)
+    for stream in (1, 2):
+        on(stream)
+        wait(stream, 3 - stream)
+        parameter.grad = put(torch.randn(33, 20)).t()
+        optimizer.step()
+    on(3)
+    del optimizer
+    gc.collect()
+
+
+CHECKS: list[Callable[[], None]] = [programs, runs_of_one_program, modules, clipping, gradients_in_another_order]
 
 
 def in_turns(plugin: str) -> set[str]:

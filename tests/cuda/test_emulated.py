@@ -169,10 +169,12 @@ def test_planted_races_are_found(watched, order, monkeypatch):
 
 
 def test_planted_faults_of_memory_are_found(watched):
-    """Addresses that are not aligned."""
+    """Addresses that are not aligned, and reads of shared memory that the block has not written."""
     said = planted(watched, "ont_planted_others")
     assert {name: fine for name, (fine, _) in said.items() if fine} == {}
-    messages = {"a_vector": "is no multiple of 16", "a_number": "is no multiple of 8"}
+    unwritten = "reads shared memory that the block has not written"
+    messages = {"a_vector": "is no multiple of 16", "a_number": "is no multiple of 8", "an_array": unwritten,
+                "shared_memory": unwritten, "a_count": unwritten}
     assert said.keys() == messages.keys()
     assert all(message in said[name][1] for name, message in messages.items()), said
 

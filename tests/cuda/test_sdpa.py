@@ -7,4 +7,4 @@ from test_emulated import built, run
 
 def test_graphs_agree_with_eager_and_the_cpu():
     report = run("sdpa.py", built("asan", "--sanitize"))
-    assert report["passed"] == 6 and not report["failed"], report["failed"]
+    assert report["passed"] == 7 and not report["failed"], report["failed"]

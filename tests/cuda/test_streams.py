@@ -45,4 +45,4 @@ def test_work(planted_faults, name):
 
 def test_the_engine_waits(emulated):
     report = run("streams.py", emulated)
-    assert report["passed"] == 4 and not report["failed"], report["failed"]
+    assert report["passed"] == 5 and not report["failed"], report["failed"]
