@@ -15,7 +15,7 @@ enum { THREADS = 128, WARPS = 4 };
 
 ONT_DEVICE int lane_of() { return (int)threadIdx.x & 31; }
 ONT_DEVICE int warp_of() { return (int)threadIdx.x >> 5; }
-ONT_DEVICE float exp_of(float x) { return exp2f(x * 1.44269504088896341f); }
+#define LOG2_E 1.44269504088896341f
 
 /* Loads rows [first, first + ROWS) of a matrix into a tile (ROWS, D + 8), padded with zeros; 16 bytes at a time. */
 template <class T, int D, int ROWS> ONT_DEVICE void load_rows(const flash_matrix<const T> &from, int first, T *tile)
@@ -114,10 +114,13 @@ ONT_DEVICE void dropout_bits_transposed(const ont_flash_params &f, int64_t row, 
     }
 }
 
+/* Whether a score is scale * q k, but for the causal mask; and the largest score is that of the largest q k. */
+ONT_DEVICE bool has_plain_scores(const ont_flash_params &f) { return !f.bias && !f.mask && f.scale > 0; }
+
 /* Whether all elements of a tile are inside the scores and no bias or mask applies to them. */
 ONT_DEVICE bool tile_is_unmasked(const ont_flash_params &f, int first_row, int n_rows, int first_key, int n_keys)
 {
-    return !f.bias && !f.mask && first_row + n_rows <= f.seqlen_q && first_key + n_keys <= f.seqlen_k &&
+    return has_plain_scores(f) && first_row + n_rows <= f.seqlen_q && first_key + n_keys <= f.seqlen_k &&
            (!f.causal || first_key + n_keys - 1 <= first_row + f.causal_offset);
 }
 
@@ -153,6 +156,18 @@ struct score_position {
 };
 
 /* ---- forward: a warp has MT * 16 queries ---- */
+
+/* Plain scores are kept as q k, others as they are: what q k is multiplied by, a score in natural logarithm over what
+ * is kept, and the same in base 2. */
+struct score_units {
+    float kept, natural, base_2;
+};
+
+ONT_DEVICE score_units units_of(const ont_flash_params &f)
+{
+    const float scale = (float)f.scale;
+    return has_plain_scores(f) ? score_units{1, scale, scale * LOG2_E} : score_units{scale, 1, LOG2_E};
+}
 
 /* Rows g and g + 8 of 16 queries. max is over all lanes, sum over the keys of a lane. */
 struct softmax_rows {
@@ -200,19 +215,20 @@ ONT_DEVICE void gemm_pv(const uint32_t p[MT][KEYS / 8][2], const T *s_v, float a
         }
 }
 
-/* Scales and masks the scores, and returns their largest beside that of the keys before in new_max. */
+/* Masks the scores, and returns their largest beside that of the keys before in new_max. */
 template <int KEYS>
-ONT_DEVICE void mask_scores(const ont_flash_params &f, const flash_batch &batch, const score_position &at,
-                            float s[KEYS / 8][4], float new_max[2])
+ONT_DEVICE void mask_scores(const ont_flash_params &f, const score_units &units, const flash_batch &batch,
+                            const score_position &at, float s[KEYS / 8][4], float new_max[2])
 {
     ONT_UNROLL
     for (int n = 0; n < KEYS / 8; n++)
         ONT_UNROLL
         for (int e = 0; e < 4; e++) {
             int j = at.col + n * 8 + e % 2, i = at.row + 8 * (e / 2);
-            float x = s[n][e] * (float)f.scale;
+            float x = s[n][e];
             if (!at.unmasked)
-                x = i < (int)f.seqlen_q && j < (int)f.seqlen_k ? flash_score(f, batch, i, j, x) : -INFINITY;
+                x = i < (int)f.seqlen_q && j < (int)f.seqlen_k ? flash_score(f, batch, i, j, x * units.kept)
+                                                               : -INFINITY;
             s[n][e] = x;
             new_max[e / 2] = x > new_max[e / 2] ? x : new_max[e / 2];
         }
@@ -225,12 +241,13 @@ template <class T, int D, int KEYS>
 ONT_DEVICE void online_softmax(const ont_flash_params &f, const flash_batch &batch, const score_position &at,
                                float s[KEYS / 8][4], softmax_rows &rows, float acc[D / 8][4], uint32_t p[KEYS / 8][2])
 {
+    const score_units units = units_of(f);
     float new_max[2] = {rows.max[0], rows.max[1]}, base[2], block_sum[2] = {0, 0};
-    mask_scores<KEYS>(f, batch, at, s, new_max);
+    mask_scores<KEYS>(f, units, batch, at, s, new_max);
     ONT_UNROLL
     for (int r = 0; r < 2; r++) {
         base[r] = new_max[r] == -INFINITY ? 0 : new_max[r];
-        float rescale = exp_of(rows.max[r] - base[r]);
+        float rescale = ont_exp2((rows.max[r] - base[r]) * units.base_2);
         rows.max[r] = new_max[r];
         rows.sum[r] *= rescale;
         ONT_UNROLL
@@ -241,7 +258,7 @@ ONT_DEVICE void online_softmax(const ont_flash_params &f, const flash_batch &bat
     }
     ONT_UNROLL
     for (int n = 0; n < KEYS / 8; n++) {
-        for (int e = 0; e < 4; e++) block_sum[e / 2] += s[n][e] = exp_of(s[n][e] - base[e / 2]);
+        for (int e = 0; e < 4; e++) block_sum[e / 2] += s[n][e] = ont_exp2((s[n][e] - base[e / 2]) * units.base_2);
         if (f.has_dropout) {
             uint32_t random_bits[4];
             dropout_bits(f, (batch.bh * f.seqlen_q + at.row) * f.seqlen_k + at.col + n * 8, random_bits);
@@ -267,7 +284,7 @@ ONT_DEVICE void store_output(const ont_flash_params &f, int64_t bh, int first, c
         factor[r] = (f.has_dropout ? (float)f.dropout_scale : 1.0f) / total;
         zero[r] = i < (int)f.seqlen_q && (flash_is_nan_row(f, total) || flash_is_masked_row(f, bh, i));
         if (!f.stats || t || i >= (int)f.seqlen_q) continue;
-        ((float *)f.stats)[(bh * f.seqlen_q + i) * 2] = rows.max[r];
+        ((float *)f.stats)[(bh * f.seqlen_q + i) * 2] = rows.max[r] * units_of(f).natural;
         ((float *)f.stats)[(bh * f.seqlen_q + i) * 2 + 1] = total;
     }
     store_rows<T, D>(flash_matrix_of<T>(f, ONT_FLASH_Y, f.y, bh), first, acc, factor, zero);
@@ -320,21 +337,26 @@ __global__ void __launch_bounds__(THREADS) flash_mma_kernel(const ont_flash_para
 
 /* ---- backward ---- */
 
-struct row_stats { /* of a row of scores: its probabilities are exp(score - row_max) * inverse */
-    float row_max, inverse, delta;
+struct row_stats { /* of a row of scores: its probabilities are exp(score - row_max) * 2^log2_inverse */
+    float row_max, log2_inverse, delta;
     bool is_masked;
 };
 
 ONT_DEVICE row_stats load_row_stats(const ont_flash_params &f, int64_t bh, int i)
 {
-    row_stats x = {0, 1, 0, true};
+    row_stats x = {0, 0, 0, true};
     if (i >= f.seqlen_q) return x;
     const float *stats = (const float *)f.stats + (bh * f.seqlen_q + i) * 2;
     x.row_max = stats[0] == -INFINITY ? 0 : stats[0];
-    x.inverse = 1 / stats[1];
+    x.log2_inverse = -log2f(stats[1]);
     x.delta = ((const float *)f.delta)[bh * f.seqlen_q + i];
     x.is_masked = flash_is_nan_row(f, stats[1]) || flash_is_masked_row(f, bh, i);
     return x;
+}
+
+ONT_DEVICE float probability(const row_stats &x, float score)
+{
+    return ont_exp2((score - x.row_max) * LOG2_E + x.log2_inverse);
 }
 
 /* s = left right^T and s2 = left2 right2^T, for the 16 rows from warp_row on. */
@@ -402,7 +424,7 @@ ONT_DEVICE void grad_of_query_scores(const ont_flash_params &f, const flash_batc
             if (!x.is_masked && (at.unmasked || (j < (int)f.seqlen_k && !flash_is_masked(f, batch, i, j)))) {
                 if (!at.unmasked) score = flash_score(f, batch, i, j, score);
                 float dropout = flash_dropout_factor<float>(f, random_bits[e]);
-                ds = exp_of(score - x.row_max) * x.inverse * (dp[n][e] * dropout - x.delta);
+                ds = probability(x, score) * (dp[n][e] * dropout - x.delta);
             }
             if (f.dbias && i < (int)f.seqlen_q && j < (int)f.seqlen_k)
                 flash_store(f.dbias, f.bias_dtype, (batch.bh * f.seqlen_q + i) * f.seqlen_k + j, ds);
@@ -483,7 +505,7 @@ ONT_DEVICE void grad_of_key_scores(const ont_flash_params &f, const flash_batch 
             if (!x.is_masked && (at.unmasked || j < (int)f.seqlen_k)) {
                 if (!at.unmasked) score = flash_score(f, batch, i, j, score);
                 float dropout = flash_dropout_factor<float>(f, random_bits[e]);
-                p = exp_of(score - x.row_max) * x.inverse;
+                p = probability(x, score);
                 if (at.unmasked || !flash_is_masked(f, batch, i, j)) ds = p * (dp[n][e] * dropout - x.delta);
                 p *= dropout;
             }
