@@ -25,16 +25,16 @@ template <class T, class C> ONT_DEVICE void convert(T *to, const C *v, int n)
     ONT_UNROLL
     for (int k = 0; k < n; k++) ont_store(&to[k], v[k]);
 }
-#ifndef ONT_EMULATE
-ONT_DEVICE void convert(ont_bf16 *to, const float *v, int n) /* two values by one instruction */
+template <class T> ONT_DEVICE void convert_pairs(T *to, const float *v, int n)
 {
     ONT_UNROLL
     for (int k = 0; k < n; k += 2) {
-        const __nv_bfloat162 two = __floats2bfloat162_rn(v[k], v[k + 1]);
+        const uint32_t two = ont_pack<T>(v[k], v[k + 1]);
         memcpy(to + k, &two, sizeof two);
     }
 }
-#endif
+ONT_DEVICE void convert(ont_f16 *to, const float *v, int n) { convert_pairs(to, v, n); }
+ONT_DEVICE void convert(ont_bf16 *to, const float *v, int n) { convert_pairs(to, v, n); }
 
 /* The same to p. */
 template <class T, class C, int N> ONT_DEVICE void store_chunk(T *p, const C (&v)[N])

@@ -12,10 +12,11 @@
 #include "kernels/mma.cuh"
 
 enum { THREADS = 128, WARPS = 4 };
+enum { TILE_STRIDE = INT32_MAX / 64 }; /* the largest stride of a bias or mask, so that offsets in a tile are ints */
 
 ONT_DEVICE int lane_of() { return (int)threadIdx.x & 31; }
 ONT_DEVICE int warp_of() { return (int)threadIdx.x >> 5; }
-ONT_DEVICE float exp_of(float x) { return exp2f(x * 1.44269504088896341f); }
+#define LOG2_E 1.44269504088896341f
 
 /* Loads rows [first, first + ROWS) of a matrix into a tile (ROWS, D + 8), padded with zeros; 16 bytes at a time. */
 template <class T, int D, int ROWS> ONT_DEVICE void load_rows(const flash_matrix<const T> &from, int first, T *tile)
@@ -51,10 +52,7 @@ template <class T, int D> ONT_DEVICE void load_b(uint32_t *b, const T *tile, int
 /* Reductions over the four lanes that have the same rows. */
 ONT_DEVICE float quad_max(float v)
 {
-    for (int lanes = 2; lanes; lanes >>= 1) {
-        float other = __shfl_xor_sync(0xffffffffu, v, lanes);
-        v = other > v ? other : v;
-    }
+    for (int lanes = 2; lanes; lanes >>= 1) v = fmaxf(v, __shfl_xor_sync(0xffffffffu, v, lanes));
     return v;
 }
 ONT_DEVICE float quad_sum(float v)
@@ -114,11 +112,47 @@ ONT_DEVICE void dropout_bits_transposed(const ont_flash_params &f, int64_t row, 
     }
 }
 
+/* Whether a score is scale * q k, but for the causal mask; and the largest score is that of the largest q k. */
+ONT_DEVICE bool has_plain_scores(const ont_flash_params &f) { return !f.bias && !f.mask && f.scale > 0; }
+
 /* Whether all elements of a tile are inside the scores and no bias or mask applies to them. */
 ONT_DEVICE bool tile_is_unmasked(const ont_flash_params &f, int first_row, int n_rows, int first_key, int n_keys)
 {
-    return !f.bias && !f.mask && first_row + n_rows <= f.seqlen_q && first_key + n_keys <= f.seqlen_k &&
+    return has_plain_scores(f) && first_row + n_rows <= f.seqlen_q && first_key + n_keys <= f.seqlen_k &&
            (!f.causal || first_key + n_keys - 1 <= first_row + f.causal_offset);
+}
+
+/* Bias and mask of a score. Those of others in its tile lie at offsets of 32 bits (TILE_STRIDE). */
+struct score_masks {
+    const char *bias;
+    const uint8_t *mask;
+};
+
+ONT_DEVICE score_masks masks_of(const ont_flash_params &f, const flash_batch &batch, int i, int j)
+{
+    const ont_flash_layout &b = f.layout[ONT_FLASH_BIAS], &m = f.layout[ONT_FLASH_MASK];
+    const int size = f.bias_dtype == ONT_FLOAT64 ? 8 : f.bias_dtype == ONT_FLOAT32 ? 4 : 2;
+    return {f.bias ? (const char *)f.bias + (batch.bias + i * b.row_stride + j * b.col_stride) * size : nullptr,
+            f.mask ? f.mask + (batch.mask + i * m.row_stride + j * m.col_stride) : nullptr};
+}
+
+/* The score of the query and key that are so many behind those of `masks`, without the causal mask. */
+ONT_DEVICE float masked_score(const ont_flash_params &f, const score_masks &masks, int queries, int keys, float s,
+                              bool &is_masked)
+{
+    const ont_flash_layout &b = f.layout[ONT_FLASH_BIAS], &m = f.layout[ONT_FLASH_MASK];
+    is_masked = masks.mask && (masks.mask[queries * (int)m.row_stride + keys * (int)m.col_stride] != 0) !=
+                                  (f.mask_polarity != 0);
+    if (is_masked) return (float)f.mask_value;
+    return masks.bias ? s + flash_load<float>(masks.bias, f.bias_dtype,
+                                              queries * (int)b.row_stride + keys * (int)b.col_stride)
+                      : s;
+}
+
+/* How many keys query i sees from key j on, which may be less than 0. */
+ONT_DEVICE int keys_from(const ont_flash_params &f, int i, int j)
+{
+    return i < (int)f.seqlen_q ? (int)flash_visible_keys(f, i) - j : 0;
 }
 
 /* Stores 16 rows of accumulators times a factor, or zeros; a thread stores two neighbouring elements at once. */
@@ -153,6 +187,18 @@ struct score_position {
 };
 
 /* ---- forward: a warp has MT * 16 queries ---- */
+
+/* Plain scores are kept as q k, others as they are: what q k is multiplied by, a score in natural logarithm over what
+ * is kept, and the same in base 2. */
+struct score_units {
+    float kept, natural, base_2;
+};
+
+ONT_DEVICE score_units units_of(const ont_flash_params &f)
+{
+    const float scale = (float)f.scale;
+    return has_plain_scores(f) ? score_units{1, scale, scale * LOG2_E} : score_units{scale, 1, LOG2_E};
+}
 
 /* Rows g and g + 8 of 16 queries. max is over all lanes, sum over the keys of a lane. */
 struct softmax_rows {
@@ -200,24 +246,27 @@ ONT_DEVICE void gemm_pv(const uint32_t p[MT][KEYS / 8][2], const T *s_v, float a
         }
 }
 
-/* Scales and masks the scores, and returns their largest beside that of the keys before in new_max. */
+/* Masks the scores of a tile that is not unmasked. */
 template <int KEYS>
-ONT_DEVICE void mask_scores(const ont_flash_params &f, const flash_batch &batch, const score_position &at,
-                            float s[KEYS / 8][4], float new_max[2])
+ONT_DEVICE void mask_scores(const ont_flash_params &f, const score_units &units, const flash_batch &batch,
+                            const score_position &at, float s[KEYS / 8][4])
 {
     ONT_UNROLL
-    for (int n = 0; n < KEYS / 8; n++)
+    for (int r = 0; r < 2; r++) {
+        const int visible = keys_from(f, at.row + 8 * r, at.col);
+        const score_masks masks = masks_of(f, batch, at.row + 8 * r, at.col);
         ONT_UNROLL
-        for (int e = 0; e < 4; e++) {
-            int j = at.col + n * 8 + e % 2, i = at.row + 8 * (e / 2);
-            float x = s[n][e] * (float)f.scale;
-            if (!at.unmasked)
-                x = i < (int)f.seqlen_q && j < (int)f.seqlen_k ? flash_score(f, batch, i, j, x) : -INFINITY;
-            s[n][e] = x;
-            new_max[e / 2] = x > new_max[e / 2] ? x : new_max[e / 2];
-        }
-    ONT_UNROLL
-    for (int r = 0; r < 2; r++) new_max[r] = quad_max(new_max[r]);
+        for (int n = 0; n < KEYS / 8; n++)
+            ONT_UNROLL
+            for (int c = 0; c < 2; c++) {
+                float &x = s[n][2 * r + c];
+                bool is_masked;
+                if (n * 8 + c >= visible)
+                    x = -INFINITY;
+                else if (!has_plain_scores(f))
+                    x = masked_score(f, masks, 0, n * 8 + c, x * units.kept, is_masked);
+            }
+    }
 }
 
 /* Scores become exp(score - max), with dropout but for its factor, as words p of two; acc, y so far, is rescaled. */
@@ -225,12 +274,17 @@ template <class T, int D, int KEYS>
 ONT_DEVICE void online_softmax(const ont_flash_params &f, const flash_batch &batch, const score_position &at,
                                float s[KEYS / 8][4], softmax_rows &rows, float acc[D / 8][4], uint32_t p[KEYS / 8][2])
 {
+    const score_units units = units_of(f);
     float new_max[2] = {rows.max[0], rows.max[1]}, base[2], block_sum[2] = {0, 0};
-    mask_scores<KEYS>(f, batch, at, s, new_max);
+    if (!at.unmasked) mask_scores<KEYS>(f, units, batch, at, s);
+    ONT_UNROLL
+    for (int n = 0; n < KEYS / 8; n++)
+        for (int e = 0; e < 4; e++) new_max[e / 2] = fmaxf(new_max[e / 2], s[n][e]);
     ONT_UNROLL
     for (int r = 0; r < 2; r++) {
+        new_max[r] = quad_max(new_max[r]);
         base[r] = new_max[r] == -INFINITY ? 0 : new_max[r];
-        float rescale = exp_of(rows.max[r] - base[r]);
+        float rescale = ont_exp2((rows.max[r] - base[r]) * units.base_2);
         rows.max[r] = new_max[r];
         rows.sum[r] *= rescale;
         ONT_UNROLL
@@ -240,16 +294,19 @@ ONT_DEVICE void online_softmax(const ont_flash_params &f, const flash_batch &bat
         }
     }
     ONT_UNROLL
-    for (int n = 0; n < KEYS / 8; n++) {
-        for (int e = 0; e < 4; e++) block_sum[e / 2] += s[n][e] = exp_of(s[n][e] - base[e / 2]);
-        if (f.has_dropout) {
+    for (int n = 0; n < KEYS / 8; n++)
+        for (int e = 0; e < 4; e++) block_sum[e / 2] += s[n][e] = ont_exp2((s[n][e] - base[e / 2]) * units.base_2);
+    if (f.has_dropout)
+        ONT_UNROLL
+        for (int n = 0; n < KEYS / 8; n++) {
             uint32_t random_bits[4];
             dropout_bits(f, (batch.bh * f.seqlen_q + at.row) * f.seqlen_k + at.col + n * 8, random_bits);
             for (int e = 0; e < 4; e++)
                 if (random_bits[e] < f.dropout_threshold) s[n][e] *= 0;
         }
+    ONT_UNROLL
+    for (int n = 0; n < KEYS / 8; n++)
         for (int r = 0; r < 2; r++) p[n][r] = ont_pack<T>(s[n][2 * r], s[n][2 * r + 1]);
-    }
     for (int r = 0; r < 2; r++) rows.sum[r] += block_sum[r];
 }
 
@@ -267,7 +324,7 @@ ONT_DEVICE void store_output(const ont_flash_params &f, int64_t bh, int first, c
         factor[r] = (f.has_dropout ? (float)f.dropout_scale : 1.0f) / total;
         zero[r] = i < (int)f.seqlen_q && (flash_is_nan_row(f, total) || flash_is_masked_row(f, bh, i));
         if (!f.stats || t || i >= (int)f.seqlen_q) continue;
-        ((float *)f.stats)[(bh * f.seqlen_q + i) * 2] = rows.max[r];
+        ((float *)f.stats)[(bh * f.seqlen_q + i) * 2] = rows.max[r] * units_of(f).natural;
         ((float *)f.stats)[(bh * f.seqlen_q + i) * 2 + 1] = total;
     }
     store_rows<T, D>(flash_matrix_of<T>(f, ONT_FLASH_Y, f.y, bh), first, acc, factor, zero);
@@ -320,21 +377,26 @@ __global__ void __launch_bounds__(THREADS) flash_mma_kernel(const ont_flash_para
 
 /* ---- backward ---- */
 
-struct row_stats { /* of a row of scores: its probabilities are exp(score - row_max) * inverse */
-    float row_max, inverse, delta;
+struct row_stats { /* of a row of scores: its probabilities are exp(score - row_max) * 2^log2_inverse */
+    float row_max, log2_inverse, delta;
     bool is_masked;
 };
 
 ONT_DEVICE row_stats load_row_stats(const ont_flash_params &f, int64_t bh, int i)
 {
-    row_stats x = {0, 1, 0, true};
+    row_stats x = {0, 0, 0, true};
     if (i >= f.seqlen_q) return x;
     const float *stats = (const float *)f.stats + (bh * f.seqlen_q + i) * 2;
     x.row_max = stats[0] == -INFINITY ? 0 : stats[0];
-    x.inverse = 1 / stats[1];
+    x.log2_inverse = -log2f(stats[1]);
     x.delta = ((const float *)f.delta)[bh * f.seqlen_q + i];
     x.is_masked = flash_is_nan_row(f, stats[1]) || flash_is_masked_row(f, bh, i);
     return x;
+}
+
+ONT_DEVICE float probability(const row_stats &x, float score)
+{
+    return ont_exp2((score - x.row_max) * LOG2_E + x.log2_inverse);
 }
 
 /* s = left right^T and s2 = left2 right2^T, for the 16 rows from warp_row on. */
@@ -384,31 +446,69 @@ template <class T> struct shared_tiles {
     T *q, *dy, *k, *v;
 };
 
-/* s, scores (16 queries, N keys), become their gradients; dp are those of the probabilities. */
+/* Masks scaled scores of a tile that is not unmasked. Returns the bits 4 n + e of those whose gradients are 0. */
 template <int N>
-ONT_DEVICE void grad_of_query_scores(const ont_flash_params &f, const flash_batch &batch, const score_position &at,
-                                     const row_stats row[2], float s[N / 8][4], const float dp[N / 8][4])
+ONT_DEVICE unsigned mask_query_scores(const ont_flash_params &f, const flash_batch &batch, const score_position &at,
+                                      const row_stats row[2], float s[N / 8][4])
 {
+    unsigned zeros = 0;
     ONT_UNROLL
-    for (int n = 0; n < N / 8; n++) {
-        uint32_t random_bits[4] = {};
-        int64_t first = (batch.bh * f.seqlen_q + at.row) * f.seqlen_k + at.col + n * 8;
-        if (f.has_dropout) dropout_bits(f, first, random_bits);
+    for (int r = 0; r < 2; r++) {
+        const int visible = keys_from(f, at.row + 8 * r, at.col);
+        const int inside = row[r].is_masked ? 0 : (int)f.seqlen_k - at.col;
+        const score_masks masks = masks_of(f, batch, at.row + 8 * r, at.col);
+        ONT_UNROLL
+        for (int n = 0; n < N / 8; n++)
+            ONT_UNROLL
+            for (int c = 0; c < 2; c++) {
+                float &x = s[n][2 * r + c];
+                bool is_masked = n * 8 + c >= inside;
+                if (!is_masked && !has_plain_scores(f)) x = masked_score(f, masks, 0, n * 8 + c, x, is_masked);
+                if (n * 8 + c >= visible) x = -INFINITY;
+                zeros |= (unsigned)is_masked << (4 * n + 2 * r + c);
+            }
+    }
+    return zeros;
+}
+
+/* Writes 0 where `zeros` says so, and the gradient of the bias. */
+template <int N>
+ONT_DEVICE void finish_query_scores(const ont_flash_params &f, const flash_batch &batch, const score_position &at,
+                                    unsigned zeros, float ds[N / 8][4])
+{
+    const int columns = (int)f.seqlen_k - at.col;
+    ONT_UNROLL
+    for (int n = 0; n < N / 8; n++)
         ONT_UNROLL
         for (int e = 0; e < 4; e++) {
-            int j = at.col + n * 8 + e % 2, i = at.row + 8 * (e / 2);
-            const row_stats &x = row[e / 2];
-            float ds = 0, score = s[n][e] * (float)f.scale;
-            if (!x.is_masked && (at.unmasked || (j < (int)f.seqlen_k && !flash_is_masked(f, batch, i, j)))) {
-                if (!at.unmasked) score = flash_score(f, batch, i, j, score);
-                float dropout = flash_dropout_factor<float>(f, random_bits[e]);
-                ds = exp_of(score - x.row_max) * x.inverse * (dp[n][e] * dropout - x.delta);
-            }
-            if (f.dbias && i < (int)f.seqlen_q && j < (int)f.seqlen_k)
-                flash_store(f.dbias, f.bias_dtype, (batch.bh * f.seqlen_q + i) * f.seqlen_k + j, ds);
-            s[n][e] = ds;
+            const int i = at.row + 8 * (e / 2), c = n * 8 + e % 2;
+            if (zeros >> (4 * n + e) & 1) ds[n][e] = 0;
+            if (f.dbias && i < (int)f.seqlen_q && c < columns)
+                flash_store(f.dbias, f.bias_dtype, (batch.bh * f.seqlen_q + i) * f.seqlen_k + at.col + c, ds[n][e]);
         }
-    }
+}
+
+/* s, scores (16 queries, N keys) over scale, become their gradients; dp are those of the probabilities. */
+template <int N>
+ONT_DEVICE void grad_of_query_scores(const ont_flash_params &f, const flash_batch &batch, const score_position &at,
+                                     const row_stats row[2], float s[N / 8][4], float dp[N / 8][4])
+{
+    unsigned zeros = 0;
+    ONT_UNROLL
+    for (int n = 0; n < N / 8; n++)
+        for (int e = 0; e < 4; e++) s[n][e] *= (float)f.scale;
+    if (!at.unmasked) zeros = mask_query_scores<N>(f, batch, at, row, s);
+    if (f.has_dropout)
+        ONT_UNROLL
+        for (int n = 0; n < N / 8; n++) {
+            uint32_t random_bits[4];
+            dropout_bits(f, (batch.bh * f.seqlen_q + at.row) * f.seqlen_k + at.col + n * 8, random_bits);
+            for (int e = 0; e < 4; e++) dp[n][e] *= flash_dropout_factor<float>(f, random_bits[e]);
+        }
+    ONT_UNROLL
+    for (int n = 0; n < N / 8; n++)
+        for (int e = 0; e < 4; e++) s[n][e] = probability(row[e / 2], s[n][e]) * (dp[n][e] - row[e / 2].delta);
+    if (!at.unmasked) finish_query_scores<N>(f, batch, at, zeros, s);
 }
 
 /* Adds to acc what batch index bh gives to dQ of the block's queries. */
@@ -422,6 +522,7 @@ ONT_DEVICE void add_dq(const ont_flash_params &f, int64_t bh, int first_row, con
                       : (int)flash_visible_keys(f, last_row);
     flash_batch batch = flash_batch_of(f, bh);
     row_stats row[2] = {load_row_stats(f, bh, i), load_row_stats(f, bh, i + 8)};
+    bool has_masked_rows = __ballot_sync(0xffffffffu, row[0].is_masked || row[1].is_masked);
     flash_matrix<const T> keys = flash_matrix_of<const T>(f, ONT_FLASH_K, f.k, bh),
                           values = flash_matrix_of<const T>(f, ONT_FLASH_V, f.v, bh);
     __syncthreads();
@@ -436,7 +537,7 @@ ONT_DEVICE void add_dq(const ont_flash_params &f, int64_t bh, int first_row, con
         __syncthreads();
         float s[N / 8][4] = {}, dp[N / 8][4] = {};
         two_gemms<T, D, N>(tile.q, tile.k, s, tile.dy, tile.v, dp, warp_row);
-        bool unmasked = tile_is_unmasked(f, first_row + warp_row, 16, first, N);
+        bool unmasked = !has_masked_rows && tile_is_unmasked(f, first_row + warp_row, 16, first, N);
         grad_of_query_scores<N>(f, batch, {i, first + 2 * t, unmasked}, row, s, dp);
         if (f.dq) add_gemm<T, D, N>(acc, s, tile.k);
     }
@@ -463,40 +564,97 @@ __global__ void __launch_bounds__(THREADS) flash_mma_dq_kernel(const ont_flash_p
     }
 }
 
-/* s, scores (16 keys, N queries), become probabilities after dropout, and dp, the gradients of the probabilities, those
- * of the scores. `stats` has the N queries from first_row on; at.row is a key, at.col a query. */
+/* Statistics of N queries in shared memory, and whether each 32 of them have masked rows. */
+template <int N> struct query_stats {
+    row_stats row[N];
+    unsigned masked[N / 32];
+};
+
+template <int N>
+ONT_DEVICE void load_query_stats(const ont_flash_params &f, int64_t bh, int first, query_stats<N> &stats)
+{
+    if (threadIdx.x >= N) return;
+    const row_stats x = load_row_stats(f, bh, first + (int)threadIdx.x);
+    const unsigned masked = __ballot_sync(0xffffffffu, x.is_masked);
+    stats.row[threadIdx.x] = x;
+    if (!lane_of()) stats.masked[warp_of()] = masked;
+}
+
+/* Masks scaled scores (16 keys, N queries) of a tile that is not unmasked: at.row is a key, at.col a query. Returns the
+ * bits 4 n + e of those whose gradients are 0. */
+template <int N>
+ONT_DEVICE unsigned mask_key_scores(const ont_flash_params &f, const flash_batch &batch, const score_position &at,
+                                    float s[N / 8][4])
+{
+    unsigned zeros = 0;
+    ONT_UNROLL
+    for (int r = 0; r < 2; r++) {
+        const int j = at.row + 8 * r, queries = j < (int)f.seqlen_k ? (int)f.seqlen_q - at.col : 0;
+        const int hidden = f.causal ? (int)(j - f.causal_offset) - at.col : 0;
+        const score_masks masks = masks_of(f, batch, at.col, j);
+        ONT_UNROLL
+        for (int n = 0; n < N / 8; n++)
+            ONT_UNROLL
+            for (int c = 0; c < 2; c++) {
+                float &x = s[n][2 * r + c];
+                bool is_masked = n * 8 + c >= queries;
+                if (!is_masked && !has_plain_scores(f)) x = masked_score(f, masks, n * 8 + c, 0, x, is_masked);
+                if (n * 8 + c < hidden) x = -INFINITY;
+                zeros |= (unsigned)is_masked << (4 * n + 2 * r + c);
+            }
+    }
+    return zeros;
+}
+
+/* s, scores (16 keys, N queries) over scale, become probabilities after dropout, and dp, the gradients of the
+ * probabilities, those of the scores. `stats` has the N queries from at.col on; at.row is a key. */
 template <int N>
 ONT_DEVICE void grad_of_key_scores(const ont_flash_params &f, const flash_batch &batch, const score_position &at,
                                    const row_stats *stats, float s[N / 8][4], float dp[N / 8][4])
 {
-    int t = lane_of() & 3;
+    const row_stats *row = stats + 2 * (lane_of() & 3);
+    unsigned zeros = 0, dropped = 0;
     ONT_UNROLL
-    for (int n = 0; n < N / 8; n++) {
-        uint32_t random_bits[4] = {};
-        if (f.has_dropout)
-            dropout_bits_transposed(f, batch.bh * f.seqlen_q + at.col + n * 8, at.row, random_bits);
+    for (int n = 0; n < N / 8; n++)
+        for (int e = 0; e < 4; e++) s[n][e] *= (float)f.scale;
+    if (!at.unmasked) zeros = mask_key_scores<N>(f, batch, at, s);
+    if (f.has_dropout)
         ONT_UNROLL
-        for (int e = 0; e < 4; e++) {
-            int j = at.row + 8 * (e / 2), i = at.col + n * 8 + e % 2;
-            const row_stats x = stats[n * 8 + 2 * t + e % 2];
-            float ds = 0, p = 0, score = s[n][e] * (float)f.scale;
-            if (!x.is_masked && (at.unmasked || j < (int)f.seqlen_k)) {
-                if (!at.unmasked) score = flash_score(f, batch, i, j, score);
-                float dropout = flash_dropout_factor<float>(f, random_bits[e]);
-                p = exp_of(score - x.row_max) * x.inverse;
-                if (at.unmasked || !flash_is_masked(f, batch, i, j)) ds = p * (dp[n][e] * dropout - x.delta);
-                p *= dropout;
+        for (int n = 0; n < N / 8; n++) {
+            uint32_t random_bits[4];
+            dropout_bits_transposed(f, batch.bh * f.seqlen_q + at.col + n * 8, at.row, random_bits);
+            for (int e = 0; e < 4; e++) {
+                dp[n][e] *= flash_dropout_factor<float>(f, random_bits[e]);
+                dropped |= (unsigned)(random_bits[e] < f.dropout_threshold) << (4 * n + e);
             }
-            s[n][e] = p;
-            dp[n][e] = ds;
         }
-    }
+    ONT_UNROLL
+    for (int n = 0; n < N / 8; n++)
+        ONT_UNROLL
+        for (int c = 0; c < 2; c++) {
+            const row_stats x = row[n * 8 + c];
+            for (int e = c; e < 4; e += 2) {
+                s[n][e] = probability(x, s[n][e]);
+                dp[n][e] = s[n][e] * (dp[n][e] - x.delta);
+            }
+        }
+    if (!at.unmasked)
+        ONT_UNROLL
+        for (int n = 0; n < N / 8; n++)
+            for (int e = 0; e < 4; e++) {
+                if (row[n * 8 + e % 2].is_masked) s[n][e] = dp[n][e] = 0;
+                if (zeros >> (4 * n + e) & 1) dp[n][e] = 0;
+            }
+    if (f.has_dropout)
+        ONT_UNROLL
+        for (int n = 0; n < N / 8; n++)
+            for (int e = 0; e < 4; e++) s[n][e] *= dropped >> (4 * n + e) & 1 ? 0 : (float)f.dropout_scale;
 }
 
 /* Adds to dk and dv what batch index bh gives to the block's keys. Scores are transposed: (keys, queries). */
 template <class T, int D, int N>
 ONT_DEVICE void add_dkv(const ont_flash_params &f, int64_t bh, int first_key, const shared_tiles<T> &tile,
-                        row_stats stats[N], float dk[D / 8][4], float dv[D / 8][4])
+                        query_stats<N> &stats, float dk[D / 8][4], float dv[D / 8][4])
 {
     int g = lane_of() >> 2, t = lane_of() & 3, warp_row = warp_of() * 16, seqlen_q = (int)f.seqlen_q;
     int64_t begin = flash_first_query(f, first_key) / N * N;
@@ -513,12 +671,13 @@ ONT_DEVICE void add_dkv(const ont_flash_params &f, int64_t bh, int first_key, co
         __syncthreads();
         load_rows<T, D, N>(queries, first, tile.q);
         load_rows<T, D, N>(dy, first, tile.dy);
-        if (threadIdx.x < N) stats[threadIdx.x] = load_row_stats(f, bh, first + (int)threadIdx.x);
+        load_query_stats<N>(f, bh, first, stats);
         __syncthreads();
         float s[N / 8][4] = {}, dp[N / 8][4] = {};
         two_gemms<T, D, N>(tile.k, tile.q, s, tile.v, tile.dy, dp, warp_row);
-        bool unmasked = tile_is_unmasked(f, first, N, first_key + warp_row, 16);
-        grad_of_key_scores<N>(f, batch, {first_key + warp_row + g, first + 2 * t, unmasked}, stats, s, dp);
+        bool unmasked = !(stats.masked[0] | stats.masked[N / 32 - 1]) &&
+                        tile_is_unmasked(f, first, N, first_key + warp_row, 16);
+        grad_of_key_scores<N>(f, batch, {first_key + warp_row + g, first + 2 * t, unmasked}, stats.row, s, dp);
         if (f.dv) add_gemm<T, D, N>(dv, s, tile.dy);
         if (f.dk) add_gemm<T, D, N>(dk, dp, tile.q);
     }
@@ -531,7 +690,7 @@ __global__ void __launch_bounds__(THREADS) flash_mma_dkv_kernel(const ont_flash_
 {
     enum { PITCH = D + 8 };
     ONT_SHARED(T, shared);
-    __shared__ row_stats stats[N];
+    __shared__ query_stats<N> stats;
     shared_tiles<T> tile = {shared + 2 * BLOCK * PITCH, shared + (2 * BLOCK + N) * PITCH, shared,
                             shared + BLOCK * PITCH};
     int64_t tiles = (f.seqlen_k + BLOCK - 1) / BLOCK;
@@ -557,6 +716,13 @@ static bool fits_vectors(const ont_flash_params *f, int operand, const void *poi
     return fits;
 }
 
+/* Whether masked_score() may compute offsets in 32 bits. */
+static bool fits_tile(const ont_flash_params *f, int operand)
+{
+    const ont_flash_layout *v = &f->layout[operand];
+    return v->row_stride <= TILE_STRIDE && v->col_stride <= TILE_STRIDE;
+}
+
 extern "C" int ont_flash_has_mma(const ont_flash_params *f, int gradient)
 {
     if ((f->dtype != ONT_FLOAT16 && f->dtype != ONT_BFLOAT16) || f->head_dim % 8 || f->head_dim_v % 8) return 0;
@@ -564,7 +730,8 @@ extern "C" int ont_flash_has_mma(const ont_flash_params *f, int gradient)
         !ont_has_mma())
         return 0;
     bool fits = fits_vectors(f, ONT_FLASH_Q, f->q) && fits_vectors(f, ONT_FLASH_K, f->k) &&
-                fits_vectors(f, ONT_FLASH_V, f->v) && fits_vectors(f, ONT_FLASH_Y, f->y);
+                fits_vectors(f, ONT_FLASH_V, f->v) && fits_vectors(f, ONT_FLASH_Y, f->y) &&
+                (!f->bias || fits_tile(f, ONT_FLASH_BIAS)) && (!f->mask || fits_tile(f, ONT_FLASH_MASK));
     if (gradient)
         fits = fits && fits_vectors(f, ONT_FLASH_Y, f->dy) && fits_vectors(f, ONT_FLASH_Q, f->dq) &&
                fits_vectors(f, ONT_FLASH_K, f->dk) && fits_vectors(f, ONT_FLASH_V, f->dv);

@@ -14,17 +14,7 @@
 /* ---- exponentials ---- */
 
 /* exp(a) with a relative error of about 1e-7 times (2 + |a|), and 0 below 2^-126: for results of 16 bits. */
-ONT_DEVICE float exp_of_half(float a)
-{
-    a *= 1.44269504f;
-#ifdef ONT_EMULATE
-    return exp2f(a);
-#else
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(a));
-    return y;
-#endif
-}
+ONT_DEVICE float exp_of_half(float a) { return ont_exp2(a * 1.44269504f); }
 
 /* exp(a), as precise as scores or gradients of type T need. */
 template <class T, class C> ONT_DEVICE C exp_for(C a)

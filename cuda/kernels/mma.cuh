@@ -127,14 +127,27 @@ ONT_DEVICE void ont_ldmatrix4_trans(uint32_t *r, const void *row)
                  : "memory");
 }
 
+ONT_DEVICE __half2 ont_round_two(float low, float high, const ont_f16 *) { return __floats2half2_rn(low, high); }
+ONT_DEVICE __nv_bfloat162 ont_round_two(float low, float high, const ont_bf16 *)
+{
+    return __floats2bfloat162_rn(low, high);
+}
+
 #endif
 
+/* Two values of 16 bits, rounded by one instruction. */
 template <class T> ONT_DEVICE uint32_t ont_pack(float low, float high)
 {
-    T a, b;
-    ont_store(&a, low);
-    ont_store(&b, high);
-    return a.bits | (uint32_t)b.bits << 16;
+#ifdef ONT_EMULATE
+    T two[2];
+    ont_store(&two[0], low);
+    ont_store(&two[1], high);
+#else
+    const auto two = ont_round_two(low, high, (const T *)nullptr);
+#endif
+    uint32_t bits;
+    memcpy(&bits, &two, sizeof bits);
+    return bits;
 }
 
 #endif

@@ -45,10 +45,15 @@ static const char
                  "ONT_DEVICE uint16_t ont_float_to_f16(float f) { uint16_t h; asm(\"cvt.rn.f16.f32 %0, %1;\" : "
                  "\"=h\"(h) : \"f\"(f)); return h; }\n"
                  "ONT_DEVICE float ont_bf16_to_float(uint16_t h) { return __int_as_float((int)((uint32_t)h << 16)); }\n"
+                 "#if __CUDA_ARCH__ >= 800\n"
+                 "ONT_DEVICE uint16_t ont_float_to_bf16(float f) { uint16_t h; asm(\"cvt.rn.bf16.f32 %0, %1;\" : "
+                 "\"=h\"(h) : \"f\"(f)); return h; }\n"
+                 "#else\n"
                  "ONT_DEVICE uint16_t ont_float_to_bf16(float x) {\n"
                  "  uint32_t bits = (uint32_t)__float_as_int(x);\n"
                  "  return (bits & 0x7fffffffu) > 0x7f800000u ? (uint16_t)0x7fc0 : (uint16_t)((bits + 0x7fff + (bits "
-                 ">> 16 & 1)) >> 16); }\n";
+                 ">> 16 & 1)) >> 16); }\n"
+                 "#endif\n";
 
 /* PyTorch has loaded the other libraries; NVRTC it loads late. In the wheels, NVRTC is near them. */
 static void *open_near(const char *neighbour, const char *name)

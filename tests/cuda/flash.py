@@ -96,6 +96,7 @@ TENSOR_CORES = [
     (torch.float16, 33, 75, 2, 2, 80, 96, "drop"),
     (torch.bfloat16, 20, 68, 4, 2, 128, 128, "causal drop"),
     (torch.float16, 17, 9, 4, 1, 8, 24, "mask drop"),
+    (torch.bfloat16, 70, 90, 2, 2, 64, 64, "causal minus"),  # the largest score is of the smallest product
 ]
 
 
@@ -114,7 +115,7 @@ def tensor_cores(dtype: torch.dtype, rows: int, columns: int, heads: int, kv: in
             k, v = (m("Reshape", m("Expand", m("Unsqueeze", t, m.ints(2)), m.ints(2, kv, heads // kv, columns, d)),
                       m.ints(2, heads, columns, d))
                     for t, d in ((k, size), (v, v_size)))
-        factor = m.constant(size**-0.5, torch.float64 if wide else torch.float32)
+        factor = m.constant(-(size**-0.5) if "minus" in what else size**-0.5, torch.float64 if wide else torch.float32)
         s = m("MatMul", q, m("Transpose", k, perm=[0, 1, 3, 2]))
         s = m("Mul", s, factor if wide else m("Cast", factor, to=graphs.TYPES[dtype]))
         if "causal" in what:

@@ -125,6 +125,20 @@ def test_a_division_of_64_bits_is_found(tmp_path):
 
 
 @needs_nvcc
+def test_values_are_rounded_by_one_instruction(tmp_path):
+    """To 16 bits: one value, and two at once, from compute capability 8.0 on."""
+    (tmp_path / "one.cu").write_text('#include "kernels/mma.cuh"\n'
+                                     "__global__ void one(const float *x, ont_bf16 *y, uint32_t *two)\n{\n"
+                                     "    ont_store(y, x[0]);\n"
+                                     "    two[0] = ont_pack<ont_bf16>(x[0], x[1]);\n"
+                                     "    two[1] = ont_pack<ont_f16>(x[0], x[1]);\n}\n")
+    subprocess.run(["nvcc", "-std=c++17", "-ptx", "-arch=sm_80", f"-I{facts.ROOT / 'cuda'}",
+                    f"-I{facts.ROOT / 'csrc'}", str(tmp_path / "one.cu"), "-o", str(tmp_path / "one.ptx")], check=True)
+    found = re.findall(r"cvt\.rn\.b?f16(?:x2)?\.f32", (tmp_path / "one.ptx").read_text())
+    assert sorted(found) == ["cvt.rn.bf16.f32", "cvt.rn.bf16x2.f32", "cvt.rn.f16x2.f32"]
+
+
+@needs_nvcc
 def test_generated_dropout_divides_no_64_bits(sources):
     """A mask tells the compiler what the layout of torch's numbers divides by."""
     source = next(text for text in sources if "ull) | " in text.split("ont_fused")[1])
