@@ -32,6 +32,15 @@ static inline bool ont_is_float32_or_64(ont_dtype dtype)
     return dtype == ONT_FLOAT32 || dtype == ONT_FLOAT64;
 }
 
+/* The state that the reference kernel of the CPU has for the node. */
+static inline ont_status ont_cpu_state(const ont_node *node, ont_arena *arena, const void **state)
+{
+    ont_prepared prepared = {0};
+    ONT_TRY(node->op->kernels[node->op->n_kernels - 1].prepare(node, arena, &prepared));
+    *state = prepared.state;
+    return ONT_OK;
+}
+
 /* The device that is current: in device.c, or in the emulation. */
 const ont_device *ont_cuda_device(void);
 
@@ -49,7 +58,8 @@ extern const size_t ont_cuda_n_lists;
 /* For each family, the array of kernels and their number. */
 #define ONT_CUDA_FAMILIES(X) X(elementwise) X(move) X(reduce) X(norm) X(softmax) X(loss) X(matmul) X(attention) \
     X(attention_grad) X(conv) X(pool) X(batchnorm) X(group_norm) X(pad) X(resize) X(index) X(grouped) X(recurrent) \
-    X(rnn) X(nonzero) X(ctc) X(random) X(quantize) X(streamed_loss)
+    X(rnn) X(nonzero) X(ctc) X(random) X(quantize) X(streamed_loss) \
+    X(grid_sample) X(roi) X(columns) X(sort) X(det)
 #define X(family) extern const ont_kernel ont_cuda_##family##_kernels[];
 ONT_CUDA_FAMILIES(X)
 #undef X

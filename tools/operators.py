@@ -38,8 +38,9 @@ HEAD = """# Operators
 - **Dtypes**: the supported types of its main type variable. Without a kernel for them, 16-bit floats are computed in float32
   and small integers in larger ones. *not*: types of the specification that are not supported. Strings and complex numbers
   are not listed, since no operator supports them.
-- **CUDA**: *kernel*: `cuda/table.c` has kernels for floats, which are compared with the CPU on an emulated device; *parts*: supported if its parts are; *view*: no computation; *none left*: removed before a program
-  runs. PyTorch runs a module with any other operator.
+- **CUDA**: *kernel*: `cuda/table.c` has kernels for floats, which are compared with the CPU on an emulated device;
+  *parts*: supported if its parts are; *view*: no computation; *none left*: removed before a program runs. PyTorch runs a
+  module with any other operator.
 
 """
 
@@ -179,16 +180,9 @@ def on_cuda() -> dict[str, int]:
     return {name: int(since) for name, since in listed} | dict.fromkeys(re.findall(r"\b(?:EW|COPY|REDUCE|POOL)\((\w+)\)", lines), 1)
 
 
-NOT_ON_CUDA = {"DeformConv",
-               # Built from parts of which one has no kernel there; tests/cuda holds it.
-               "NonMaxSuppression", "Unique"}
-
-
 def cuda(op: dict[str, Any], listed: dict[str, int]) -> str:
     if op["name"] in listed:
         return "kernel" if listed[op["name"]] <= op["since"] else "parts" if op["expands"] else ""
-    if op["name"] in NOT_ON_CUDA:
-        return ""
     return "view" if op["view"] else "parts" if op["expands"] else "" if op["kernels"] else "none left"
 
 

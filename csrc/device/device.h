@@ -28,6 +28,7 @@ typedef enum ont_fault_code {
     ONT_FAULT_LABEL,
     ONT_FAULT_ZERO_DIVISION,
     ONT_FAULT_LENGTH, /* the length `value` of sample `position` is outside 0 to `limit` */
+    ONT_FAULT_REGION, /* region `position` has an edge that is not below 1e9, or bins of more than `limit` cells */
     ONT_FAULT_COUNT   /* `value` elements are not zero, where `limit` were counted */
 } ont_fault_code;
 

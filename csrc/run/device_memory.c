@@ -148,6 +148,9 @@ ont_status ont_device_check_fault(const ont_program *p)
     if (found.code == ONT_FAULT_LENGTH)
         return ont_fail(ONT_EINDEX, "%s '%s': length %" PRId64 " of sample %" PRId64 " is outside 0 to %" PRId64, op,
                         name, found.value, found.position, found.limit);
+    if (found.code == ONT_FAULT_REGION)
+        return ont_fail(ONT_EINVAL, "%s '%s': region %" PRId64 " has an edge that is not less than 1e9, or bins of "
+                        "more than %" PRId64 " cells", op, name, found.position, found.limit);
     if (found.code == ONT_FAULT_COUNT)
         return ont_fail(ONT_EINTERNAL, "%s '%s': %" PRId64 " elements are not zero, but %" PRId64 " were counted", op,
                         name, found.value, found.limit);

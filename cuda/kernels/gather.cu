@@ -78,9 +78,7 @@ extern "C" int ont_launch_gather(const ont_gather *given, const void *data, cons
 
 enum { SORT_TILE = 512, DIGITS = 256, SCAN_THREADS = 256 };
 
-struct pair {
-    int32_t key, position;
-};
+typedef ont_pair pair;
 
 __global__ void __launch_bounds__(ONT_THREADS) sort_load_kernel(const ont_gather g, const void *indices, pair *items)
 {
@@ -180,6 +178,25 @@ static int sort_indices(const ont_gather *g, const void *indices, pair *items, p
         other = swap;
     }
     *sorted = items;
+    return error;
+}
+
+extern "C" size_t ont_sort_work(int64_t count)
+{
+    return (size_t)(2 * count) * sizeof(pair) + (size_t)(DIGITS * tiles_of(count)) * sizeof(int32_t);
+}
+
+extern "C" int ont_launch_sort(int64_t count, int64_t table, const int32_t *keys, void *work, const ont_pair **sorted,
+                               void *stream)
+{
+    ont_gather g = {};
+    g.count = count;
+    g.table = table;
+    pair *items = (pair *)work, *last = items;
+    const int error = count ? sort_indices(&g, keys, items, items + count, (int32_t *)(items + 2 * count), &last,
+                                           stream)
+                            : 0;
+    *sorted = last;
     return error;
 }
 
@@ -309,8 +326,7 @@ static inline size_t partial_bytes(const ont_gather *g)
 
 extern "C" size_t ont_gather_grad_work(const ont_gather *g)
 {
-    return partial_bytes(g) + (size_t)(2 * g->count) * sizeof(pair) +
-           (size_t)(DIGITS * tiles_of(g->count)) * sizeof(int32_t) + 64;
+    return partial_bytes(g) + ont_sort_work(g->count) + 64;
 }
 
 template <class T>

@@ -1,6 +1,7 @@
 /*
- * GatherElements, GatherND, ScatterElements, ScatterND and GatherNDGrad. A first kernel computes for each index, or
- * tuple of indices, the slice of the data that it names ("places"). Several updates of one slice have one result:
+ * GatherElements, GatherND, ScatterElements, ScatterND and GatherNDGrad; ReverseSequence and SearchSorted. Of the first
+ * five, a kernel computes for each index, or tuple of indices, the slice of the data that it names ("places"). Several
+ * updates of one slice have one result:
  *   none      the last one in order of positions stays (atomicMax of the positions, which are integers)
  *   add       floats: the sorted sums of gather.cu, added to the data
  *   others    a thread goes through all updates of a line along the axis, or of a column of the slices, in order
@@ -237,4 +238,74 @@ extern "C" int ont_launch_combine(const ont_index *s, const int32_t *places, con
 #undef COMBINE
     default: return 0; /* accept() refuses these */
     }
+}
+
+/* ---- ReverseSequence ---- */
+
+template <class T>
+__global__ void __launch_bounds__(ONT_THREADS)
+    reverse_kernel(const ont_reverse s, const T *x, const void *lengths, T *y)
+{
+    ONT_FOR(i, s.count)
+    {
+        const int64_t b = i / s.batch_stride % s.batch, t = i / s.time_stride % s.steps;
+        const int64_t n = s.wide ? ((const int64_t *)lengths)[b] : ((const int32_t *)lengths)[b];
+        const bool valid = n >= 0 && n <= s.steps;
+        if (!valid) ont_report(s.fault, ONT_FAULT_LENGTH, s.step, n, b, s.steps);
+        y[i] = x[valid && t < n ? i + (n - 1 - 2 * t) * s.time_stride : i];
+    }
+}
+
+extern "C" int ont_launch_reverse(const ont_reverse *s, const void *x, const void *lengths, void *y, void *stream)
+{
+    if (!s->count) return 0;
+#define REVERSE(type) \
+    ONT_LAUNCH(reverse_kernel<type>, ont_blocks(s->count, ONT_THREADS), ONT_THREADS, 0, stream, *s, (const type *)x, \
+               lengths, (type *)y)
+    switch (s->size) {
+    case 1: return REVERSE(uint8_t);
+    case 2: return REVERSE(uint16_t);
+    case 4: return REVERSE(uint32_t);
+    default: return REVERSE(uint64_t);
+    }
+#undef REVERSE
+}
+
+/* ---- SearchSorted ---- */
+
+/* NaN sorts behind all numbers. */
+template <class T>
+__global__ void __launch_bounds__(ONT_THREADS)
+    search_kernel(const ont_sorted_search s, const T *sorted, const T *values, int64_t *to)
+{
+    ONT_FOR(i, s.count)
+    {
+        const T *row = sorted + (s.width ? i / s.width * s.n : 0);
+        const T v = values[i];
+        int64_t from = 0, length = s.n;
+        while (length) {
+            const int64_t half = length / 2;
+            const T middle = row[from + half];
+            const bool beyond = s.right ? !(middle > v) : !(middle >= v);
+            from = beyond ? from + half + 1 : from;
+            length = beyond ? length - half - 1 : half;
+        }
+        to[i] = from;
+    }
+}
+
+extern "C" int ont_launch_search(const ont_sorted_search *s, const void *sorted, const void *values, int64_t *to,
+                                 void *stream)
+{
+    if (!s->count) return 0;
+#define SEARCH(type) \
+    ONT_LAUNCH(search_kernel<type>, ont_blocks(s->count, ONT_THREADS), ONT_THREADS, 0, stream, *s, \
+               (const type *)sorted, (const type *)values, to)
+    switch (s->dtype) {
+    case ONT_FLOAT32: return SEARCH(float);
+    case ONT_FLOAT64: return SEARCH(double);
+    case ONT_INT32: return SEARCH(int32_t);
+    default: return SEARCH(int64_t);
+    }
+#undef SEARCH
 }

@@ -10,6 +10,7 @@
 #include "ops/quant/quantize.h"
 #include "ops/random/fill.h"
 #include "ops/reduce/cumulative.h"
+#include "ops/support/sample.h"
 #include "simd/pool/pool.h"
 #include "simd/recurrent/recurrent.h"
 
@@ -75,6 +76,14 @@ size_t ont_gather_grad_work(const ont_gather *g);
 /* out (outer, table, inner), which is zero before: sums of the rows of dy (outer, count, inner) by index */
 int ont_launch_gather_grad(const ont_gather *g, const void *dy, const void *indices, void *out, void *work,
                            void *stream);
+
+/* A stable sort of `count` keys in [0, table]; fewer than 2^31. Those equal to `table` are last. */
+typedef struct ont_pair {
+    int32_t key, position;
+} ont_pair;
+size_t ont_sort_work(int64_t count);
+int ont_launch_sort(int64_t count, int64_t table, const int32_t *keys, void *work, const ont_pair **sorted,
+                    void *stream);
 
 /* reduce.cu */
 typedef struct ont_reduction {
@@ -165,8 +174,22 @@ typedef struct ont_image_pool {
 } ont_image_pool;
 int ont_launch_pool(int dtype, const ont_image_pool *p, const void *x, void *y, int64_t *indices, void *stream);
 size_t ont_pool_grad_work(const ont_pool *p);
-int ont_launch_pool_grad(int dtype, const ont_image_pool *p, const void *x, const void *dy, void *dx, void *work,
-                         void *stream);
+/* in: x, dy, and y of a p-norm */
+int ont_launch_pool_grad(int dtype, const ont_image_pool *p, const void *const *in, void *dx, void *work, void *stream);
+
+/* Values are written where MaxPool found them, and 0 elsewhere: of several at one cell the last one; `from` are the
+ * dims in which indices count cells, `to` those of the result. Fewer than 2^31 elements. */
+enum { ONT_UNPOOL_RANK = 12 };
+typedef struct ont_unpool_shape {
+    int64_t count, to_count, from_count;
+    int64_t from[ONT_UNPOOL_RANK], to[ONT_UNPOOL_RANK];
+    int32_t rank, size, step;
+    ont_fault *fault;
+} ont_unpool_shape;
+/* last: an int32 for each element of y */
+int ont_launch_unpool(const ont_unpool_shape *s, const void *x, const int64_t *indices, void *y, int32_t *last,
+                      void *stream);
+int ont_launch_unpool_grad(const ont_unpool_shape *s, const void *dy, const int64_t *indices, void *dx, void *stream);
 
 /* batchnorm.cu: x (n, c, d), where d is 1 for rows of channels, as in channels last; scale, bias and statistics (c) are
  * float32 for 16-bit x, else of the dtype of x */
@@ -243,6 +266,48 @@ typedef struct ont_resample {
 } ont_resample;
 int ont_launch_resample(const ont_resample *r, const void *tables, const void *x, void *y, void *stream);
 
+/* roi.cu: x (n, c, height, width) in float32 or float64; fewer than 2^31 elements */
+typedef struct ont_roi_shape {
+    int64_t rois, n, c, height, width, out_h, out_w, sampling, most_samples;
+    double scale;
+    int32_t half_pixel, maximum, align, dtype, step; /* align: RoiAlign; else MaxRoiPool */
+    ont_fault *fault;
+} ont_roi_shape;
+size_t ont_roi_work(const ont_roi_shape *s, int gradient);
+/* in: x, rois, images of RoiAlign or NULL, and dy of the gradient */
+int ont_launch_roi(const ont_roi_shape *s, const void *const *in, void *y, void *work, void *stream);
+int ont_launch_roi_grad(const ont_roi_shape *s, const void *const *in, void *dx, void *work, void *stream);
+
+/* columns.cu: images (planes, in), columns (planes, kernel, out), fewer than 2^31 elements each; spatial dims are
+ * right-aligned, absent ones are 1 */
+typedef struct ont_column_shape {
+    int64_t planes, in_count, out_count, kernel_count;
+    int64_t in[3], out[3], kernel[3], stride[3], dilation[3], begin[3];
+} ont_column_shape;
+int ont_launch_im2col(const ont_column_shape *s, int size, const void *x, void *y, void *stream);
+/* float32, float64, the 16-bit floats, int32, int64, uint64 */
+int ont_launch_col2im(const ont_column_shape *s, int dtype, const void *x, void *y, void *stream);
+
+/*
+ * grid_sample.cu: x (images, channels, cells) is sampled between its cells into y (images, channels, points), of fewer
+ * than 2^31 floats or doubles. A point is in a grid (images, points, rank), or is cell k of window o, at k *
+ * windows + o, moved by offsets (images, window cells, rank, windows); a mask (images, points) or NULL scales y.
+ */
+typedef struct ont_sampling {
+    ont_sampler sampler;
+    int64_t images, channels, cells, points;
+    int64_t windows; /* 0: a grid */
+    int64_t out[3], kernel[3], stride[3], dilation[3], begin[3];
+    int32_t dtype;
+} ont_sampling;
+/* in: x, grid or offsets, mask */
+int ont_launch_sample(const ont_sampling *s, const void *const *in, void *y, void *stream);
+/* Of a point that may add to dx, and bytes of scratch for dx. */
+int64_t ont_sample_taps_of(const ont_sampling *s);
+size_t ont_sample_grad_work(const ont_sampling *s);
+/* in: x, grid or offsets, mask, dy; out: dx, that of grid or offsets, dmask, each or NULL */
+int ont_launch_sample_grad(const ont_sampling *s, const void *const *in, void *const *out, void *work, void *stream);
+
 /* scan.cu: for the dtypes of ont_scan_accept() */
 int ont_launch_scan(const ont_scan *s, const void *x, void *y, void *stream);
 int ont_launch_product_grad(const ont_scan *s, const void *x, const void *dy, void *dx, void *stream);
@@ -270,6 +335,22 @@ int ont_launch_index_add(int dtype, int64_t n, const void *data, const void *sum
 /* out, which has the data, takes the updates in their order. */
 int ont_launch_combine(const ont_index *s, const int32_t *places, const void *updates, void *out, void *stream);
 
+/* The first `length` steps of a row are reversed, one length for each batch entry. Strides count elements; x has
+ * `count` of them. */
+typedef struct ont_reverse {
+    int64_t count, batch, batch_stride, steps, time_stride;
+    int32_t size, wide, step; /* wide: lengths are int64 */
+    ont_fault *fault;
+} ont_reverse;
+int ont_launch_reverse(const ont_reverse *s, const void *x, const void *lengths, void *y, void *stream);
+/* The places of `count` values in sorted rows of n: one row, or one for each `width` values; float32, float64, int32,
+ * int64. */
+typedef struct ont_sorted_search {
+    int64_t count, n, width; /* width 0: one row */
+    int32_t right, dtype;
+} ont_sorted_search;
+int ont_launch_search(const ont_sorted_search *s, const void *sorted, const void *values, int64_t *to, void *stream);
+
 /* nonzero.cu: x of n elements, fewer than 2^31; those with a bit of the mask are not zero */
 enum { ONT_NONZERO_RANK = 12 };
 typedef struct ont_nonzero {
@@ -283,6 +364,33 @@ size_t ont_nonzero_work(const ont_nonzero *s);
 int ont_launch_count_nonzero(const ont_nonzero *s, const void *x, int64_t *total, void *work, void *stream);
 /* out (rank, found): the coordinates of each */
 int ont_launch_nonzero(const ont_nonzero *s, const void *x, int64_t *out, void *work, void *stream);
+
+/* sort.cu: fewer than 2^31 elements */
+typedef struct ont_unique {
+    int64_t outer, n, inner; /* n items of outer * inner elements */
+    int32_t dtype, sorted;
+} ont_unique;
+/* (n) each: first item and number of items of each unique value, 0 behind the last; unique value of each item; the
+ * number of unique values. Each may be NULL. */
+typedef struct ont_unique_results {
+    int64_t *first, *inverse, *counts, *count;
+} ont_unique_results;
+size_t ont_unique_work(const ont_unique *s);
+int ont_launch_unique(const ont_unique *s, const void *x, const ont_unique_results *to, void *work, void *stream);
+typedef struct ont_nms {
+    int64_t batches, classes, n;
+    int32_t centre;
+} ont_nms;
+size_t ont_nms_work(const ont_nms *s);
+/* in: boxes (batches, n, 4), scores (batches, classes, n), and of NmsFull most boxes (int64), overlap and score, each
+ * or NULL; rows (batches * classes * n, 3) */
+int ont_launch_nms(const ont_nms *s, const void *const *in, int64_t *rows, int64_t *total, void *work, void *stream);
+
+/* det.cu: x (batch, n, n) in float32 or float64 */
+size_t ont_det_work(int64_t batch, int64_t n, int gradient);
+int ont_launch_det(int dtype, int64_t batch, int64_t n, const void *x, void *y, void *work, void *stream);
+/* in: x, dy */
+int ont_launch_det_grad(int dtype, int64_t batch, int64_t n, const void *const *in, void *dx, void *work, void *stream);
 
 /* ctc.cu: log-probabilities (steps, batch, classes) in float32 or float64; targets (batch, padded), or all in a row
  * (padded: -1) */

@@ -1,7 +1,8 @@
 /*
- * Pooling and its gradient: a thread for each result, or a block for each plane where the window covers the plane. The
- * gradient gathers: every cell adds the terms of the windows over it in their order, so that the result does not depend
- * on the order of threads. The gradient of a maximum goes to the first largest cell of a window, or to the last NaN.
+ * Pooling, MaxUnpool and their gradients: a thread for each result, or a block for each plane where the window covers
+ * the plane. The gradient gathers: every cell adds the terms of the windows over it in their order, so that the
+ * result does not depend on the order of threads. The gradient of a maximum goes to the first largest cell of a
+ * window, or to the last NaN.
  */
 #include "kernels/launch.cuh"
 
@@ -125,6 +126,45 @@ __global__ void __launch_bounds__(ONT_THREADS) pool_mean_kernel(ont_pool p, int6
     }
 }
 
+ONT_DEVICE float power(float v, float e) { return e == 1 ? v : e == 2 ? v * v : e == 0 ? 1 : powf(v, e); }
+ONT_DEVICE double power(double v, double e) { return e == 1 ? v : e == 2 ? v * v : e == 0 ? 1 : pow(v, e); }
+ONT_DEVICE float root(float v, float e) { return e == 1 ? v : e == 2 ? sqrtf(v) : powf(v, 1 / e); }
+ONT_DEVICE double root(double v, double e) { return e == 1 ? v : e == 2 ? sqrt(v) : pow(v, 1 / e); }
+ONT_DEVICE float absolute(float v) { return fabsf(v); }
+ONT_DEVICE double absolute(double v) { return fabs(v); }
+
+template <class T>
+__global__ void __launch_bounds__(ONT_THREADS) pool_norm_kernel(ont_pool p, const T *x, T *y)
+{
+    typedef typename ont_compute<T>::type A;
+    ONT_FOR(i, p.planes * p.out_count)
+    {
+        window w = window_of(p, i % p.out_count);
+        const T *plane = x + i / p.out_count * p.in_count;
+        A sum = 0;
+        for (int64_t a = w.lo[0]; a < w.hi[0]; a++)
+            for (int64_t b = w.lo[1]; b < w.hi[1]; b++)
+                for (int64_t c = w.lo[2]; c < w.hi[2]; c++)
+                    sum += power(absolute(ont_load(plane + cell_of(p, w, a, b, c))), (A)p.p);
+        ont_store(y + i, root(sum, (A)p.p));
+    }
+}
+
+template <class T>
+__global__ void __launch_bounds__(ONT_THREADS) pool_plane_norm_kernel(ont_pool p, const T *x, T *y)
+{
+    typedef typename ont_compute<T>::type A;
+    __shared__ A scratch[32];
+    for (int64_t plane = blockIdx.x; plane < p.planes; plane += gridDim.x) {
+        A sum = 0;
+        for (int64_t i = threadIdx.x; i < p.in_count; i += blockDim.x)
+            sum += power(absolute(ont_load(x + plane * p.in_count + i)), (A)p.p);
+        sum = ont_block_sum(sum, scratch);
+        if (!threadIdx.x) ont_store(y + plane, root(sum, (A)p.p));
+        __syncthreads();
+    }
+}
+
 /* The window covers the plane: a block for each. */
 template <class T>
 __global__ void __launch_bounds__(ONT_THREADS) pool_plane_mean_kernel(int64_t planes, int64_t count, const T *x, T *y)
@@ -169,11 +209,12 @@ ONT_DEVICE void outputs_over(const ont_pool &p, int d, int64_t at, int64_t *firs
 
 template <class T>
 __global__ void __launch_bounds__(ONT_THREADS)
-    pool_grad_kernel(ont_pool p, int64_t channels, const int32_t *winners, const T *dy, T *dx)
+    pool_grad_kernel(ont_pool p, int64_t channels, const int32_t *winners, const T *x, const T *dy, const T *y, T *dx)
 {
     typedef typename ont_compute<T>::type A;
     ONT_FOR(i, p.planes * p.in_count)
     {
+        const A own = y ? ont_load(x + i) : (A)0;
         place to = place_of(i, channels, p.in_count);
         int64_t cell = to.cell, outputs = first_of(to.plane, channels, p.out_count), first[3], last[3];
         int64_t at[3] = {cell / p.in[2] / p.in[1], cell / p.in[2] % p.in[1], cell % p.in[2]};
@@ -188,6 +229,11 @@ __global__ void __launch_bounds__(ONT_THREADS)
                     int64_t o = (a * p.out[1] + b) * p.out[2] + c, from = outputs + o * channels;
                     if (winners) {
                         if (winners[from] == cell) sum += ont_load(dy + from);
+                        continue;
+                    }
+                    if (y) { /* of a p-norm: dy * sign(x) * (|x| / y)^(p - 1) */
+                        const A norm = ont_load(y + from), sign = (A)((own > 0) - (own < 0));
+                        if (norm != 0) sum += ont_load(dy + from) * sign * power(absolute(own) / norm, (A)p.p - 1);
                         continue;
                     }
                     window w = window_of(p, o);
@@ -213,6 +259,12 @@ static int forward(const ont_image_pool *image, const void *x, void *y, int64_t 
                           (const T *)x, (T *)y, indices);
     bool whole = channels == 1 && p->out_count == 1 && p->kernel[0] == 1 && p->kernel[1] == 1 &&
                  p->kernel[2] == p->in_count && !p->begin[2] && p->limit[2] == p->in[2];
+    if (p->kind == ONT_POOL_LP && whole)
+        return ONT_LAUNCH(pool_plane_norm_kernel<T>, ont_blocks(p->planes, 1), ont_row_threads(p->in_count), 0, stream,
+                          *p, (const T *)x, (T *)y);
+    if (p->kind == ONT_POOL_LP)
+        return ONT_LAUNCH(pool_norm_kernel<T>, ont_blocks(n, ONT_THREADS), ONT_THREADS, 0, stream, *p, (const T *)x,
+                          (T *)y);
     if (whole)
         return ONT_LAUNCH(pool_plane_mean_kernel<T>, ont_blocks(p->planes, 1), ont_row_threads(p->in_count), 0, stream,
                           p->planes, p->in_count, (const T *)x, (T *)y);
@@ -221,8 +273,7 @@ static int forward(const ont_image_pool *image, const void *x, void *y, int64_t 
 }
 
 template <class T>
-static int backward(const ont_image_pool *image, const void *x, const void *dy, void *dx, int32_t *winners,
-                    void *stream)
+static int backward(const ont_image_pool *image, const void *const *in, void *dx, int32_t *winners, void *stream)
 {
     const ont_pool *p = &image->planes;
     int64_t channels = image->channels;
@@ -231,10 +282,11 @@ static int backward(const ont_image_pool *image, const void *x, const void *dy, 
     if (p->kind != ONT_POOL_MAX) winners = nullptr;
     if (winners && outputs)
         error = ONT_LAUNCH(pool_winners_kernel<T>, ont_blocks(outputs, ONT_THREADS), ONT_THREADS, 0, stream, *p,
-                           channels, (const T *)x, winners);
+                           channels, (const T *)in[0], winners);
     if (!error && cells)
         error = ONT_LAUNCH(pool_grad_kernel<T>, ont_blocks(cells, ONT_THREADS), ONT_THREADS, 0, stream, *p, channels,
-                           (const int32_t *)winners, (const T *)dy, (T *)dx);
+                           (const int32_t *)winners, (const T *)in[0], (const T *)in[1],
+                           (const T *)(p->kind == ONT_POOL_LP ? in[2] : nullptr), (T *)dx);
     return error;
 }
 
@@ -254,13 +306,102 @@ extern "C" int ont_launch_pool(int dtype, const ont_image_pool *p, const void *x
     }
 }
 
-extern "C" int ont_launch_pool_grad(int dtype, const ont_image_pool *p, const void *x, const void *dy, void *dx,
-                                    void *work, void *stream)
+extern "C" int ont_launch_pool_grad(int dtype, const ont_image_pool *p, const void *const *in, void *dx, void *work,
+                                    void *stream)
 {
     switch (dtype) {
-    case ONT_FLOAT32: return backward<float>(p, x, dy, dx, (int32_t *)work, stream);
-    case ONT_FLOAT64: return backward<double>(p, x, dy, dx, (int32_t *)work, stream);
-    case ONT_FLOAT16: return backward<ont_f16>(p, x, dy, dx, (int32_t *)work, stream);
-    default: return backward<ont_bf16>(p, x, dy, dx, (int32_t *)work, stream);
+    case ONT_FLOAT32: return backward<float>(p, in, dx, (int32_t *)work, stream);
+    case ONT_FLOAT64: return backward<double>(p, in, dx, (int32_t *)work, stream);
+    case ONT_FLOAT16: return backward<ont_f16>(p, in, dx, (int32_t *)work, stream);
+    default: return backward<ont_bf16>(p, in, dx, (int32_t *)work, stream);
     }
+}
+
+/* ---- MaxUnpool ---- */
+
+/* Element of the result that value i belongs to; -1, and a reported fault, where the index is out of range. */
+ONT_DEVICE int64_t unpooled(const ont_unpool_shape &s, const int64_t *indices, int64_t i)
+{
+    int64_t rest = indices[i], at = 0, step = 1;
+    bool outside = rest < 0 || rest >= s.from_count;
+    for (int d = s.rank - 1; d >= 0 && !outside; d--) {
+        const int64_t cell = rest % s.from[d];
+        rest /= s.from[d];
+        outside = cell >= s.to[d];
+        at += cell * step;
+        step *= s.to[d];
+    }
+    if (!outside) return at;
+    ont_report(s.fault, ONT_FAULT_INDEX, s.step, indices[i], i, s.from_count);
+    return -1;
+}
+
+/* last[at] = 1 + the position of the last value there, 0 where there is none */
+__global__ void __launch_bounds__(ONT_THREADS)
+    unpool_last_kernel(const ont_unpool_shape s, const int64_t *indices, int32_t *last)
+{
+    ONT_FOR(i, s.count)
+    {
+        const int64_t at = unpooled(s, indices, i);
+        if (at >= 0) atomicMax(&last[at], (int32_t)i + 1);
+    }
+}
+
+template <class T>
+__global__ void __launch_bounds__(ONT_THREADS)
+    unpool_kernel(const ont_unpool_shape s, const T *x, const int32_t *last, T *y)
+{
+    ONT_FOR(i, s.to_count) { y[i] = last[i] ? x[last[i] - 1] : T(); }
+}
+
+template <class T>
+__global__ void __launch_bounds__(ONT_THREADS)
+    unpool_grad_kernel(const ont_unpool_shape s, const T *dy, const int64_t *indices, T *dx)
+{
+    ONT_FOR(i, s.count)
+    {
+        const int64_t at = unpooled(s, indices, i);
+        dx[i] = at < 0 ? T() : dy[at];
+    }
+}
+
+__global__ void __launch_bounds__(ONT_THREADS) unpool_clear_kernel(int64_t n, int32_t *last)
+{
+    ONT_FOR(i, n) { last[i] = 0; }
+}
+
+#define BY_SIZE(run) \
+    switch (s->size) { \
+    case 1: return run(uint8_t); \
+    case 2: return run(uint16_t); \
+    case 4: return run(uint32_t); \
+    default: return run(uint64_t); \
+    }
+
+extern "C" int ont_launch_unpool(const ont_unpool_shape *s, const void *x, const int64_t *indices, void *y,
+                                 int32_t *last, void *stream)
+{
+    const unsigned blocks = ont_blocks(s->to_count, ONT_THREADS);
+    if (!s->to_count) return 0;
+    int error = ONT_LAUNCH(unpool_clear_kernel, blocks, ONT_THREADS, 0, stream, s->to_count, last);
+    if (!error && s->count)
+        error = ONT_LAUNCH(unpool_last_kernel, ont_blocks(s->count, ONT_THREADS), ONT_THREADS, 0, stream, *s, indices,
+                           last);
+    if (error) return error;
+#define WRITE(type) \
+    ONT_LAUNCH(unpool_kernel<type>, blocks, ONT_THREADS, 0, stream, *s, (const type *)x, (const int32_t *)last, \
+               (type *)y)
+    BY_SIZE(WRITE)
+#undef WRITE
+}
+
+extern "C" int ont_launch_unpool_grad(const ont_unpool_shape *s, const void *dy, const int64_t *indices, void *dx,
+                                      void *stream)
+{
+    if (!s->count) return 0;
+#define READ(type) \
+    ONT_LAUNCH(unpool_grad_kernel<type>, ont_blocks(s->count, ONT_THREADS), ONT_THREADS, 0, stream, *s, \
+               (const type *)dy, indices, (type *)dx)
+    BY_SIZE(READ)
+#undef READ
 }

@@ -1,5 +1,5 @@
 /*
- * Conv, its gradients, pooling and BatchNormalization on a device: nodes read into what the library (dnn.h,
+ * Conv, its gradients, columns, pooling and BatchNormalization on a device: nodes read into what the library (dnn.h,
  * conv_graph.h) and the launchers take.
  *
  * A node with attribute "channels_last" has its images in the order (N, H, W, C), and its weight in (M, H, W, C): the
@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "ops/conv/columns.h"
 #include "libs/conv_graph.h"
 #include "libs/dnn.h"
 #include "ops/compare.h"
@@ -427,13 +428,113 @@ static ont_status pool_run(const ont_call *call)
 
 static ont_status pool_grad_run(const ont_call *call)
 {
-    return ont_launched(ont_launch_pool_grad(ont_node_in(call->node, 0)->dtype, call->state, call->in[0], call->in[1],
-                                             call->out[0], call->work, call->stream));
+    const void *in[] = {call->in[0], call->in[1], ont_operand(call, 2)};
+    return ont_launched(ont_launch_pool_grad(ont_node_in(call->node, 0)->dtype, call->state, in, call->out[0],
+                                             call->work, call->stream));
 }
 
-const ont_kernel ont_cuda_pool_kernels[2] = {
+/* ---- MaxUnpool ---- */
+
+static const char *unpool_accept(const ont_node *node)
+{
+    const size_t size = ont_dtype_size(ont_node_in(node, 0)->dtype);
+    if (size != 1 && size != 2 && size != 4 && size != 8) return "dtype";
+    return ont_is_long(ont_node_in(node, 0)) || ont_is_long(node->outputs[0]) ? "2^31 elements or more" : NULL;
+}
+
+static ont_status unpool_prepare(const ont_node *node, ont_arena *arena, ont_prepared *out)
+{
+    const ont_unpool *u;
+    ont_unpool_shape *s = ont_arena_alloc(arena, sizeof *s);
+    if (!s) return ONT_ENOMEM;
+    ONT_TRY(ont_cpu_state(node, arena, (const void **)&u));
+    *s = (ont_unpool_shape){.count = u->count, .to_count = ont_shape_count(&u->to),
+                            .from_count = ont_shape_count(&u->from), .rank = u->from.rank, .size = (int32_t)u->size};
+    for (int d = 0; d < s->rank; d++) {
+        s->from[d] = u->from.dims[d];
+        s->to[d] = u->to.dims[d];
+    }
+    if (!*node->op->domain) out->work_bytes = (size_t)s->to_count * sizeof(int32_t);
+    out->state = s;
+    return ONT_OK;
+}
+
+static ont_unpool_shape unpool_of(const ont_call *call)
+{
+    ont_unpool_shape s = *(const ont_unpool_shape *)call->state;
+    s.fault = call->fault;
+    s.step = call->step;
+    return s;
+}
+
+static ont_status unpool_run(const ont_call *call)
+{
+    ont_unpool_shape s = unpool_of(call);
+    return ont_launched(ont_launch_unpool(&s, call->in[0], call->in[1], call->out[0], call->work, call->stream));
+}
+
+static ont_status unpool_grad_run(const ont_call *call)
+{
+    ont_unpool_shape s = unpool_of(call);
+    return ont_launched(ont_launch_unpool_grad(&s, call->in[0], call->in[1], call->out[0], call->stream));
+}
+
+const ont_kernel ont_cuda_pool_kernels[4] = {
     {.name = "cuda_pool", .accept = pool_accept, .prepare = pool_prepare, .run = pool_run},
     {.name = "cuda_pool_grad", .accept = pool_accept, .prepare = pool_prepare, .run = pool_grad_run},
+    {.name = "cuda_unpool", .accept = unpool_accept, .prepare = unpool_prepare, .run = unpool_run},
+    {.name = "cuda_unpool_grad", .accept = unpool_accept, .prepare = unpool_prepare, .run = unpool_grad_run},
+};
+
+/* ---- Im2Col, Col2Im ---- */
+
+static const char *columns_accept(const ont_node *node)
+{
+    const ont_dtype dtype = ont_node_in(node, 0)->dtype;
+    const size_t size = ont_dtype_size(dtype);
+    const bool adds = ont_dtype_is_float(dtype) || dtype == ONT_INT32 || dtype == ONT_INT64 || dtype == ONT_UINT64;
+    const bool copies = *node->op->domain && (size == 1 || size == 2 || size == 4 || size == 8); /* Im2Col */
+    if (!adds && !copies) return "dtype";
+    return ont_is_long(ont_node_in(node, 0)) || ont_is_long(node->outputs[0]) ? "2^31 elements or more" : NULL;
+}
+
+static ont_status columns_prepare(const ont_node *node, ont_arena *arena, ont_prepared *out)
+{
+    const ont_columns *c;
+    ont_column_shape *s = ont_arena_alloc(arena, sizeof *s);
+    if (!s) return ONT_ENOMEM;
+    ONT_TRY(ont_cpu_state(node, arena, (const void **)&c));
+    *s = (ont_column_shape){.planes = c->planes, .in_count = c->w.in_count, .out_count = c->w.out_count,
+                            .kernel_count = c->w.kernel_count, .in = {1, 1, 1}, .out = {1, 1, 1}, .kernel = {1, 1, 1},
+                            .stride = {1, 1, 1}, .dilation = {1, 1, 1}};
+    for (int d = 0; d < c->w.rank; d++) {
+        const int e = 3 - c->w.rank + d;
+        s->in[e] = c->w.in[d];
+        s->out[e] = c->w.out[d];
+        s->kernel[e] = c->w.kernel[d];
+        s->stride[e] = c->w.stride[d];
+        s->dilation[e] = c->w.dilation[d];
+        s->begin[e] = c->w.begin[d];
+    }
+    out->state = s;
+    return ONT_OK;
+}
+
+static ont_status im2col_run(const ont_call *call)
+{
+    const int size = (int)ont_dtype_size(ont_node_in(call->node, 0)->dtype);
+    return ont_launched(ont_launch_im2col(call->state, size, call->in[0], call->out[0], call->stream));
+}
+
+static ont_status col2im_run(const ont_call *call)
+{
+    const int dtype = (int)ont_node_in(call->node, 0)->dtype;
+    return ont_launched(ont_launch_col2im(call->state, dtype, call->in[0], call->out[0], call->stream));
+}
+
+const ont_kernel ont_cuda_columns_kernels[2] = {
+    {.name = "cuda_im2col", .accept = columns_accept, .prepare = columns_prepare, .run = im2col_run},
+    {.name = "cuda_col2im", .accept = columns_accept, .prepare = columns_prepare, .run = col2im_run},
 };
 
 /* ---- BatchNormalization ---- */

@@ -235,11 +235,69 @@ static ont_status select_run(const ont_call *call)
                                           topk ? positions : call->out[0], call->stream));
 }
 
-const ont_kernel ont_cuda_index_kernels[6] = {
+/* ---- ReverseSequence, SearchSorted ---- */
+
+static const char *reverse_accept(const ont_node *node)
+{
+    const size_t size = ont_dtype_size(ont_node_in(node, 0)->dtype);
+    return size == 1 || size == 2 || size == 4 || size == 8 ? NULL : "dtype";
+}
+
+static ont_status reverse_prepare(const ont_node *node, ont_arena *arena, ont_prepared *out)
+{
+    const ont_value *x = ont_node_in(node, 0);
+    int64_t strides[ONT_MAX_RANK];
+    int batch, time;
+    ont_reverse *s = ont_arena_alloc(arena, sizeof *s);
+    if (!s) return ONT_ENOMEM;
+    ONT_TRY(ont_shape_axis(ont_attr_int(node, "batch_axis", 1), x->shape.rank, &batch));
+    ONT_TRY(ont_shape_axis(ont_attr_int(node, "time_axis", 0), x->shape.rank, &time));
+    ont_shape_strides(&x->shape, strides);
+    *s = (ont_reverse){.count = ont_shape_count(&x->shape), .batch = x->shape.dims[batch],
+                       .batch_stride = strides[batch], .steps = x->shape.dims[time], .time_stride = strides[time],
+                       .size = (int32_t)ont_dtype_size(x->dtype), .wide = ont_node_in(node, 1)->dtype == ONT_INT64};
+    out->state = s;
+    return ONT_OK;
+}
+
+static ont_status reverse_run(const ont_call *call)
+{
+    ont_reverse s = *(const ont_reverse *)call->state;
+    s.fault = call->fault;
+    s.step = call->step;
+    return ont_launched(ont_launch_reverse(&s, call->in[0], call->in[1], call->out[0], call->stream));
+}
+
+static const char *search_accept(const ont_node *node)
+{
+    const ont_dtype dtype = ont_node_in(node, 0)->dtype;
+    return ont_is_float32_or_64(dtype) || dtype == ONT_INT32 || dtype == ONT_INT64 ? NULL : "dtype";
+}
+
+static ont_status search_prepare(const ont_node *node, ont_arena *arena, ont_prepared *out)
+{
+    const ont_shape *rows = &ont_node_in(node, 0)->shape, *values = &ont_node_in(node, 1)->shape;
+    ont_sorted_search *s = ont_arena_alloc(arena, sizeof *s);
+    if (!s) return ONT_ENOMEM;
+    *s = (ont_sorted_search){.count = ont_shape_count(values), .n = rows->dims[rows->rank - 1],
+                      .width = rows->rank > 1 ? values->dims[values->rank - 1] : 0,
+                      .right = ont_attr_int(node, "right", 0) != 0, .dtype = ont_node_in(node, 0)->dtype};
+    out->state = s;
+    return ONT_OK;
+}
+
+static ont_status search_run(const ont_call *call)
+{
+    return ont_launched(ont_launch_search(call->state, call->in[0], call->in[1], call->out[0], call->stream));
+}
+
+const ont_kernel ont_cuda_index_kernels[8] = {
     {.name = "cuda_index_gather", .accept = index_accept, .prepare = index_prepare, .run = index_gather_run},
     {.name = "cuda_scatter", .accept = index_accept, .prepare = index_prepare, .run = scatter_run, .inplace = 1},
     {.name = "cuda_gather_nd_grad", .accept = index_accept, .prepare = index_prepare, .run = gather_nd_grad_run},
     {.name = "cuda_scan", .accept = scan_accept, .prepare = scan_prepare, .run = scan_run},
     {.name = "cuda_product_grad", .accept = scan_accept, .prepare = scan_prepare, .run = product_grad_run},
     {.name = "cuda_select", .accept = select_accept, .prepare = select_prepare, .run = select_run},
+    {.name = "cuda_reverse", .accept = reverse_accept, .prepare = reverse_prepare, .run = reverse_run},
+    {.name = "cuda_search", .accept = search_accept, .prepare = search_prepare, .run = search_run},
 };

@@ -1,5 +1,5 @@
-"""Small models with operators that those of tests/bench do not have: transposed convolutions, GroupNorm, Resize and
-recurrent layers in plain torch; and models of `transformers`, where it is installed.
+"""Small models with operators that those of tests/bench do not have: transposed convolutions, GroupNorm, Resize,
+GridSample, Col2Im and recurrent layers in plain torch; and models of `transformers`, where it is installed.
 """
 
 from __future__ import annotations
@@ -75,6 +75,28 @@ def lstm() -> Model:
         lambda m, x, y: F.cross_entropy(m(x), y)
 
 
+class Warped(nn.Module):
+    """A spatial transformer, which samples its features where an affine map of them says, and a layer over patches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into, self.where = nn.Conv2d(3, 4, 3, padding=1), nn.Linear(4, 6)
+        self.patches, self.out = nn.Linear(16, 16), nn.Conv2d(4, 3, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = F.relu(self.into(x))
+        theta = self.where(x.mean((2, 3))).reshape(-1, 2, 3) + torch.eye(2, 3, device=x.device)
+        x = F.grid_sample(x, F.affine_grid(theta, [x.shape[0], 4, 6, 8], align_corners=False), "bilinear", "border",
+                          align_corners=False)
+        patches = F.unfold(x, (2, 2), stride=2)
+        x = x + F.fold(self.patches(patches.transpose(1, 2)).transpose(1, 2), (6, 8), (2, 2), stride=2)
+        return self.out(x)
+
+
+def warped() -> Model:
+    return Warped(), (torch.randn(2, 3, 8, 8), torch.randn(2, 3, 6, 8)), lambda m, x, y: F.mse_loss(m(x), y)
+
+
 def transformer(name: str) -> Callable[[], Model]:
     """A model of tests/models/transformers_zoo.py, without dropout."""
 
@@ -90,4 +112,4 @@ def transformer(name: str) -> Callable[[], Model]:
 #: Where an archive of gpu.sh is unpacked, transformers may be missing.
 TRANSFORMERS = ("wav2vec2", "roberta", "mixtral") if importlib.util.find_spec("transformers") else ()
 ARCHITECTURES: dict[str, Callable[[], Model]] = {
-    "unet": unet, "lstm": lstm, **{name: transformer(name) for name in TRANSFORMERS}}
+    "unet": unet, "lstm": lstm, "warped": warped, **{name: transformer(name) for name in TRANSFORMERS}}

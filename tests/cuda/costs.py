@@ -512,6 +512,71 @@ def grouped_product(node: Node) -> Cost:
     return Cost("products", 1, all_bytes(node), flops / (0.5 * C["float32"]), flops)
 
 
+# ---- vision ----
+
+def sample_grad(node: Node) -> Cost:
+    """Of the image: taps are written, sorted byte by byte of the cells' numbers, and added by cell, a run of more than
+    512 by a block. Of the points: one pass.
+    """
+    x, dy = node.inputs[0], node.inputs[-1]
+    groups = node.attributes.get("offset_group", 1)  # of DeformCols
+    mode = node.attributes.get("mode", b"linear").removeprefix(b"bi")
+    taps = dy.count // max(1, x.shape[1]) * groups * {b"nearest": 1, b"cubic": 4}.get(mode, 2) ** (len(x.shape) - 2)
+    image, places = node.output(0) is not None, any(value is not None for value in node.outputs[1:])
+    passes = image * max(1, up((x.count // max(1, x.shape[1]) * groups).bit_length(), 8))
+    nbytes = all_bytes(node) + taps * (image * 2 * (4 + SIZES[x.dtype]) + 24 * passes)
+    return Cost("norms, elementwise", image * (4 + 3 * passes + (taps >= 512)) + places, nbytes, share=C["transpose"],
+                serial=passes * up(256 * up(taps, 512), 256) * C["scan"])
+
+
+def roi(node: Node) -> Cost:
+    """The regions, and what is read of them. The gradient of a maximum finds its cells first."""
+    finds = node.op == "MaxRoiPoolGrad" or (node.op == "RoiAlignGrad" and node.attributes.get("mode") == b"max")
+    return Cost("norms, elementwise", 2 + finds, all_bytes(node), share=C["norm"])
+
+
+def unpool(node: Node) -> Cost:
+    """Zeros for each element, the position of the last value of each, and the values."""
+    return Cost("norms, elementwise", 3, all_bytes(node) + 8.0 * node.outputs[0].count + node.inputs[1].nbytes,
+                share=C["norm"])
+
+
+def merges(n: int, items: int, nbytes: float) -> tuple[int, float]:
+    """Launches and bytes of a merge sort of rows of n items: their order, and a pass for each doubling of the runs."""
+    passes = max(0, n - 1).bit_length()
+    return 1 + passes, passes * (nbytes + 8.0 * items)
+
+
+def unique(node: Node) -> Cost:
+    """Keys of 64 bits, the sort, where a value begins, a scan of that, and the results; in the order of first items two
+    more kernels.
+    """
+    x, axis = node.inputs[0], node.attributes.get("axis")
+    n = x.count if axis is None else x.shape[axis]
+    launches, nbytes = merges(n, n, 8.0 * x.count)
+    ranks = 0 if node.attributes.get("sorted", 1) else 2
+    return Cost("norms, elementwise", launches + 5 + ranks, all_bytes(node) + nbytes + 8.0 * x.count + 20.0 * n,
+                share=C["transpose"])
+
+
+def suppression(node: Node) -> Cost:
+    """Keys, the sort, three barriers for each box of a class, a scan of the counts, and the results."""
+    scores = node.inputs[1]
+    launches, nbytes = merges(scores.shape[-1], scores.count, 8.0 * scores.count)
+    return Cost("norms, elementwise", launches + 4, all_bytes(node) + nbytes + 12.0 * scores.count,
+                share=C["transpose"], serial=scores.shape[-1] * C["dependent"])
+
+
+def determinant(node: Node) -> Cost:
+    """A block for each matrix, 1056 at once, waits for four barriers in each row; the gradient has a matrix for each
+    element.
+    """
+    n = node.inputs[0].shape[-1]
+    matrices = node.inputs[0].count // (1 if node.op == "DetGrad" else max(1, n * n))
+    return Cost("norms, elementwise", 1, all_bytes(node), 2.0 * matrices * n**3 / 3 / (C["float32"] / 2),
+                share=C["norm"], serial=up(matrices, 1056) * n * C["dependent"])
+
+
 # ---- steps that follow one another ----
 
 def ctc(node: Node) -> Cost:
@@ -639,6 +704,11 @@ MODELS: dict[str, Callable[[Node], Cost]] = {
     "cuda_resize": resize, "cuda_ctc": ctc, "cuda_grouped_matmul": grouped_product,
     "cuda_recurrent_steps": recurrent_steps, "cuda_recurrent_steps_grad": recurrent_steps_grad,
     "cuda_rnn_dnn": recurrent_layer, "cuda_rnn_dnn_grad": recurrent_layer_grad,
+    "cuda_sample": one_pass, "cuda_sample_grad": sample_grad, "cuda_roi": roi, "cuda_roi_grad": roi,
+    "cuda_unpool": unpool, "cuda_unpool_grad": one_pass, "cuda_im2col": one_pass, "cuda_col2im": one_pass,
+    "cuda_reverse": one_pass, "cuda_search": one_pass,
+    "cuda_unique": unique, "cuda_nms": suppression,
+    "cuda_det": determinant, "cuda_det_grad": determinant,
 }
 # cuDNN's kernels, and the own ones that run where cuDNN declines.
 OWN = {"cuda_attention_dnn": "cuda_attention", "cuda_attention_grad_dnn": "cuda_attention_grad"}

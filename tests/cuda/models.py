@@ -142,6 +142,8 @@ def compare(name: str, half: bool, device: str) -> tuple[set[str], dict[str, int
         assert Counter(op for op, _ in steps)["FusedBatchNorm"] == 5, steps
     if device == "emulated" and name in ("cnn", "vgg"):  # the classifier's Relu; cuDNN computes the others
         assert sum(conv_graph.relus(session) for session in conv_graph.sessions(model)) == 1, steps
+    if name == "warped":
+        assert {"GridSample", "GridSampleGrad", "Col2Im"} <= {op for op, _ in steps}, sorted({op for op, _ in steps})
     if device == "emulated":  # where cuDNN takes every one of these
         assert {kernel for op, kernel in steps if op in conv_graph.CONVOLUTIONS} <= {conv_graph.GRAPH}, steps
     if half and any(op == "SoftmaxCrossEntropyLoss" for op, _ in steps):  # it reads the logits in bfloat16

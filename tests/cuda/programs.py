@@ -14,6 +14,7 @@ import ctypes
 import itertools
 import logging
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -391,6 +392,54 @@ def fault() -> set[str]:
         raise AssertionError("an index out of range passed")
     (y,), _ = session.forward([x, torch.tensor([0, 1, -1, 2], device=x.device)], b"\0\0")
     assert torch.equal(y, x[[0, 1, 4, 2]])
+    return set()
+
+
+# Inputs, a node, its first input, an operand that is not valid and one that is, and what is said of the first.
+FAULTS = (
+    ("float[4, 3, 2] x, int64[3] n", "ReverseSequence (x, n)", [torch.tensor([4, 9, 2])], [torch.tensor([4, 0, 2])],
+     IndexError, "length 9 of sample 1 is outside 0 to 4"),
+    ("float[1, 1, 2, 2] x, int64[1, 1, 2, 2] i", "MaxUnpool <kernel_shape = [2, 2], strides = [2, 2]> (x, i)",
+     [torch.tensor([[[[0, 2], [16, 3]]]])], [torch.tensor([[[[0, 2], [15, 3]]]])], IndexError,
+     "index 16 at position 2"),
+    ("float[2, 2, 5, 5] x, float[2, 4] r, int64[2] b", "RoiAlign (x, r, b)", [torch.ones(2, 4), torch.tensor([1, 2])],
+     [torch.ones(2, 4), torch.tensor([1, 0])], IndexError, "index 2 at position 1"),
+    ("float[2, 2, 5, 5] x, float[2, 4] r, int64[2] b", "RoiAlign (x, r, b)",
+     [torch.tensor([[0.0, 0, 2, 2], [0, float("nan"), 2, 2]]), torch.tensor([1, 1])],
+     [torch.ones(2, 4), torch.tensor([1, 0])], ValueError, "region 1 has an edge that is not less than 1e9"),
+    ("float[2, 2, 5, 5] x, float[1, 4] r, int64[1] b", "RoiAlign (x, r, b)",
+     [torch.tensor([[0.0, 0, 1e8, 2]]), torch.tensor([1])], [torch.ones(1, 4), torch.tensor([1])], ValueError,
+     "or bins of more than 4096 cells"),
+    ("float[2, 2, 5, 5] x, float[1, 5] r", "MaxRoiPool <pooled_shape = [1, 1]> (x, r)",
+     [torch.tensor([[5.0, 0, 0, 2, 2]])], [torch.tensor([[1.0, 0, 0, 2, 2]])], IndexError, "index 5 at position 0"),
+)
+
+
+def faults() -> set[str]:
+    """Operands that are not valid raise the exceptions of the CPU, with operator and position."""
+    for inputs, body, wrong, valid, kind, said in FAULTS:
+        sessions = [rows.session_of(f"g ({inputs}) => (y) {{ y = {body} }}", device) for device in (DEVICE, "cpu")]
+        dims = re.search(r"\[([\d, ]+)\] x", inputs)
+        x = torch.randn([int(dim) for dim in dims[1].split(",")])
+        none = bytes(1 + len(valid))
+        try:
+            sessions[0].forward([t.to(place(DEVICE)) for t in (x, *wrong)], none)
+            if place(DEVICE) != "cpu":  # found when the device is looked at next
+                torch.cuda.synchronize()
+                sessions[0].forward([t.to(place(DEVICE)) for t in (x, *valid)], none)
+        except kind as error:
+            assert said in str(error) and body.split(" ")[0] in str(error), str(error)
+        else:
+            raise AssertionError(f"{body}: passed")
+        try:
+            sessions[1].forward([x, *wrong], none)
+        except kind:
+            pass
+        else:
+            raise AssertionError(f"{body}: the CPU takes it")
+        (y,), (want,) = (session.forward([t.to(at) for t in (x, *valid)], none)[0]
+                         for session, at in zip(sessions, (place(DEVICE), "cpu")))
+        torch.testing.assert_close(y.cpu(), want)
     return set()
 
 
@@ -810,7 +859,7 @@ MESSAGES = Messages()
 
 PROGRAMS: list[Callable[[], set[str]]] = [
     mlp, mlp_halves, unaligned, channels_last, by_rule, gelu_epilogues, slow_epilogues, transformer, attention, loss,
-    loss_of_halves, heads, sums, norms, hot_rows, copies, rotations, fault, strided, rare, graphs, graph_shapes,
+    loss_of_halves, heads, sums, norms, hot_rows, copies, rotations, fault, faults, strided, rare, graphs, graph_shapes,
     graph_freed, graph_of_the_caller, settings, vision, vision_in_planes, norms_of_images, valued, recurrent, steps,
     drops, generated, quantized, random_numbers, random_graphs, graph_variants, streamed_losses,
     graph_of_pieces, ortmodule]

@@ -61,9 +61,9 @@ def models(emulated, plugin, tmp_path_factory) -> dict:
     """Whole models under the sanitizer, from exports that a run without it has kept: under it, one takes minutes.
     ONNXTRAIN_SLOW=1 runs all, else a sample.
     """
-    every = ["mlp", "cnn", "vgg", "resnet", "gpt2", "bert", "llama", "sample", "unet", "lstm", "wav2vec2", "roberta",
-             "mixtral", "cnn bf16", "vgg bf16", "resnet bf16", "gpt2 bf16", "bert bf16", "llama bf16", "unet bf16",
-             "mixtral bf16"]
+    every = ["mlp", "cnn", "vgg", "resnet", "gpt2", "bert", "llama", "sample", "unet", "lstm", "warped", "wav2vec2",
+             "roberta", "mixtral", "cnn bf16", "vgg bf16", "resnet bf16", "gpt2 bf16", "bert bf16", "llama bf16",
+             "unet bf16", "mixtral bf16"]
     seed = drawn_seed()
     chosen = every if SLOW else random.Random(seed).sample(every, 4)
     print(f"models, seed {seed}: {', '.join(chosen)}")

@@ -67,6 +67,9 @@ CASES = [
            name=f"{most} {iou} {score}", reference=lambda b, s, m, i, t: nms_by_torch(b, s, m[0], i[0], t[0]),
            alloc=most == 3)
       for most, iou, score in ((3, 0.3, 0.2), (20, 0.5, 0.0), (20, 0.1, 0.9), (0, 0.5, 0.5))],
+    Case("NonMaxSuppression", [np.array([[[i, i, i + 1, i + 1] for i in range(4)]], np.float32),
+                               np.array([[[np.nan, 0.5, np.nan, 0.7]]], np.float32), C([4])], grad=False,
+         name="NaN is last", reference=lambda b, s, m: np.array([[0, 0, i] for i in (3, 1, 0, 2)]), alloc=False),
 ]
 
 

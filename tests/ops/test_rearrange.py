@@ -85,27 +85,31 @@ FOLDS = [
 ]
 
 
-@pytest.mark.parametrize("image, block, attrs", FOLDS, ids=str)
-@pytest.mark.parametrize("batch", [0, 2])
-def test_columns(image, block, attrs, batch):
+def columns(image, block, attrs, batch):
     options = {"kernel_size": block, "dilation": tuple(attrs.get("dilations", (1, 1))),
                "stride": tuple(attrs.get("strides", (1, 1))),
                "padding": tuple(attrs.get("pads", (0, 0))[:2])}
     windows = F.unfold(torch.zeros(1, 1, *image), **options).shape[2]
     fold = lambda x, *rest: F.fold(x, image, **options)  # noqa: E731
-    case = Case("Col2Im", [R(batch, 3 * block[0] * block[1], windows), C(image), C(block)], attrs, torch=fold,
+    yield Case("Col2Im", [R(batch, 3 * block[0] * block[1], windows), C(image), C(block)], attrs, torch=fold,
                 reference=by_torch(fold), alloc=batch == 2, name=f"{image}-{block}-{attrs}-{batch}")
-    run_case(case)
     unfold = lambda x: F.unfold(x, **options)  # noqa: E731
-    run_case(Case("Im2Col", [R(2, 3, *image)], attrs | {"image_shape": image, "block_shape": block}, domain=OURS,
-                  torch=unfold, alloc=False, grad=False))
+    yield Case("Im2Col", [R(2, 3, *image)], attrs | {"image_shape": image, "block_shape": block}, domain=OURS,
+               torch=unfold, alloc=False, grad=False, name=f"{image}-{block}-{attrs}-{batch}")
 
 
-def test_columns_of_other_ranks():
-    """Padding at one end, one and three dims, integers: differences, and the evaluator."""
-    run_case(Case("Col2Im", [R(2, 6, 4), C([5]), C([3])], {"pads": [0, 1]}, alloc=False, name="one dim"))
-    run_case(Case("Col2Im", [R(1, 8, 4), C([3, 3, 2]), C([2, 2, 2])], {}, alloc=False, name="three dims"))
-    run_case(Case("Col2Im", [R(1, 4, 6, dtype=np.int64, low=-9, high=9), C([3, 4]), C([2, 2])], {}, alloc=False))
+COLUMNS = [case for fold in FOLDS for batch in (0, 2) for case in columns(*fold, batch)]
+# Padding at one end, one and three dims, integers: differences, and the evaluator.
+COLUMNS += [
+    Case("Col2Im", [R(2, 6, 4), C([5]), C([3])], {"pads": [0, 1]}, alloc=False, name="one dim"),
+    Case("Col2Im", [R(1, 8, 4), C([3, 3, 2]), C([2, 2, 2])], {}, alloc=False, name="three dims"),
+    Case("Col2Im", [R(1, 4, 6, dtype=np.int64, low=-9, high=9), C([3, 4]), C([2, 2])], {}, alloc=False),
+]
+
+
+@pytest.mark.parametrize("case", COLUMNS, ids=str)
+def test_columns(case):
+    run_case(case)
 
 
 def test_refusals():

@@ -92,7 +92,20 @@ def pool_case(name, **options):
                 alloc=name == "pool")
 
 
+def equal_values():
+    """Products of equal values with weights that are equal but for rounding: which is the largest depends on the type
+    of the products.
+    """
+    f = lambda x, b, i: align(x, b, i, size=(2, 2), sampling=3, mode="max")  # noqa: E731
+    return Case("RoiAlign", [R(1, 1, 5, 5, values=np.full((1, 1, 5, 5), 0.1)), V([[0.5, 0.5, 4.5, 4.5]]),
+                             V([0], np.int64)],
+                {"output_height": 2, "output_width": 2, "sampling_ratio": 3, "mode": "max"}, grad=[0], fd=False,
+                kernels=False, alloc=False, name="equal values",
+                reference=lambda x, b, i: f(*map(torch.from_numpy, (x, b, i))).numpy())
+
+
 CASES = [
+    equal_values(),
     align_case("average", size=(2, 3)), align_case("average, two samples", size=(3, 2), sampling=2, scale=0.5),
     align_case("whole pixels", size=(2, 2), half_pixel=False),
     align_case("opset 10", 10, size=(2, 2), half_pixel=False),

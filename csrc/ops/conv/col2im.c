@@ -6,13 +6,8 @@
 #include <string.h>
 
 #include "base/parallel.h"
+#include "ops/conv/columns.h"
 #include "ops/support/compose.h"
-#include "ops/support/window.h"
-
-typedef struct columns {
-    ont_window w;
-    int64_t planes; /* batch * channels */
-} columns;
 
 static ont_status read_list(const ont_node *node, int index, const char *name, int64_t minimum, int n,
                             int64_t otherwise, int64_t *out)
@@ -94,7 +89,7 @@ static const char *accept_number(const ont_node *node)
 
 static ont_status prepare(const ont_node *node, ont_arena *arena, ont_prepared *out)
 {
-    columns *s = ont_arena_alloc(arena, sizeof *s);
+    ont_columns *s = ont_arena_alloc(arena, sizeof *s);
     if (!s) return ONT_ENOMEM;
     ONT_TRY(read_window(node, &s->w));
     const ont_shape *image = *node->op->domain ? &ont_node_in(node, 0)->shape : &node->outputs[0]->shape;
@@ -133,7 +128,7 @@ static span span_of(const ont_window *w, int64_t k, int64_t o)
     static void col2im_##suffix(void *context, int64_t first, int64_t last) \
     { \
         const ont_call *call = context; \
-        const columns *s = call->state; \
+        const ont_columns *s = call->state; \
         const ont_window *w = &s->w; \
         const int64_t n = w->out[w->rank - 1]; \
         for (int64_t p = first; p < last; p++) { \
@@ -153,7 +148,7 @@ static span span_of(const ont_window *w, int64_t k, int64_t o)
     static void im2col_##suffix(void *context, int64_t first, int64_t last) \
     { \
         const ont_call *call = context; \
-        const columns *s = call->state; \
+        const ont_columns *s = call->state; \
         const ont_window *w = &s->w; \
         const int64_t n = w->out[w->rank - 1]; \
         for (int64_t p = first; p < last; p++) { \
@@ -172,14 +167,14 @@ COLUMNS(f64, double)
 COLUMNS(i32, uint32_t)
 COLUMNS(i64, uint64_t)
 
-static int64_t grain(const columns *s)
+static int64_t grain(const ont_columns *s)
 {
     return 4096 / (s->w.kernel_count * s->w.out_count + 1) + 1;
 }
 
 static ont_status col2im_run(const ont_call *call)
 {
-    const columns *s = call->state;
+    const ont_columns *s = call->state;
     ont_dtype dtype = call->node->outputs[0]->dtype;
     ont_range_fn body = dtype == ONT_FLOAT32   ? col2im_f32
                         : dtype == ONT_FLOAT64 ? col2im_f64
@@ -191,7 +186,7 @@ static ont_status col2im_run(const ont_call *call)
 
 static ont_status im2col_run(const ont_call *call)
 {
-    const columns *s = call->state;
+    const ont_columns *s = call->state;
     ont_dtype dtype = call->node->outputs[0]->dtype;
     ont_range_fn body = dtype == ONT_FLOAT32   ? im2col_f32
                         : dtype == ONT_FLOAT64 ? im2col_f64

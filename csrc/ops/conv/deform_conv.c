@@ -7,21 +7,14 @@
 #include <string.h>
 
 #include "base/parallel.h"
+#include "ops/conv/columns.h"
 #include "ops/support/compose.h"
-#include "ops/support/sample.h"
-#include "ops/support/window.h"
 
 enum { X, W, OFFSET, B, MASK }; /* inputs of DeformConv; DeformCols has x, offset, mask */
 
-typedef struct deform {
-    ont_window w;
-    ont_sampler sampler;
-    int64_t n, c, groups; /* groups: of channels that share offsets */
-} deform;
-
-static ont_status read_node(const ont_node *node, const ont_shape *x, const int64_t *kernel, deform *s)
+static ont_status read_node(const ont_node *node, const ont_shape *x, const int64_t *kernel, ont_deform *s)
 {
-    *s = (deform){.groups = ont_attr_int(node, "offset_group", 1)};
+    *s = (ont_deform){.groups = ont_attr_int(node, "offset_group", 1)};
     ONT_TRY(ont_window_init(node, x, kernel, &s->w));
     s->n = x->dims[0];
     s->c = x->dims[1];
@@ -34,7 +27,7 @@ static ont_status read_node(const ont_node *node, const ont_shape *x, const int6
 }
 
 /* (batch, groups * window cells * `each`, output dims...) */
-static bool has_shape(const ont_value *v, const deform *s, int64_t each)
+static bool has_shape(const ont_value *v, const ont_deform *s, int64_t each)
 {
     int64_t channels;
     bool fits = v->shape.rank == s->w.rank + 2 && v->shape.dims[0] == s->n &&
@@ -47,7 +40,7 @@ static ont_status infer(ont_graph *g, ont_node *node)
 {
     (void)g;
     ont_value *x, *w, *offset, *bias = ont_node_in(node, B), *mask = ont_node_in(node, MASK);
-    deform s;
+    ont_deform s;
     ONT_TRY(ont_need_input(node, X, &x));
     ONT_TRY(ont_need_input(node, W, &w));
     ONT_TRY(ont_need_input(node, OFFSET, &offset));
@@ -101,7 +94,7 @@ static ont_status cols_infer(ont_graph *g, ont_node *node)
 {
     (void)g;
     const ont_value *x = ont_node_in(node, 0);
-    deform s;
+    ont_deform s;
     ONT_TRY(read_node(node, &x->shape, NULL, &s));
     ont_shape shape = {.rank = 4, .dims = {s.n, s.c, s.w.kernel_count, s.w.out_count}};
     return ont_infer_out(node, 0, x->dtype, &shape);
@@ -120,7 +113,7 @@ static ont_status grad_infer(ont_graph *g, ont_node *node)
 
 static ont_status prepare(const ont_node *node, ont_arena *arena, ont_prepared *out)
 {
-    deform *s = ont_arena_alloc(arena, sizeof *s);
+    ont_deform *s = ont_arena_alloc(arena, sizeof *s);
     if (!s) return ONT_ENOMEM;
     ONT_TRY(read_node(node, &ont_node_in(node, 0)->shape, NULL, s));
     out->state = s;
@@ -142,7 +135,7 @@ static void place(const ont_window *w, int64_t k, int64_t o, double *x)
     static void cols_##suffix(void *context, int64_t first, int64_t last) \
     { \
         const ont_call *call = context; \
-        const deform *s = call->state; \
+        const ont_deform *s = call->state; \
         const type *mask = call->node->n_inputs > 2 ? call->in[2] : NULL; \
         int64_t channels = s->c / s->groups, points = s->w.out_count, index[ONT_SAMPLE_TAPS]; \
         double x[ONT_SAMPLE_RANK], weight[ONT_SAMPLE_TAPS]; \
@@ -166,7 +159,7 @@ static void place(const ont_window *w, int64_t k, int64_t o, double *x)
     static void grad_##suffix(void *context, int64_t first, int64_t last) \
     { \
         const ont_call *call = context; \
-        const deform *s = call->state; \
+        const ont_deform *s = call->state; \
         const type *mask = call->in[2]; \
         type *dx = call->out[0], *doffset = call->out[1], *dmask = mask ? call->out[2] : NULL; \
         int64_t channels = s->c / s->groups, points = s->w.out_count, cells = s->w.in_count, index[ONT_SAMPLE_TAPS]; \
@@ -202,14 +195,14 @@ DEFORM(f64, double)
 
 static ont_status cols_run(const ont_call *call)
 {
-    const deform *s = call->state;
+    const ont_deform *s = call->state;
     ont_parallel(s->n * s->groups, 1, call->node->outputs[0]->dtype == ONT_FLOAT32 ? cols_f32 : cols_f64, (void *)call);
     return ONT_OK;
 }
 
 static ont_status grad_run(const ont_call *call)
 {
-    const deform *s = call->state;
+    const ont_deform *s = call->state;
     bool f32 = ont_node_in(call->node, 0)->dtype == ONT_FLOAT32;
     ont_parallel(s->n * s->groups, 1, f32 ? grad_f32 : grad_f64, (void *)call);
     return ONT_OK;

@@ -79,12 +79,6 @@ static ont_status unpool_infer(ont_graph *g, ont_node *node)
     return ont_infer_out(node, 0, x->dtype, &shape);
 }
 
-typedef struct unpool_state {
-    ont_shape from, to; /* the shape in which indices count cells, and the shape of the output */
-    int64_t count;      /* number of values */
-    size_t size;
-} unpool_state;
-
 static const char *accept_any(const ont_node *node)
 {
     return ont_dtype_size(ont_node_in(node, 0)->dtype) ? NULL : "dtype";
@@ -92,7 +86,7 @@ static const char *accept_any(const ont_node *node)
 
 static ont_status unpool_prepare(const ont_node *node, ont_arena *arena, ont_prepared *out)
 {
-    unpool_state *s = ont_arena_alloc(arena, sizeof *s);
+    ont_unpool *s = ont_arena_alloc(arena, sizeof *s);
     if (!s) return ONT_ENOMEM;
     bool backward = !*node->op->domain ? false : true;
     const ont_value *values = backward ? node->outputs[0] : ont_node_in(node, 0);
@@ -105,7 +99,7 @@ static ont_status unpool_prepare(const ont_node *node, ont_arena *arena, ont_pre
 }
 
 /* Offset in shape `to` of cell `index` of shape `from`, with a common first corner; -1 where it is outside. */
-static int64_t placed(const unpool_state *s, int64_t index)
+static int64_t placed(const ont_unpool *s, int64_t index)
 {
     int64_t at = 0, step = 1;
     for (int d = s->from.rank - 1; d >= 0; d--) {
@@ -118,7 +112,7 @@ static int64_t placed(const unpool_state *s, int64_t index)
     return at;
 }
 
-static ont_status checked(const unpool_state *s, int64_t index, int64_t *at)
+static ont_status checked(const ont_unpool *s, int64_t index, int64_t *at)
 {
     int64_t limit = ont_shape_count(&s->from);
     if (index < 0 || index >= limit)
@@ -130,7 +124,7 @@ static ont_status checked(const unpool_state *s, int64_t index, int64_t *at)
 
 static ont_status unpool_run(const ont_call *call)
 {
-    const unpool_state *s = call->state;
+    const ont_unpool *s = call->state;
     const int64_t *indices = call->in[1];
     int64_t at;
     memset(call->out[0], 0, (size_t)ont_shape_count(&s->to) * s->size);
@@ -144,7 +138,7 @@ static ont_status unpool_run(const ont_call *call)
 /* (dy, indices) -> dx */
 static ont_status unpool_grad_run(const ont_call *call)
 {
-    const unpool_state *s = call->state;
+    const ont_unpool *s = call->state;
     const int64_t *indices = call->in[1];
     int64_t at;
     for (int64_t i = 0; i < s->count; i++) {

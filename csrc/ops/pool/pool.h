@@ -16,4 +16,11 @@ extern const ont_kernel ont_pool_kernels[2], ont_pool_grad_kernels[2];
 /* Builds <op_type>Grad(x, dy) or (x, dy, y) in our domain. */
 void ont_pool_grad_as(ont_grad *g, const char *op_type, bool with_output);
 
+/* The state of the kernels of MaxUnpool and its gradient; a device reads it as well. */
+typedef struct ont_unpool {
+    ont_shape from, to; /* the shape in which indices count cells, and the shape of the output */
+    int64_t count;      /* number of values */
+    size_t size;
+} ont_unpool;
+
 #endif

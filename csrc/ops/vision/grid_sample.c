@@ -9,15 +9,10 @@
 #include "base/int_math.h"
 #include "base/parallel.h"
 #include "ops/support/compose.h"
-#include "ops/support/sample.h"
+#include "ops/support/sample_axis.h"
+#include "ops/vision/vision.h"
 
 enum { BLOCK = 16 }; /* points whose taps are kept while all channels use them */
-
-typedef struct grid_state {
-    ont_sampler sampler;
-    int64_t n, c, cells, points; /* cells: of a plane of x; points: of a plane of y */
-    int max_taps;                /* of a point */
-} grid_state;
 
 typedef struct grid_block {
     int taps[BLOCK];
@@ -51,9 +46,9 @@ static ont_status read_attributes(const ont_node *node, ont_sampler *s)
     return ONT_OK;
 }
 
-static ont_status read_node(const ont_node *node, const ont_value *x, const ont_value *grid, grid_state *s)
+static ont_status read_node(const ont_node *node, const ont_value *x, const ont_value *grid, ont_grid *s)
 {
-    *s = (grid_state){.sampler = {.rank = x->shape.rank - 2}};
+    *s = (ont_grid){.sampler = {.rank = x->shape.rank - 2}};
     ONT_TRY(read_attributes(node, &s->sampler));
     if (s->sampler.rank < 1) return ont_fail(ONT_EINVAL, "the input has rank %d, expected 3 or more", x->shape.rank);
     if (s->sampler.rank > ONT_SAMPLE_RANK)
@@ -80,7 +75,7 @@ static ont_status infer(ont_graph *g, ont_node *node)
 {
     (void)g;
     ont_value *x, *grid;
-    grid_state s;
+    ont_grid s;
     ONT_TRY(ont_need_input(node, 0, &x));
     ONT_TRY(ont_need_input(node, 1, &grid));
     ONT_TRY(read_node(node, x, grid, &s));
@@ -107,23 +102,17 @@ static const char *accept_float(const ont_node *node)
 
 static ont_status prepare(const ont_node *node, ont_arena *arena, ont_prepared *out)
 {
-    grid_state *s = ont_arena_alloc(arena, sizeof *s);
+    ont_grid *s = ont_arena_alloc(arena, sizeof *s);
     if (!s) return ONT_ENOMEM;
     ONT_TRY(read_node(node, ont_node_in(node, 0), ont_node_in(node, 1), s));
     out->state = s;
     return ONT_OK;
 }
 
-/* Cells in a unit of the grid's coordinates. */
-static double cells_per_unit(const ont_sampler *s, int axis)
-{
-    return (double)(s->corners ? s->dims[axis] - 1 : s->dims[axis]) / 2;
-}
-
 /* The grid's coordinates begin with the last dim, and are in [-1, 1]. */
 static void read_block(const ont_call *call, const void *grid, int64_t first, int64_t n, bool slopes, grid_block *block)
 {
-    const grid_state *s = call->state;
+    const ont_grid *s = call->state;
     const ont_sampler *sampler = &s->sampler;
     bool f32 = ont_node_in(call->node, 1)->dtype == ONT_FLOAT32;
     for (int64_t p = 0; p < n; p++) {
@@ -131,7 +120,7 @@ static void read_block(const ont_call *call, const void *grid, int64_t first, in
         for (int d = 0; d < sampler->rank; d++) {
             int64_t at = (first + p) * sampler->rank + sampler->rank - 1 - d;
             double u = f32 ? (double)((const float *)grid)[at] : ((const double *)grid)[at];
-            x[d] = (u + 1) * cells_per_unit(sampler, d) - (sampler->corners ? 0 : 0.5);
+            x[d] = (u + 1) * ont_sample_unit(sampler, d) - (sampler->corners ? 0 : 0.5);
         }
         block->taps[p] = ont_sample_taps(sampler, x, block->index + p * s->max_taps, block->weight + p * s->max_taps,
                                          slopes ? block->slope + p * s->max_taps : NULL, BLOCK * ONT_SAMPLE_TAPS);
@@ -157,7 +146,7 @@ static void read_block(const ont_call *call, const void *grid, int64_t first, in
     static void points_##suffix(void *context, int64_t first, int64_t last) \
     { \
         const ont_call *call = context; \
-        const grid_state *s = call->state; \
+        const ont_grid *s = call->state; \
         grid_block block; \
         bool backward = call->node->n_outputs > 1; \
         int rank = s->sampler.rank; \
@@ -191,7 +180,7 @@ static void read_block(const ont_call *call, const void *grid, int64_t first, in
                     double sum = 0; \
                     for (int t = 0; t < block.taps[k]; t++) sum += slope[t] * sums[k * s->max_taps + t]; \
                     ((type *)call->out[1])[(p + k) * rank + rank - 1 - d] = (type)(sum * \
-                                                                                   cells_per_unit(&s->sampler, d)); \
+                                                                                   ont_sample_unit(&s->sampler, d)); \
                 } \
         } \
     } \
@@ -199,7 +188,7 @@ static void read_block(const ont_call *call, const void *grid, int64_t first, in
     static void planes_##suffix(void *context, int64_t first, int64_t last) \
     { \
         const ont_call *call = context; \
-        const grid_state *s = call->state; \
+        const ont_grid *s = call->state; \
         grid_block block; \
         type *dx = (type *)call->out[0]; \
         memset(dx + first * s->cells, 0, (size_t)((last - first) * s->cells) * sizeof *dx); \
@@ -233,7 +222,7 @@ GRID_SAMPLE(f64, double)
 
 static ont_status run(const ont_call *call)
 {
-    const grid_state *s = call->state;
+    const ont_grid *s = call->state;
     bool f32 = ont_node_in(call->node, 0)->dtype == ONT_FLOAT32;
     ont_parallel(s->n * s->points, 4096 / (s->c + 1) + BLOCK, f32 ? points_f32 : points_f64, (void *)call);
     return ONT_OK;
@@ -241,7 +230,7 @@ static ont_status run(const ont_call *call)
 
 static ont_status grad_run(const ont_call *call)
 {
-    const grid_state *s = call->state;
+    const ont_grid *s = call->state;
     bool f32 = ont_node_in(call->node, 0)->dtype == ONT_FLOAT32;
     if (call->out[0])
         ont_parallel(s->n * s->c, 4096 / (s->points + 1) + 1, f32 ? planes_f32 : planes_f64, (void *)call);

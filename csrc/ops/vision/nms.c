@@ -59,14 +59,16 @@ static double overlap(const float *first, const float *second, bool centre)
     return common > 0 && all > 0 ? common / all : 0;
 }
 
-/* Candidates by falling score, equal scores by index: a bottom-up merge sort. */
+/* Candidates by falling score, equal scores by index, NaN last: a bottom-up merge sort. */
+static bool is_before(float left, float right) { return left >= right || right != right; }
+
 static int64_t *by_score(const float *scores, int64_t *a, int64_t *b, int64_t n)
 {
     for (int64_t width = 1; width < n; width *= 2) {
         for (int64_t first = 0; first < n; first += 2 * width) {
             int64_t middle = first + width < n ? first + width : n, last = middle + width < n ? middle + width : n;
             for (int64_t left = first, right = middle, at = first; at < last; at++)
-                b[at] = left < middle && (right >= last || scores[a[left]] >= scores[a[right]]) ? a[left++]
+                b[at] = left < middle && (right >= last || is_before(scores[a[left]], scores[a[right]])) ? a[left++]
                                                                                                 : a[right++];
         }
         int64_t *swap = a;

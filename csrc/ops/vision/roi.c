@@ -7,17 +7,9 @@
 #include <string.h>
 
 #include "base/parallel.h"
-#include "ops/op.h"
+#include "ops/vision/vision.h"
 
-enum { MAX_GRID = 1 << 12 }; /* samples along one side of a bin, at most: more are a mistake in the region */
-
-typedef struct roi_state {
-    int64_t rois, n, c, height, width, out_h, out_w, sampling;
-    double scale;
-    bool half_pixel, maximum, align; /* align: this is RoiAlign */
-} roi_state;
-
-static ont_status read_align(const ont_node *node, roi_state *s)
+static ont_status read_align(const ont_node *node, ont_rois *s)
 {
     const char *mode = ont_attr_string(node, "mode", "avg");
     /* Before opset 16, coordinates were not shifted by half a cell. */
@@ -34,12 +26,12 @@ static ont_status read_align(const ont_node *node, roi_state *s)
     if (!s->half_pixel && strcmp(coordinates, "output_half_pixel"))
         return ont_fail(ONT_EINVAL, "coordinate_transformation_mode is '%s', expected half_pixel or output_half_pixel",
                         coordinates);
-    if (s->sampling < 0 || s->sampling > MAX_GRID)
-        return ont_fail(ONT_EINVAL, "sampling_ratio is %" PRId64 ", expected 0 to %d", s->sampling, MAX_GRID);
+    if (s->sampling < 0 || s->sampling > ONT_ROI_SAMPLES)
+        return ont_fail(ONT_EINVAL, "sampling_ratio is %" PRId64 ", expected 0 to %d", s->sampling, ONT_ROI_SAMPLES);
     return ONT_OK;
 }
 
-static ont_status read_node(const ont_node *node, roi_state *s)
+static ont_status read_node(const ont_node *node, ont_rois *s)
 {
     ont_value *x, *rois, *batch;
     bool align = ONT_IS(node, RoiAlign) || ONT_IS(node, RoiAlignGrad);
@@ -47,7 +39,7 @@ static ont_status read_node(const ont_node *node, roi_state *s)
     ONT_TRY(ont_need_input(node, 1, &rois));
     if (x->shape.rank != 4) return ont_fail(ONT_EINVAL, "the input has rank %d, expected 4", x->shape.rank);
     const int64_t *d = x->shape.dims;
-    *s = (roi_state){.n = d[0], .c = d[1], .height = d[2], .width = d[3],
+    *s = (ont_rois){.n = d[0], .c = d[1], .height = d[2], .width = d[3],
                        .scale = ont_attr_float(node, "spatial_scale", 1)};
     if (align) {
         ONT_TRY(read_align(node, s));
@@ -80,7 +72,7 @@ static ont_status read_node(const ont_node *node, roi_state *s)
 static ont_status infer(ont_graph *g, ont_node *node)
 {
     (void)g;
-    roi_state s;
+    ont_rois s;
     ONT_TRY(read_node(node, &s));
     ont_shape shape = {.rank = 4, .dims = {s.rois, s.c, s.out_h, s.out_w}};
     return ont_infer_out(node, 0, ont_node_in(node, 0)->dtype, &shape);
@@ -95,7 +87,7 @@ static ont_status grad_infer(ont_graph *g, ont_node *node)
 
 static ont_status prepare(const ont_node *node, ont_arena *arena, ont_prepared *out)
 {
-    roi_state *s = ont_arena_alloc(arena, sizeof *s);
+    ont_rois *s = ont_arena_alloc(arena, sizeof *s);
     if (!s) return ONT_ENOMEM;
     ONT_TRY(read_node(node, s));
     out->state = s;
@@ -120,7 +112,7 @@ static double number(const ont_call *call, uint32_t input, int64_t at)
 
 static ont_status read_region(const ont_call *call, int64_t r, region *out)
 {
-    const roi_state *s = call->state;
+    const ont_rois *s = call->state;
     double box[4];
     int64_t columns = s->align ? 4 : 5;
     double image = s->align ? (double)((const int64_t *)call->in[2])[r] : number(call, 1, r * columns);
@@ -147,13 +139,13 @@ static ont_status read_region(const ont_call *call, int64_t r, region *out)
     if (!s->align) return ONT_OK;
     out->grid_h = s->sampling ? s->sampling : (int64_t)fmax(ceil(out->bin_h), 0);
     out->grid_w = s->sampling ? s->sampling : (int64_t)fmax(ceil(out->bin_w), 0);
-    if (out->grid_h > MAX_GRID || out->grid_w > MAX_GRID)
+    if (out->grid_h > ONT_ROI_SAMPLES || out->grid_w > ONT_ROI_SAMPLES)
         return ont_fail(ONT_EINVAL, "region %" PRId64 " has %g x %g cells, which is too many", r, height, width);
     return ONT_OK;
 }
 
 /* The four cells around a sample; false where it is outside, and reads as zero. */
-static bool sample_at(const roi_state *s, double y, double x, int64_t *cell, double *weight)
+static bool sample_at(const ont_rois *s, double y, double x, int64_t *cell, double *weight)
 {
     if (y < -1 || y > (double)s->height || x < -1 || x > (double)s->width) return false;
     y = fmax(y, 0);
@@ -170,7 +162,7 @@ static bool sample_at(const roi_state *s, double y, double x, int64_t *cell, dou
 }
 
 /* The whole cells of bin (i, j), clipped to the image. */
-static void cells_of(const roi_state *s, const region *r, int64_t i, int64_t j, int64_t *rows, int64_t *columns)
+static void cells_of(const ont_rois *s, const region *r, int64_t i, int64_t j, int64_t *rows, int64_t *columns)
 {
     double top = floor((double)i * r->bin_h) + r->top, bottom = ceil((double)(i + 1) * r->bin_h) + r->top;
     double left = floor((double)j * r->bin_w) + r->left, right = ceil((double)(j + 1) * r->bin_w) + r->left;
@@ -185,7 +177,7 @@ static void cells_of(const roi_state *s, const region *r, int64_t i, int64_t j, 
  * maximum is over weighted cells; the first of equals wins.
  */
 #define BIN(suffix, type) \
-    static double align_##suffix(const roi_state *s, const region *r, int64_t i, int64_t j, const type *x, type *dx, \
+    static double align_##suffix(const ont_rois *s, const region *r, int64_t i, int64_t j, const type *x, type *dx, \
                                  double dy) \
     { \
         double value = 0, weight[4], count = fmax((double)(r->grid_h * r->grid_w), 1), best_weight = 0; \
@@ -207,7 +199,7 @@ static void cells_of(const roi_state *s, const region *r, int64_t i, int64_t j, 
         if (s->maximum && dx && best >= 0) dx[best] += (type)(dy * best_weight); \
         return s->maximum ? value : value / count; \
     } \
-    static double cells_##suffix(const roi_state *s, const region *r, int64_t i, int64_t j, const type *x, type *dx, \
+    static double cells_##suffix(const ont_rois *s, const region *r, int64_t i, int64_t j, const type *x, type *dx, \
                                  double dy) \
     { \
         int64_t rows[2], columns[2], best = -1; \
@@ -222,7 +214,7 @@ static void cells_of(const roi_state *s, const region *r, int64_t i, int64_t j, 
     static void channels_##suffix(void *context, int64_t first, int64_t last) \
     { \
         const ont_call *call = context; \
-        const roi_state *s = call->state; \
+        const ont_rois *s = call->state; \
         bool backward = *call->node->op->domain != '\0'; \
         int64_t plane = s->height * s->width, bins = s->out_h * s->out_w; \
         for (int64_t n = 0; backward && n < s->n; n++) \
@@ -249,7 +241,7 @@ BIN(f64, double)
 
 static ont_status run(const ont_call *call)
 {
-    const roi_state *s = call->state;
+    const ont_rois *s = call->state;
     region box;
     for (int64_t r = 0; r < s->rois; r++) ONT_TRY(read_region(call, r, &box));
     bool f32 = ont_node_in(call->node, 0)->dtype == ONT_FLOAT32;
