@@ -54,8 +54,8 @@ int ont_flash_fits(const ont_flash_params *f, int gradient);
 int ont_launch_flash(const ont_flash_params *f, void *stream);
 int ont_launch_flash_grad(const ont_flash_params *f, void *stream);
 
-/* flash_hidden.cu: sets query_tiles and key_tiles, and returns the bytes of `tiles`; 0 where it would not pay. Then what
- * fills it, in the gradient once delta is computed. */
+/* flash_hidden.cu: sets query_tiles and key_tiles, and returns the bytes of `tiles`; 0 where it would not pay. The
+ * other one fills it, in the gradient once delta is computed. */
 size_t ont_flash_tiles_bytes(ont_flash_params *f, bool has_bias, bool has_mask);
 int ont_launch_flash_tiles(const ont_flash_params *f, void *stream);
 

@@ -135,8 +135,7 @@ def test_models_train_as_on_the_cpu(models):
 @pytest.mark.parametrize(("script", "order", "part"), [("optim.py", "", ()), ("optim_steps.py", "", ()),
                                                        ("dropout.py", "", ()),
                                                        ("device_memory.py", "", ()), ("flash.py", "", ()),
-                                                       ("flash.py", "reverse", ("0/4",)), ("tiles.py", "", ()),
-                                                       ("tiles.py", "reverse", ("0/4",))])
+                                                       ("flash.py", "reverse", ("0/4",))])
 def test_kernels_agree_with_torch(plugin, script, order, part):
     """Steps of optimizers beside the CPU's loops that round as the emulation does, so that every bit can be compared."""
     isa = {"ONNXTRAIN_ISA": "plain"} if script == "optim_steps.py" else {}
