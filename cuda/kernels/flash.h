@@ -59,8 +59,8 @@ int ont_launch_flash_grad(const ont_flash_params *f, void *stream);
 size_t ont_flash_tiles_bytes(ont_flash_params *f, bool has_bias, bool has_mask);
 int ont_launch_flash_tiles(const ont_flash_params *f, void *stream);
 
-/* flash_mma.cu: whether the tensor core kernels take these sizes, layouts and pointers; their launchers. The gradient
- * expects delta to be computed. */
+/* flash_mma.cu, flash_mma_grad.cu: whether the tensor core kernels take these sizes, layouts and pointers; their
+ * launchers. The gradient expects delta to be computed. */
 int ont_flash_has_mma(const ont_flash_params *f, int gradient);
 int ont_launch_flash_mma(const ont_flash_params *f, void *stream);
 int ont_launch_flash_mma_grad(const ont_flash_params *f, void *stream);

@@ -8,7 +8,7 @@
  */
 #include "kernels/launch.cuh"
 
-#define ONT_SAMPLE_FUNCTION ONT_DEVICE
+#define ONT_FUNCTION ONT_DEVICE
 #include "kernels/kernels.h"
 #include "ops/support/sample_axis.h"
 
@@ -273,7 +273,7 @@ static int taps_of_axis(const ont_sampling *s)
     return s->sampler.mode == ONT_SAMPLE_NEAREST ? 1 : s->sampler.mode == ONT_SAMPLE_LINEAR ? 2 : 4;
 }
 
-extern "C" int64_t ont_sample_taps_of(const ont_sampling *s)
+static int64_t taps_of_point(const ont_sampling *s)
 {
     int64_t n = 1;
     for (int d = 0; d < s->sampler.rank; d++) n *= taps_of_axis(s);
@@ -287,7 +287,7 @@ struct parts {
 
 static parts parts_of(const ont_sampling *s)
 {
-    const int64_t count = s->images * s->points * ont_sample_taps_of(s);
+    const int64_t count = s->images * s->points * taps_of_point(s);
     const size_t each = s->dtype == ONT_FLOAT64 ? sizeof(double) : sizeof(float);
     parts p;
     p.weights = ((size_t)count * sizeof(int32_t) + 15) / 16 * 16;

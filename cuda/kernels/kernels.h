@@ -186,7 +186,7 @@ typedef struct ont_unpool_shape {
     int32_t rank, size, step;
     ont_fault *fault;
 } ont_unpool_shape;
-/* last: an int32 for each element of y */
+/* last: an int32 for each element of y, all zero */
 int ont_launch_unpool(const ont_unpool_shape *s, const void *x, const int64_t *indices, void *y, int32_t *last,
                       void *stream);
 int ont_launch_unpool_grad(const ont_unpool_shape *s, const void *dy, const int64_t *indices, void *dx, void *stream);
@@ -302,8 +302,7 @@ typedef struct ont_sampling {
 } ont_sampling;
 /* in: x, grid or offsets, mask */
 int ont_launch_sample(const ont_sampling *s, const void *const *in, void *y, void *stream);
-/* Of a point that may add to dx, and bytes of scratch for dx. */
-int64_t ont_sample_taps_of(const ont_sampling *s);
+/* Bytes of scratch for dx. */
 size_t ont_sample_grad_work(const ont_sampling *s);
 /* in: x, grid or offsets, mask, dy; out: dx, that of grid or offsets, dmask, each or NULL */
 int ont_launch_sample_grad(const ont_sampling *s, const void *const *in, void *const *out, void *work, void *stream);

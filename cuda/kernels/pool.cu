@@ -7,6 +7,7 @@
 #include "kernels/launch.cuh"
 
 #include "kernels/kernels.h"
+#include "kernels/math.cuh"
 
 /* ont_pool_span() on the device. */
 ONT_DEVICE void span(const ont_pool &p, int d, int64_t o, int64_t *first, int64_t *end, int64_t *padded)
@@ -126,12 +127,9 @@ __global__ void __launch_bounds__(ONT_THREADS) pool_mean_kernel(ont_pool p, int6
     }
 }
 
-ONT_DEVICE float power(float v, float e) { return e == 1 ? v : e == 2 ? v * v : e == 0 ? 1 : powf(v, e); }
-ONT_DEVICE double power(double v, double e) { return e == 1 ? v : e == 2 ? v * v : e == 0 ? 1 : pow(v, e); }
-ONT_DEVICE float root(float v, float e) { return e == 1 ? v : e == 2 ? sqrtf(v) : powf(v, 1 / e); }
-ONT_DEVICE double root(double v, double e) { return e == 1 ? v : e == 2 ? sqrt(v) : pow(v, 1 / e); }
-ONT_DEVICE float absolute(float v) { return fabsf(v); }
-ONT_DEVICE double absolute(double v) { return fabs(v); }
+template <class A> ONT_DEVICE A power(A v, A e) { return e == 1 ? v : e == 2 ? v * v : e == 0 ? (A)1 : vpow(v, e); }
+template <class A> ONT_DEVICE A root(A v, A e) { return e == 1 ? v : e == 2 ? vsqrt(v) : vpow(v, 1 / e); }
+template <class A> ONT_DEVICE A absolute(A v) { return vabs(v); }
 
 template <class T>
 __global__ void __launch_bounds__(ONT_THREADS) pool_norm_kernel(ont_pool p, const T *x, T *y)
@@ -365,11 +363,6 @@ __global__ void __launch_bounds__(ONT_THREADS)
     }
 }
 
-__global__ void __launch_bounds__(ONT_THREADS) unpool_clear_kernel(int64_t n, int32_t *last)
-{
-    ONT_FOR(i, n) { last[i] = 0; }
-}
-
 #define BY_SIZE(run) \
     switch (s->size) { \
     case 1: return run(uint8_t); \
@@ -383,8 +376,8 @@ extern "C" int ont_launch_unpool(const ont_unpool_shape *s, const void *x, const
 {
     const unsigned blocks = ont_blocks(s->to_count, ONT_THREADS);
     if (!s->to_count) return 0;
-    int error = ONT_LAUNCH(unpool_clear_kernel, blocks, ONT_THREADS, 0, stream, s->to_count, last);
-    if (!error && s->count)
+    int error = 0;
+    if (s->count)
         error = ONT_LAUNCH(unpool_last_kernel, ont_blocks(s->count, ONT_THREADS), ONT_THREADS, 0, stream, *s, indices,
                            last);
     if (error) return error;

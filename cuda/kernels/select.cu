@@ -12,6 +12,7 @@
 #include "kernels/launch.cuh"
 
 #include "kernels/kernels.h"
+#include "kernels/order.cuh"
 
 /* Whether a at position i comes before b at position j; position -1 is no element, and comes last. */
 template <class T> ONT_DEVICE bool precedes(const ont_select &s, T a, int64_t i, T b, int64_t j)
@@ -108,25 +109,6 @@ template <> struct key_of<int64_t> {
 template <> struct key_of<uint64_t> {
     typedef uint64_t type;
 };
-
-/* Unsigned numbers in the order of the elements; both zeros have one, and NaN the largest. */
-ONT_DEVICE uint64_t ascending(uint64_t v) { return v; }
-ONT_DEVICE uint64_t ascending(int64_t v) { return (uint64_t)v ^ UINT64_C(1) << 63; }
-ONT_DEVICE uint32_t ascending(int32_t v) { return (uint32_t)v ^ UINT32_C(1) << 31; }
-ONT_DEVICE uint32_t ascending(float v)
-{
-    uint32_t bits;
-    if (v == 0) v = 0;
-    memcpy(&bits, &v, sizeof bits);
-    return v != v ? ~UINT32_C(0) : bits >> 31 ? ~bits : bits | UINT32_C(1) << 31;
-}
-ONT_DEVICE uint64_t ascending(double v)
-{
-    uint64_t bits;
-    if (v == 0) v = 0;
-    memcpy(&bits, &v, sizeof bits);
-    return v != v ? ~UINT64_C(0) : bits >> 63 ? ~bits : bits | UINT64_C(1) << 63;
-}
 
 /* The element with the smaller key comes first; NaN is the largest. */
 template <class T> ONT_DEVICE typename key_of<T>::type key(const ont_select &s, T v)

@@ -6,36 +6,15 @@
  */
 #include "kernels/launch.cuh"
 
+#define ONT_FUNCTION ONT_DEVICE
 #include "kernels/kernels.h"
+#include "kernels/order.cuh"
+#include "ops/vision/boxes.h"
 
-/* ---- keys, whose order is that of the values ---- */
-
-ONT_DEVICE uint64_t signed_key(int64_t v) { return (uint64_t)v ^ (UINT64_C(1) << 63); }
-
-/* NaN is last and equals itself, as in NumPy; both zeros are one. */
-ONT_DEVICE uint64_t float_key(double v)
-{
-    union {
-        double number;
-        uint64_t bits;
-    } u;
-    if (v != v) return UINT64_MAX;
-    u.number = v == 0 ? 0 : v;
-    return u.bits >> 63 ? ~u.bits : u.bits | UINT64_C(1) << 63;
-}
-
-ONT_DEVICE uint64_t key_of(const float *x) { return float_key((double)*x); }
-ONT_DEVICE uint64_t key_of(const double *x) { return float_key(*x); }
-ONT_DEVICE uint64_t key_of(const ont_f16 *x) { return float_key((double)ont_load(x)); }
-ONT_DEVICE uint64_t key_of(const ont_bf16 *x) { return float_key((double)ont_load(x)); }
-ONT_DEVICE uint64_t key_of(const int8_t *x) { return signed_key(*x); }
-ONT_DEVICE uint64_t key_of(const int16_t *x) { return signed_key(*x); }
-ONT_DEVICE uint64_t key_of(const int32_t *x) { return signed_key(*x); }
-ONT_DEVICE uint64_t key_of(const int64_t *x) { return signed_key(*x); }
-ONT_DEVICE uint64_t key_of(const uint8_t *x) { return *x; }
-ONT_DEVICE uint64_t key_of(const uint16_t *x) { return *x; }
-ONT_DEVICE uint64_t key_of(const uint32_t *x) { return *x; }
-ONT_DEVICE uint64_t key_of(const uint64_t *x) { return *x; }
+/* Small integers are promoted. */
+template <class T> ONT_DEVICE uint64_t key_of(const T *x) { return ascending(*x); }
+ONT_DEVICE uint64_t key_of(const ont_f16 *x) { return ascending(ont_load(x)); }
+ONT_DEVICE uint64_t key_of(const ont_bf16 *x) { return ascending(ont_load(x)); }
 
 template <class T> __global__ void __launch_bounds__(ONT_THREADS) keys_kernel(int64_t n, const T *x, uint64_t *keys)
 {
@@ -243,34 +222,8 @@ __global__ void __launch_bounds__(ONT_THREADS)
     {
         const float v = scores[i];
         const bool candidate = !limit || v > *limit;
-        keys[i] = !candidate ? UINT64_MAX : v != v ? UINT64_MAX - 1 : ~float_key((double)v);
+        keys[i] = !candidate ? UINT64_MAX : v != v ? UINT64_MAX - 1 : ~ascending((double)v);
     }
-}
-
-/* Corners in order, as in ops/vision/nms.c. */
-ONT_DEVICE void corners(const float *box, bool centre, double *low, double *high)
-{
-    for (int d = 0; d < 2; d++) {
-        const double a = centre ? (double)box[d] - (double)box[2 + d] / 2 : (double)box[d];
-        const double b = centre ? (double)box[d] + (double)box[2 + d] / 2 : (double)box[2 + d];
-        low[d] = a < b ? a : b;
-        high[d] = a < b ? b : a;
-    }
-}
-
-ONT_DEVICE double overlap(const float *first, const float *second, bool centre)
-{
-    double low[2][2], high[2][2], common = 1, areas[2] = {1, 1};
-    corners(first, centre, low[0], high[0]);
-    corners(second, centre, low[1], high[1]);
-    for (int d = 0; d < 2; d++) {
-        const double from = low[0][d] > low[1][d] ? low[0][d] : low[1][d];
-        const double to = high[0][d] < high[1][d] ? high[0][d] : high[1][d];
-        common *= to > from ? to - from : 0;
-        for (int k = 0; k < 2; k++) areas[k] *= high[k][d] - low[k][d];
-    }
-    const double all = areas[0] + areas[1] - common;
-    return common > 0 && all > 0 ? common / all : 0;
 }
 
 struct candidates {
@@ -298,7 +251,7 @@ __global__ void __launch_bounds__(ONT_THREADS)
             __syncthreads();
             bool drops = false;
             for (int64_t k = threadIdx.x; k < count && !drops; k += blockDim.x)
-                drops = !(overlap(own + 4 * box, own + 4 * to[k], s.centre) <= limit);
+                drops = !(ont_box_overlap(own + 4 * box, own + 4 * to[k], s.centre) <= limit);
             if (drops) atomicMax(&dropped, 1);
             __syncthreads();
             if (dropped) continue; /* alike in all threads */

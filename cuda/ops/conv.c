@@ -470,6 +470,8 @@ static ont_unpool_shape unpool_of(const ont_call *call)
 static ont_status unpool_run(const ont_call *call)
 {
     ont_unpool_shape s = unpool_of(call);
+    const size_t bytes = (size_t)s.to_count * sizeof(int32_t);
+    if (bytes) ONT_TRY(call->device->ops->clear(call->device, call->work, bytes, call->stream));
     return ont_launched(ont_launch_unpool(&s, call->in[0], call->in[1], call->out[0], call->work, call->stream));
 }
 

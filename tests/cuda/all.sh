@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # All that is known of cuda/ without a GPU: what .ci/run takes a sample of, and what it leaves out. Prints how long each
-# part took; about an hour on two processors.
+# part took.
 #
 #     bash tests/cuda/all.sh
 #

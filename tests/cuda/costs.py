@@ -192,7 +192,7 @@ def searches(node: Node) -> int:
 
 
 def own_attention(node: Node, kernel: str, products: int) -> float:
-    """Seconds of one of the kernels of flash_mma.cu: of its loop over tiles, by loops.tsv, that unit is counted which is
+    """Seconds of one of the kernels of flash_mma.cuh: of its loop over tiles, by loops.tsv, that unit is counted which is
     busy longest. No tile is taken to be hidden, since the program does not know what padding a batch will have: an upper
     bound for a batch with padding, and else a lower one.
     """
@@ -538,7 +538,7 @@ def roi(node: Node) -> Cost:
 def unpool(node: Node) -> Cost:
     """Zeros for each element, the position of the last value of each, and the values."""
     return Cost("norms, elementwise", 3, all_bytes(node) + 8.0 * node.outputs[0].count + node.inputs[1].nbytes,
-                share=C["norm"])
+                share=C["norm"], foreign=1)
 
 
 def merges(n: int, items: int, nbytes: float) -> tuple[int, float]:

@@ -24,11 +24,11 @@ TABLE = Path(__file__).with_name("loops.tsv")
 # In the table; the source; the demangled name begins with; scores of a warp in one pass.
 LOOPS = {
     "flash_mma_kernel<64>": ("flash_mma", "flash_mma_kernel<ont_bf16, 64,", 32 * 32),
-    "flash_mma_dq_kernel<64>": ("flash_mma", "flash_mma_dq_kernel<ont_bf16, 64,", 16 * 64),
-    "flash_mma_dkv_kernel<64>": ("flash_mma", "flash_mma_dkv_kernel<ont_bf16, 64,", 16 * 64),
+    "flash_mma_dq_kernel<64>": ("flash_mma_grad", "flash_mma_dq_kernel<ont_bf16, 64,", 16 * 64),
+    "flash_mma_dkv_kernel<64>": ("flash_mma_grad", "flash_mma_dkv_kernel<ont_bf16, 64,", 16 * 64),
     "flash_mma_kernel<128>": ("flash_mma", "flash_mma_kernel<ont_bf16, 128,", 16 * 64),
-    "flash_mma_dq_kernel<128>": ("flash_mma", "flash_mma_dq_kernel<ont_bf16, 128,", 16 * 32),
-    "flash_mma_dkv_kernel<128>": ("flash_mma", "flash_mma_dkv_kernel<ont_bf16, 128,", 16 * 32),
+    "flash_mma_dq_kernel<128>": ("flash_mma_grad", "flash_mma_dq_kernel<ont_bf16, 128,", 16 * 32),
+    "flash_mma_dkv_kernel<128>": ("flash_mma_grad", "flash_mma_dkv_kernel<ont_bf16, 128,", 16 * 32),
 }
 LABEL = re.compile(r"^(\.\w+):")
 FUNCTION = re.compile(r"^\.text\.(\S+):")

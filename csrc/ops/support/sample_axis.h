@@ -11,8 +11,8 @@
 
 #include "ops/support/sample.h"
 
-#ifndef ONT_SAMPLE_FUNCTION
-#define ONT_SAMPLE_FUNCTION static inline
+#ifndef ONT_FUNCTION
+#define ONT_FUNCTION static inline
 #endif
 
 typedef struct ont_axis_taps {
@@ -22,7 +22,7 @@ typedef struct ont_axis_taps {
 } ont_axis_taps;
 
 /* x clipped to [0, size - 1]; *sign is multiplied by the derivative. */
-ONT_SAMPLE_FUNCTION double ont_sample_clipped(double x, int64_t size, double *sign)
+ONT_FUNCTION double ont_sample_clipped(double x, int64_t size, double *sign)
 {
     double max = (double)(size - 1);
     if (x > 0 && x < max) return x;
@@ -30,7 +30,7 @@ ONT_SAMPLE_FUNCTION double ont_sample_clipped(double x, int64_t size, double *si
     return x >= max ? max : 0;
 }
 
-ONT_SAMPLE_FUNCTION double ont_sample_reflected(double x, int64_t size, bool corners, double *sign)
+ONT_FUNCTION double ont_sample_reflected(double x, int64_t size, bool corners, double *sign)
 {
     double low = corners ? 0 : -0.5, span = corners ? (double)(size - 1) : (double)size;
     if (span <= 0) {
@@ -48,19 +48,19 @@ ONT_SAMPLE_FUNCTION double ont_sample_reflected(double x, int64_t size, bool cor
     return back ? span - extra + low : extra + low;
 }
 
-ONT_SAMPLE_FUNCTION double ont_sample_padded(const ont_sampler *s, int axis, double x, double *sign)
+ONT_FUNCTION double ont_sample_padded(const ont_sampler *s, int axis, double x, double *sign)
 {
     if (s->padding == ONT_SAMPLE_ZEROS) return x;
     if (s->padding == ONT_SAMPLE_REFLECTION) x = ont_sample_reflected(x, s->dims[axis], s->corners, sign);
     return ont_sample_clipped(x, s->dims[axis], sign);
 }
 
-ONT_SAMPLE_FUNCTION int64_t ont_sample_cell(const ont_sampler *s, int axis, double x)
+ONT_FUNCTION int64_t ont_sample_cell(const ont_sampler *s, int axis, double x)
 {
     return x >= 0 && x < (double)s->dims[axis] ? (int64_t)x : -1;
 }
 
-ONT_SAMPLE_FUNCTION void ont_cubic_taps(const ont_sampler *s, int axis, double x, ont_axis_taps *t)
+ONT_FUNCTION void ont_cubic_taps(const ont_sampler *s, int axis, double x, ont_axis_taps *t)
 {
     const double a = -0.75;
     double left = floor(x), f = x - left, unused = 1;
@@ -74,7 +74,7 @@ ONT_SAMPLE_FUNCTION void ont_cubic_taps(const ont_sampler *s, int axis, double x
     }
 }
 
-ONT_SAMPLE_FUNCTION void ont_sample_axis(const ont_sampler *s, int axis, double x, ont_axis_taps *t)
+ONT_FUNCTION void ont_sample_axis(const ont_sampler *s, int axis, double x, ont_axis_taps *t)
 {
     if (!isfinite(x) && s->mode != ONT_SAMPLE_NEAREST &&
         (s->padding == ONT_SAMPLE_ZEROS || s->mode == ONT_SAMPLE_CUBIC)) { /* NaN, as in torch, not zero */
@@ -108,7 +108,7 @@ ONT_SAMPLE_FUNCTION void ont_sample_axis(const ont_sampler *s, int axis, double 
 }
 
 /* Cells in a unit of a grid's coordinates, which are in [-1, 1]. */
-ONT_SAMPLE_FUNCTION double ont_sample_unit(const ont_sampler *s, int axis)
+ONT_FUNCTION double ont_sample_unit(const ont_sampler *s, int axis)
 {
     return (double)(s->corners ? s->dims[axis] - 1 : s->dims[axis]) / 2;
 }

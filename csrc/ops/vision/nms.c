@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "ops/support/compose.h"
+#include "ops/vision/boxes.h"
 
 /* NmsFull(boxes, scores, max_boxes, iou, score) -> (rows, 3) and the number of valid rows (1); the limits are run-time
  * values. */
@@ -30,33 +31,6 @@ static ont_status nms_infer(ont_graph *g, ont_node *node)
     }
     ONT_TRY(ont_infer_out(node, 0, ONT_INT64, &(ont_shape){2, {ont_shape_count(&scores->shape), 3}}));
     return ont_infer_out(node, 1, ONT_INT64, &(ont_shape){1, {1}});
-}
-
-/* Corners in order, from [y1, x1, y2, x2] with corners in any order, or from [x, y, width, height] around the
- * centre. */
-static void corners(const float *box, bool centre, double *low, double *high)
-{
-    for (int d = 0; d < 2; d++) {
-        double a = centre ? (double)box[d] - (double)box[2 + d] / 2 : (double)box[d];
-        double b = centre ? (double)box[d] + (double)box[2 + d] / 2 : (double)box[2 + d];
-        low[d] = a < b ? a : b;
-        high[d] = a < b ? b : a;
-    }
-}
-
-static double overlap(const float *first, const float *second, bool centre)
-{
-    double low[2][2], high[2][2], common = 1, areas[2] = {1, 1};
-    corners(first, centre, low[0], high[0]);
-    corners(second, centre, low[1], high[1]);
-    for (int d = 0; d < 2; d++) {
-        double from = low[0][d] > low[1][d] ? low[0][d] : low[1][d];
-        double to = high[0][d] < high[1][d] ? high[0][d] : high[1][d];
-        common *= to > from ? to - from : 0;
-        for (int k = 0; k < 2; k++) areas[k] *= high[k][d] - low[k][d];
-    }
-    double all = areas[0] + areas[1] - common;
-    return common > 0 && all > 0 ? common / all : 0;
 }
 
 /* Candidates by falling score, equal scores by index, NaN last: a bottom-up merge sort. */
@@ -95,7 +69,7 @@ static int64_t suppress(const float *boxes, const float *scores, int64_t n, cons
     for (int64_t c = 0; c < candidates && count < limits->max_boxes; c++) {
         bool keep = true;
         for (int64_t k = 0; k < count && keep; k++)
-            keep = overlap(boxes + 4 * order[c], boxes + 4 * kept[k], limits->centre) <= limits->iou;
+            keep = ont_box_overlap(boxes + 4 * order[c], boxes + 4 * kept[k], limits->centre) <= limits->iou;
         if (keep) kept[count++] = order[c];
     }
     return count;
