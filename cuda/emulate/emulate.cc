@@ -11,6 +11,7 @@
 #include <sys/mman.h>
 
 #include <numeric>
+#include <vector>
 
 #undef memcpy
 
@@ -49,12 +50,19 @@ struct fiber {
     void *fake;
 };
 
+struct copy { /* under way */
+    void *to;
+    const void *from;
+    size_t bytes;
+};
+
 struct thread {
     ont_lane lane;
     state at;
     int fiber; /* -1: none yet */
     unsigned mask; /* AT_WARP: lanes that it waits for */
     bool orders;   /* memory, as __syncwarp alone does */
+    std::vector<copy> copies;
 };
 
 static struct launch {
@@ -120,6 +128,11 @@ static void entry()
     for (;;) {
         now.body(now.context);
         now.threads[now.current].at = DONE;
+        if (!now.threads[now.current].copies.empty()) {
+            now.failed = true;
+            snprintf(message, sizeof message, "%s: thread %d ends before a copy that it has not waited for", now.name,
+                     now.current);
+        }
         (void)self;
         to_home(false); /* returns when the fiber is given to another thread */
     }
@@ -280,6 +293,29 @@ unsigned ont_emulate_ballot(unsigned mask, int predicate)
     return bits;
 }
 
+/* ---- copies that run while their thread goes on ---- */
+
+void ont_emulate_copy(void *to, const void *from, size_t bytes)
+{
+    thread *self = &now.threads[now.current];
+    ont_races_copy(to, bytes, __builtin_return_address(0));
+    memset(to, 0xff, bytes);
+    self->copies.push_back({to, from, bytes});
+}
+
+void ont_emulate_copy_wait(void)
+{
+    thread *self = &now.threads[now.current];
+    for (const copy &c : self->copies) {
+        if (c.from)
+            memcpy(c.to, c.from, c.bytes);
+        else
+            memset(c.to, 0, c.bytes);
+        ont_races_copied(c.to, c.from, c.bytes, __builtin_return_address(0));
+    }
+    self->copies.clear();
+}
+
 /* ---- the scheduler ---- */
 
 /* The lanes that thread `i` waits for, if they all wait for the same; else 0. */
@@ -357,6 +393,7 @@ static bool run_block(const char *kind)
     for (unsigned i = 0; i < now.n; i++) {
         now.threads[i].at = FRESH;
         now.threads[i].fiber = -1;
+        now.threads[i].copies.clear();
     }
     for (;;) {
         bool over = true;

@@ -4,6 +4,7 @@
  * functions are here, instead of in its library, because CUDA's rules are simpler than those of locks:
  *
  *   __syncthreads orders all threads of a block, __syncwarp the lanes of its mask, the end of a launch everything;
+ *   a copy that cp.async has begun is ordered before nothing until its thread has waited for it;
  *   shuffles, votes, matrix instructions, fences and atomics order nothing; blocks of one launch are never ordered.
  *
  * Two accesses to one byte are a race if one of them writes, they are not both atomic, and nothing orders them. Each
@@ -35,6 +36,7 @@ struct segment { /* what a thread does between two barriers */
     unsigned long block;
     unsigned barriers, thread;
     unsigned syncs; /* that the thread has taken part in, of its warp */
+    bool copies; /* what the thread has begun to copy, and not waited for: nothing is ordered behind it */
 };
 
 struct access {
@@ -77,6 +79,7 @@ bool is_ordered(const access &a, bool shared)
 {
     const segment &s = segments[a.segment];
     if (s.block != block) return shared; /* a block's shared memory is not the block's before */
+    if (s.copies) return false;
     if (s.barriers != barriers || s.thread == self) return true;
     return s.thread / WARP == self / WARP && known[self][s.thread % WARP] > s.syncs;
 }
@@ -101,7 +104,7 @@ uint32_t segment_now()
 {
     if (!own[self]) {
         own[self] = (uint32_t)segments.size();
-        segments.push_back({block, barriers, self, known[self][self % WARP]});
+        segments.push_back({block, barriers, self, known[self][self % WARP], false});
     }
     return own[self];
 }
@@ -199,6 +202,22 @@ void ont_races_block(unsigned long index, unsigned threads, const void *shared, 
     shared_bytes = bytes;
     memset(own, 0, threads * sizeof *own);
     memset(known, 0, threads * sizeof *known);
+}
+
+void ont_races_copy(void *to, size_t bytes, const void *code)
+{
+    watch(to, bytes, WRITE, code);
+    segments.push_back({block, barriers, self, known[self][self % WARP], true});
+    for (size_t i = 0; i < bytes && !*message; i++)
+        cell_of((uintptr_t)to + i)->write.segment = (uint32_t)segments.size() - 1;
+}
+
+void ont_races_copied(void *to, const void *from, size_t bytes, const void *code)
+{
+    if (*message) return;
+    for (size_t i = 0; i < bytes; i++) *cell_of((uintptr_t)to + i) = {};
+    watch(to, bytes, WRITE, code);
+    if (from) watch(from, bytes, READ, code);
 }
 
 void ont_races_switch(unsigned thread, const char *stack, size_t bytes)

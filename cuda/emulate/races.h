@@ -17,6 +17,9 @@ void ont_races_switch(unsigned thread, const char *stack, size_t bytes);
 void ont_races_barrier(void);
 /* __syncwarp of the lanes in `mask` of the warp that begins with thread `first`. */
 void ont_races_warp_barrier(unsigned first, unsigned mask);
+/* The thread begins to copy to shared memory; it has waited for that, and read `from`, unless NULL. */
+void ont_races_copy(void *to, size_t bytes, const void *code);
+void ont_races_copied(void *to, const void *from, size_t bytes, const void *code);
 /* The first race of this launch, or else the first read of shared memory that was not written; NULL: none. */
 const char *ont_races_found(void);
 #else
@@ -25,6 +28,8 @@ static inline void ont_races_block(unsigned long, unsigned, const void *, size_t
 static inline void ont_races_switch(unsigned, const char *, size_t) {}
 static inline void ont_races_barrier(void) {}
 static inline void ont_races_warp_barrier(unsigned, unsigned) {}
+static inline void ont_races_copy(void *, size_t, const void *) {}
+static inline void ont_races_copied(void *, const void *, size_t, const void *) {}
 static inline const char *ont_races_found(void) { return nullptr; }
 #endif
 

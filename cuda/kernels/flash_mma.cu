@@ -162,7 +162,7 @@ ONT_DEVICE void store_output(const ont_flash_params &f, int64_t bh, int first, c
 template <class T, int D, int MT, int KEYS>
 __global__ void __launch_bounds__(THREADS) flash_mma_kernel(const ont_flash_params f)
 {
-    enum { ROWS = 16 * MT * WARPS, PITCH = D + 8 };
+    enum { ROWS = 16 * MT * WARPS, PITCH = D + 8, STAGE = 2 * KEYS * PITCH };
     ONT_SHARED(T, shared);
     T *s_q = shared, *s_k = s_q + ROWS * PITCH, *s_v = s_k + KEYS * PITCH;
     int g = lane_of() >> 2, t = lane_of() & 3;
@@ -176,28 +176,29 @@ __global__ void __launch_bounds__(THREADS) flash_mma_kernel(const ont_flash_para
         flash_matrix<const T> keys = flash_matrix_of<const T>(f, ONT_FLASH_K, f.k, bh),
                               values = flash_matrix_of<const T>(f, ONT_FLASH_V, f.v, bh);
         __syncthreads(); /* all warps have read the tiles of the previous item */
-        load_rows<T, D, ROWS>(flash_matrix_of<const T>(f, ONT_FLASH_Q, f.q, bh), first_row, s_q);
-        __syncthreads();
+        copy_rows<T, D, ROWS>(flash_matrix_of<const T>(f, ONT_FLASH_Q, f.q, bh), first_row, s_q);
+        int next = shown_tile<ROWS, KEYS>(f, bh, first_row, 0, end), stage = 0;
+        if (next < end) copy_pair<T, D, KEYS>(keys, values, next, s_k, s_v);
+        wait_for_copies();
         uint32_t q[MT][D / 16][4], p[MT][KEYS / 8][2];
         float acc[MT][D / 8][4] = {};
         softmax_rows rows[MT];
         load_queries<T, D, MT>(s_q, q);
         for (int m = 0; m < MT; m++) rows[m] = {{-INFINITY, -INFINITY}, {0, 0}};
-        for (int first = 0; first < end; first += KEYS) {
-            if (flash_is_hidden<ROWS, KEYS>(f, bh, first_row, first)) continue;
+        for (int first = next; first < end; first = next, stage ^= 1) {
             COUNT_TILE();
-            __syncthreads();
-            load_rows<T, D, KEYS>(keys, first, s_k);
-            load_rows<T, D, KEYS>(values, first, s_v);
-            __syncthreads();
+            wait_for_copies();
+            next = shown_tile<ROWS, KEYS>(f, bh, first_row, first + KEYS, end);
+            const int other = (stage ^ 1) * STAGE;
+            if (next < end) copy_pair<T, D, KEYS>(keys, values, next, s_k + other, s_v + other);
             float s[MT][KEYS / 8][4] = {};
-            gemm_qk<T, D, MT, KEYS>(q, s_k, s);
+            gemm_qk<T, D, MT, KEYS>(q, s_k + stage * STAGE, s);
             bool unmasked = tile_is_unmasked(f, warp_row, 16 * MT, first, KEYS);
             ONT_UNROLL
             for (int m = 0; m < MT; m++)
                 online_softmax<T, D, KEYS>(f, batch, {warp_row + m * 16 + g, first + 2 * t, unmasked}, s[m], rows[m],
                                            acc[m], p[m]);
-            gemm_pv<T, D, MT, KEYS>(p, s_v, acc);
+            gemm_pv<T, D, MT, KEYS>(p, s_v + stage * STAGE, acc);
         }
         ONT_UNROLL
         for (int m = 0; m < MT; m++) store_output<T, D>(f, bh, warp_row + m * 16, rows[m], acc[m]);
@@ -238,7 +239,7 @@ extern "C" int ont_flash_has_mma(const ont_flash_params *f, int gradient)
 
 template <class T, int D, int MT, int KEYS> static int forward(const ont_flash_params *f, void *stream)
 {
-    size_t bytes = (size_t)(16 * MT * WARPS + 2 * KEYS) * (D + 8) * sizeof(T);
+    size_t bytes = (size_t)(16 * MT * WARPS + 4 * KEYS) * (D + 8) * sizeof(T);
     int error = ONT_ALLOW_SHARED((flash_mma_kernel<T, D, MT, KEYS>), bytes);
     if (error) return error;
     return ONT_LAUNCH((flash_mma_kernel<T, D, MT, KEYS>), blocks_of(f->n_bh, f->seqlen_q, 16 * MT * WARPS), THREADS,

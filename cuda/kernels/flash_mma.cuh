@@ -2,7 +2,8 @@
  * Attention on tensor cores: 16-bit floats, head sizes of up to 128 in multiples of 8. Four warps have 16 or 32 rows
  * each. Scores and sums stay in registers, where the accumulators of one GEMM are the left operand of the next. Tiles
  * are 64 by 64 (64 by 32 in the gradient of head size 128). Rows in shared memory are padded by 16 bytes, so that
- * ldmatrix has no bank conflicts.
+ * ldmatrix has no bank conflicts. Tiles of the operands that a loop is over have two stages: while one is multiplied,
+ * cp.async copies the next.
  *
  * The 255 registers of a thread bound the tile sizes; README.md has the numbers.
  * flash_mma.cu has forward, flash_mma_grad.cu the gradient.
@@ -22,17 +23,42 @@ ONT_DEVICE int lane_of() { return (int)threadIdx.x & 31; }
 ONT_DEVICE int warp_of() { return (int)threadIdx.x >> 5; }
 #define LOG2_E 1.44269504088896341f
 
-/* Loads rows [first, first + ROWS) of a matrix into a tile (ROWS, D + 8), padded with zeros; 16 bytes at a time. */
-template <class T, int D, int ROWS> ONT_DEVICE void load_rows(const flash_matrix<const T> &from, int first, T *tile)
+/* Begins to copy rows [first, first + ROWS) of a matrix into a tile (ROWS, D + 8), padded with zeros; 16 bytes at a time.
+ * All threads wait for their copies and then at a barrier. */
+template <class T, int D, int ROWS> ONT_DEVICE void copy_rows(const flash_matrix<const T> &from, int first, T *tile)
 {
-    enum { VECTORS = D / 8 };
-    for (int e = (int)threadIdx.x; e < ROWS * VECTORS; e += THREADS) {
-        int r = e / VECTORS, c = e % VECTORS * 8;
-        ont_16bytes v = {{0, 0, 0, 0}};
-        if (first + r < (int)from.n && c < from.size)
-            v = ont_load16(from.data + (int64_t)(first + r) * from.row_stride + c);
-        *(ont_16bytes *)(void *)(tile + r * (D + 8) + c) = v;
-    }
+    enum { VECTORS = D / 8, STEP = THREADS / VECTORS };
+    static_assert(ROWS % STEP == 0, "each thread copies as many vectors");
+    const int row = (int)threadIdx.x / VECTORS, column = (int)threadIdx.x % VECTORS * 8;
+    const T *source = from.data + (int64_t)(first + row) * from.row_stride + column;
+    ONT_UNROLL
+    for (int r = 0; r < ROWS; r += STEP)
+        ont_copy16_async(tile + (row + r) * (D + 8) + column, source + r * from.row_stride,
+                         first + row + r < (int)from.n && column < from.size);
+}
+
+/* Begins to copy the same rows of two matrices. */
+template <class T, int D, int ROWS>
+ONT_DEVICE void copy_pair(const flash_matrix<const T> &a, const flash_matrix<const T> &b, int first, T *tile_a,
+                          T *tile_b)
+{
+    copy_rows<T, D, ROWS>(a, first, tile_a);
+    copy_rows<T, D, ROWS>(b, first, tile_b);
+}
+
+/* The first tile of keys from `first` on that is not hidden from a block's rows; `end` or more: none. */
+template <int ROWS, int KEYS>
+ONT_DEVICE int shown_tile(const ont_flash_params &f, int64_t bh, int first_row, int first, int end)
+{
+    while (first < end && flash_is_hidden<ROWS, KEYS>(f, bh, first_row, first)) first += KEYS;
+    return first;
+}
+
+/* The copies of all threads are there, and what they read before may be overwritten. */
+ONT_DEVICE void wait_for_copies()
+{
+    ont_copy_wait();
+    __syncthreads();
 }
 
 /* Fragment A (16, 16) of m16n8k16: rows from `row` on, columns 16 k to 16 k + 15. */

@@ -178,6 +178,7 @@ template <class T, int D, int N>
 ONT_DEVICE void add_dq(const ont_flash_params &f, int64_t bh, int first_row, const shared_tiles<T> &tile,
                        float acc[D / 8][4])
 {
+    enum { STAGE = 2 * N * (D + 8) };
     int g = lane_of() >> 2, t = lane_of() & 3, warp_row = warp_of() * 16, i = first_row + warp_row + g;
     int last_row = first_row + BLOCK < (int)f.seqlen_q ? first_row + BLOCK - 1 : (int)f.seqlen_q - 1;
     int end = f.dbias ? (int)f.seqlen_k /* dbias is 0 for keys behind the causal mask */
@@ -187,22 +188,24 @@ ONT_DEVICE void add_dq(const ont_flash_params &f, int64_t bh, int first_row, con
     bool has_masked_rows = __ballot_sync(0xffffffffu, row[0].is_masked || row[1].is_masked);
     flash_matrix<const T> keys = flash_matrix_of<const T>(f, ONT_FLASH_K, f.k, bh),
                           values = flash_matrix_of<const T>(f, ONT_FLASH_V, f.v, bh);
+    int next = shown_tile<BLOCK, N>(f, bh, first_row, 0, end), stage = 0;
     __syncthreads();
-    load_rows<T, D, BLOCK>(flash_matrix_of<const T>(f, ONT_FLASH_Q, f.q, bh), first_row, tile.q);
-    load_rows<T, D, BLOCK>(flash_matrix_of<const T>(f, ONT_FLASH_Y, f.dy, bh), first_row, tile.dy);
-    for (int first = 0; first < end; first += N) {
-        if (flash_is_hidden<BLOCK, N>(f, bh, first_row, first)) continue;
+    copy_rows<T, D, BLOCK>(flash_matrix_of<const T>(f, ONT_FLASH_Q, f.q, bh), first_row, tile.q);
+    copy_rows<T, D, BLOCK>(flash_matrix_of<const T>(f, ONT_FLASH_Y, f.dy, bh), first_row, tile.dy);
+    if (next < end) copy_pair<T, D, N>(keys, values, next, tile.k, tile.v);
+    for (int first = next; first < end; first = next, stage ^= 1) {
         COUNT_TILE();
-        __syncthreads();
-        load_rows<T, D, N>(keys, first, tile.k);
-        load_rows<T, D, N>(values, first, tile.v);
-        __syncthreads();
+        wait_for_copies();
+        next = shown_tile<BLOCK, N>(f, bh, first_row, first + N, end);
+        const int other = (stage ^ 1) * STAGE;
+        if (next < end) copy_pair<T, D, N>(keys, values, next, tile.k + other, tile.v + other);
         float s[N / 8][4] = {}, dp[N / 8][4] = {};
-        two_gemms<T, D, N>(tile.q, tile.k, s, tile.dy, tile.v, dp, warp_row);
+        two_gemms<T, D, N>(tile.q, tile.k + stage * STAGE, s, tile.dy, tile.v + stage * STAGE, dp, warp_row);
         bool unmasked = !has_masked_rows && tile_is_unmasked(f, first_row + warp_row, 16, first, N);
         grad_of_query_scores<N>(f, batch, {i, first + 2 * t, unmasked}, row, s, dp);
-        if (f.dq) add_gemm<T, D, N>(acc, s, tile.k);
+        if (f.dq) add_gemm<T, D, N>(acc, s, tile.k + stage * STAGE);
     }
+    ont_copy_wait(); /* no tile was shown: nothing else has waited */
 }
 
 template <class T, int D, int N>
@@ -313,36 +316,54 @@ ONT_DEVICE void grad_of_key_scores(const ont_flash_params &f, const flash_batch 
             for (int e = 0; e < 4; e++) s[n][e] *= dropped >> (4 * n + e) & 1 ? 0 : (float)f.dropout_scale;
 }
 
+/* The first tile of queries from `first` on that is not hidden from a block's keys; seqlen_q or more: none. */
+template <int KEYS, int N>
+ONT_DEVICE int shown_queries(const ont_flash_params &f, const uint8_t *column, int first)
+{
+    while (first < (int)f.seqlen_q && flash_is_hidden_from<KEYS>(f, column, first)) first += N;
+    return first;
+}
+
 /* Adds to dk and dv what batch index bh gives to the block's keys. Scores are transposed: (keys, queries). */
 template <class T, int D, int N>
 ONT_DEVICE void add_dkv(const ont_flash_params &f, int64_t bh, int first_key, const shared_tiles<T> &tile,
-                        query_stats<N> &stats, float dk[D / 8][4], float dv[D / 8][4])
+                        query_stats<N> stats[2], float dk[D / 8][4], float dv[D / 8][4])
 {
+    enum { STAGE = 2 * N * (D + 8) };
     int g = lane_of() >> 2, t = lane_of() & 3, warp_row = warp_of() * 16, seqlen_q = (int)f.seqlen_q;
     int64_t begin = flash_first_query(f, first_key) / N * N;
     const uint8_t *column = flash_tile_column(f, bh, first_key);
+    int next = shown_queries<BLOCK, N>(f, column, begin < seqlen_q ? (int)begin : seqlen_q), stage = 0;
     flash_batch batch = flash_batch_of(f, bh);
     flash_matrix<const T> queries = flash_matrix_of<const T>(f, ONT_FLASH_Q, f.q, bh),
                           dy = flash_matrix_of<const T>(f, ONT_FLASH_Y, f.dy, bh);
     __syncthreads();
-    load_rows<T, D, BLOCK>(flash_matrix_of<const T>(f, ONT_FLASH_K, f.k, bh), first_key, tile.k);
-    load_rows<T, D, BLOCK>(flash_matrix_of<const T>(f, ONT_FLASH_V, f.v, bh), first_key, tile.v);
-    for (int first = begin < seqlen_q ? (int)begin : seqlen_q; first < seqlen_q; first += N) {
-        if (flash_is_hidden_from<BLOCK>(f, column, first)) continue;
-        COUNT_TILE();
-        __syncthreads();
-        load_rows<T, D, N>(queries, first, tile.q);
-        load_rows<T, D, N>(dy, first, tile.dy);
-        load_query_stats<N>(f, bh, first, stats);
-        __syncthreads();
-        float s[N / 8][4] = {}, dp[N / 8][4] = {};
-        two_gemms<T, D, N>(tile.k, tile.q, s, tile.v, tile.dy, dp, warp_row);
-        bool unmasked = !(stats.masked[0] | stats.masked[N / 32 - 1]) &&
-                        tile_is_unmasked(f, first, N, first_key + warp_row, 16);
-        grad_of_key_scores<N>(f, batch, {first_key + warp_row + g, first + 2 * t, unmasked}, stats.row, s, dp);
-        if (f.dv) add_gemm<T, D, N>(dv, s, tile.dy);
-        if (f.dk) add_gemm<T, D, N>(dk, dp, tile.q);
+    copy_rows<T, D, BLOCK>(flash_matrix_of<const T>(f, ONT_FLASH_K, f.k, bh), first_key, tile.k);
+    copy_rows<T, D, BLOCK>(flash_matrix_of<const T>(f, ONT_FLASH_V, f.v, bh), first_key, tile.v);
+    if (next < seqlen_q) {
+        copy_pair<T, D, N>(queries, dy, next, tile.q, tile.dy);
+        load_query_stats<N>(f, bh, next, stats[0]);
     }
+    for (int first = next; first < seqlen_q; first = next, stage ^= 1) {
+        const T *q = tile.q + stage * STAGE, *dy_tile = tile.dy + stage * STAGE;
+        const query_stats<N> &own = stats[stage];
+        COUNT_TILE();
+        wait_for_copies();
+        next = shown_queries<BLOCK, N>(f, column, first + N);
+        const int other = (stage ^ 1) * STAGE;
+        if (next < seqlen_q) {
+            copy_pair<T, D, N>(queries, dy, next, tile.q + other, tile.dy + other);
+            load_query_stats<N>(f, bh, next, stats[stage ^ 1]);
+        }
+        float s[N / 8][4] = {}, dp[N / 8][4] = {};
+        two_gemms<T, D, N>(tile.k, q, s, tile.v, dy_tile, dp, warp_row);
+        bool unmasked = !(own.masked[0] | own.masked[N / 32 - 1]) &&
+                        tile_is_unmasked(f, first, N, first_key + warp_row, 16);
+        grad_of_key_scores<N>(f, batch, {first_key + warp_row + g, first + 2 * t, unmasked}, own.row, s, dp);
+        if (f.dv) add_gemm<T, D, N>(dv, s, dy_tile);
+        if (f.dk) add_gemm<T, D, N>(dk, dp, q);
+    }
+    ont_copy_wait(); /* no tile was shown: nothing else has waited */
 }
 
 /* A thread block has 64 keys, and sums over the queries of every batch index that reads these keys. */
@@ -352,7 +373,7 @@ __global__ void __launch_bounds__(THREADS) flash_mma_dkv_kernel(const ont_flash_
 {
     enum { PITCH = D + 8 };
     ONT_SHARED(T, shared);
-    __shared__ query_stats<N> stats;
+    __shared__ query_stats<N> stats[2];
     shared_tiles<T> tile = {shared + 2 * BLOCK * PITCH, shared + (2 * BLOCK + N) * PITCH, shared,
                             shared + BLOCK * PITCH};
     int64_t tiles = (f.seqlen_k + BLOCK - 1) / BLOCK;
@@ -372,7 +393,7 @@ __global__ void __launch_bounds__(THREADS) flash_mma_dkv_kernel(const ont_flash_
 
 template <class T, int D, int N> static int backward_kv(const ont_flash_params *f, void *stream)
 {
-    size_t bytes = (size_t)(2 * BLOCK + 2 * N) * (D + 8) * sizeof(T);
+    size_t bytes = (size_t)(2 * BLOCK + 4 * N) * (D + 8) * sizeof(T);
     unsigned k = flash_summed_dims(f, ONT_FLASH_K), v = flash_summed_dims(f, ONT_FLASH_V);
     int error = ONT_ALLOW_SHARED((flash_mma_dkv_kernel<T, D, N>), bytes);
     for (int pass = 0; pass < 2 && !error; pass++) {
@@ -390,7 +411,7 @@ template <class T, int D, int N> static int backward_kv(const ont_flash_params *
 
 template <class T, int D, int N> static int backward(const ont_flash_params *f, void *stream)
 {
-    size_t bytes = (size_t)(2 * BLOCK + 2 * N) * (D + 8) * sizeof(T);
+    size_t bytes = (size_t)(2 * BLOCK + 4 * N) * (D + 8) * sizeof(T);
     unsigned summed_dims = f->dq ? flash_summed_dims(f, ONT_FLASH_Q) : 0;
     ont_flash_params params = *f;
     if (f->dbias) params.tiles = nullptr; /* its zeros are written tile by tile */

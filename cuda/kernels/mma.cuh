@@ -34,6 +34,14 @@ ONT_DEVICE void ont_store16(void *p, const ont_16bytes &v)
     memcpy(p, &v, 16);
 }
 
+ONT_DEVICE void ont_copy16_async(void *to, const void *from, bool valid)
+{
+    ont_emulate_need_aligned(to, 16);
+    if (valid) ont_emulate_need_aligned(from, 16);
+    ont_emulate_copy(to, valid ? from : nullptr, 16);
+}
+ONT_DEVICE void ont_copy_wait() { ont_emulate_copy_wait(); }
+
 template <class T> ONT_DEVICE void ont_mma(float *c, const uint32_t *a, const uint32_t *b)
 {
     struct {
@@ -94,6 +102,16 @@ ONT_DEVICE void ont_store16(void *p, const ont_16bytes &v)
 
 template <class T> ONT_DEVICE void ont_mma(float *c, const uint32_t *a, const uint32_t *b);
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+/* From global to shared memory, or zeros there, without a register. The thread may read it after it has waited for its
+ * copies, other threads after a barrier behind that. */
+ONT_DEVICE void ont_copy16_async(void *to, const void *from, bool valid)
+{
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(
+                     static_cast<uint32_t>(__cvta_generic_to_shared(to))),
+                 "l"(__cvta_generic_to_global(from)), "r"(valid ? 16 : 0)
+                 : "memory");
+}
+ONT_DEVICE void ont_copy_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 #define ONT_MMA(type, name) \
     template <> __device__ __forceinline__ void ont_mma<type>(float *c, const uint32_t *a, const uint32_t *b) \
     { \
@@ -103,6 +121,8 @@ template <class T> ONT_DEVICE void ont_mma(float *c, const uint32_t *a, const ui
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1])); \
     }
 #else /* never launched there, since ont_has_mma() is false */
+ONT_DEVICE void ont_copy16_async(void *, const void *, bool) { __trap(); }
+ONT_DEVICE void ont_copy_wait() {}
 #define ONT_MMA(type, name) \
     template <> __device__ __forceinline__ void ont_mma<type>(float *, const uint32_t *, const uint32_t *) { __trap(); }
 #endif

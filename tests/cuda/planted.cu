@@ -3,7 +3,7 @@
  * needs, or lacks it; an access that is not aligned; a read of shared memory that was not written. ont_planted runs one
  * of them and returns what the launch reported, or "".
  */
-#include "kernels/launch.cuh"
+#include "kernels/mma.cuh"
 
 #include <stdlib.h>
 
@@ -129,6 +129,33 @@ template <bool FINE> __global__ void copies_of_16_bytes(float *out)
     memcpy(out + 4 * t, values + 4 * (N - 1 - t), 16);
 }
 
+/* A copy of cp.async is read behind a barrier; the threads of the kernel with the fault wait for it afterwards. */
+template <bool FINE> __global__ void a_copy_under_way(float *out)
+{
+    out += blockIdx.x * PART;
+    ONT_SHARED(float, values);
+    int t = (int)threadIdx.x;
+    if (t % 4 == 0) ont_copy16_async(values + t, out + N + t, true);
+    if (FINE) ont_copy_wait();
+    __syncthreads();
+    out[t] = values[t];
+    ont_copy_wait();
+}
+
+/* A copy overwrites what other threads still read. */
+template <bool FINE> __global__ void a_copy_too_early(float *out)
+{
+    out += blockIdx.x * PART;
+    ONT_SHARED(float, values);
+    int t = (int)threadIdx.x;
+    values[t] = 1;
+    __syncthreads();
+    out[t] = values[N - 1 - t];
+    if (FINE) __syncthreads();
+    if (t % 4 == 0) ont_copy16_async(values + t, out + N + t, true);
+    ont_copy_wait();
+}
+
 /* ---- other faults ---- */
 
 struct __align__(16) four {
@@ -177,12 +204,20 @@ template <bool FINE> __global__ void a_count(float *out)
     if (threadIdx.x == 0) out[0] = (float)count;
 }
 
-#define OTHERS(X) X(a_vector) X(a_number) X(an_array) X(shared_memory) X(a_count)
+template <bool FINE> __global__ void a_copy_without_wait(float *out)
+{
+    ONT_SHARED(float, values);
+    if (threadIdx.x == 0) ont_copy16_async(values, nullptr, false);
+    if (FINE) ont_copy_wait();
+    out[blockIdx.x * PART + threadIdx.x] = 1;
+}
+
+#define OTHERS(X) X(a_vector) X(a_number) X(an_array) X(shared_memory) X(a_count) X(a_copy_without_wait)
 
 #define PLANTED(X) \
     X(write_then_read) X(read_then_write) X(two_sums) X(within_a_warp) X(shuffle_as_barrier) X(barrier_of_a_part) \
     X(warp_barrier_between_warps) X(between_blocks) X(blocks_that_read) X(atomic_and_plain) X(bytes) \
-    X(copies_of_16_bytes)
+    X(copies_of_16_bytes) X(a_copy_under_way) X(a_copy_too_early)
 
 extern "C" __attribute__((visibility("default"))) const char *ont_planted(const char *name, int fine)
 {

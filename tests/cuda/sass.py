@@ -5,7 +5,7 @@ multiprocessor is busy with them.
     python tests/cuda/sass.py [--write]             loops.tsv against what nvcc makes of the sources now
 
 A loop is the smallest that has all tensor-core instructions of its kernel. Of the ways through it that one is counted
-which has the most products and exponentials, and of those the shortest: all is computed, and nothing is masked or
+which has the most products, exponentials and copies to shared memory, and of those the shortest: all is computed, and nothing is masked or
 dropped. Loops within it count as one pass. --write writes the table.
 """
 
@@ -115,7 +115,7 @@ def usual_way(code: Code, first: int, last: int) -> list[int]:
         if at not in reached:
             continue
         work, length, _ = reached[at]
-        more = (work - code.text[at][1].startswith(("HMMA", "MUFU.EX2")), length + 1)
+        more = (work - code.text[at][1].startswith(("HMMA", "MUFU.EX2", "LDGSTS")), length + 1)
         for to in next_of(code, at, joins):
             if at < to <= last and (to not in reached or more < reached[to][:2]):
                 reached[to] = (*more, at)
