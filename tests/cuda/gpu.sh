@@ -7,9 +7,10 @@
 #     bash tests/cuda/gpu.sh pack FILE.tar.xz
 #
 # Parts: build check memcheck racecheck synccheck bench profile; by default all but profile, compute-sanitizer's in
-# quarters. "memcheck:0/4" is the first of four slices of memcheck. Needs a CUDA build of torch, onnx and pytest in $PYTHON's environment, nvcc for build, and
-# compute-sanitizer (of the CUDA toolkit) for its parts. runner.py documents JOBS, LIMIT and PART_LIMIT. OUT is a folder
-# for results (build/gpu), which are written as they come. KIND_LIMIT: seconds that one kind of the benchmark may take.
+# quarters. "memcheck:0/4" is the first of four slices of memcheck. Needs a CUDA build of torch, onnx and pytest in
+# $PYTHON's environment, nvcc for build, and compute-sanitizer (of the CUDA toolkit) for its parts. runner.py documents
+# JOBS, LIMIT and PART_LIMIT. OUT is a folder for results (build/gpu), which are written as they come. KIND_LIMIT:
+# seconds that one kind of the benchmark may take; BENCH_ARGS: more arguments of tests/bench/gpu.py.
 #
 # pack writes an archive of the package as it is built here, for sm_$ARCHS (90), and of the scripts above. Unpacked on
 # another machine, `bash tests/cuda/gpu.sh check` runs there without a compiler and without the network.
@@ -32,8 +33,10 @@ build() {
 part() {
     case $1 in
     build) build ;;
-    bench) "${timed[@]}" tests/bench/gpu.py --limit "${KIND_LIMIT:-150}" ;;
-    profile) "${timed[@]}" tests/bench/gpu.py --kernels --kinds onnxtrain,eager --limit "${KIND_LIMIT:-150}" ;;
+    bench) "${timed[@]}" tests/bench/gpu.py --limit "${KIND_LIMIT:-150}" ${BENCH_ARGS:-} ;;
+    profile)
+        "${timed[@]}" tests/bench/gpu.py --kernels --kinds onnxtrain,eager --limit "${KIND_LIMIT:-150}" ${BENCH_ARGS:-}
+        ;;
     *) "$python" tests/cuda/runner.py --device "${DEVICE:-cuda:0}" --plugin "$plugin" --out "$out" "$1" ;;
     esac
 }

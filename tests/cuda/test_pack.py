@@ -31,10 +31,14 @@ def unpacked(archive: Path, folder: Path) -> Path:
     return folder
 
 
-def check(folder: Path, **environment: str) -> subprocess.CompletedProcess:
+def parts(folder: Path, *names: str, **environment: str) -> subprocess.CompletedProcess:
     env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "LD_PRELOAD")}
-    return subprocess.run(["bash", "tests/cuda/gpu.sh", f"check:{SLICE}"], cwd=folder, capture_output=True, text=True,
+    return subprocess.run(["bash", "tests/cuda/gpu.sh", *names], cwd=folder, capture_output=True, text=True,
                           env={**env, "PYTHON": sys.executable, "DEVICE": "emulated", "JOBS": "2", **environment})
+
+
+def check(folder: Path, **environment: str) -> subprocess.CompletedProcess:
+    return parts(folder, f"check:{SLICE}", **environment)
 
 
 def test_the_archive_holds_nothing_else(archive):
@@ -55,6 +59,17 @@ def test_every_script_runs_from_the_archive_alone(archive, tmp_path):
     for script in runner.SCRIPTS:
         assert f"\n{script:14} " in done.stdout, done.stdout
     assert (folder / "build/gpu/check_0_60.jsonl").exists() and (folder / "build/gpu/check_0_60.txt").exists()
+
+
+def test_the_benchmark_runs_from_the_archive_alone(archive, tmp_path):
+    """On the CPU, where it may miss goals of a GPU."""
+    folder = unpacked(archive, tmp_path / "bench")
+    done = parts(folder, "profile", "bench",
+                 BENCH_ARGS="--device cpu --tiny --kinds onnxtrain,eager --rounds 2 --model gpt2")
+    assert "Traceback" not in done.stdout + done.stderr, done.stdout[-3000:] + done.stderr[-2000:]
+    profile, bench = (folder / f"build/gpu/{name}.txt" for name in ("profile", "bench"))
+    assert "==== profile failed" not in done.stdout and "gpt2" in profile.read_text(encoding="utf-8")
+    assert bench.read_text(encoding="utf-8").splitlines()[-1].startswith(("all goals are met", "missed: "))
 
 
 def test_a_planted_failure_and_a_timeout_end_it_with_a_status(archive, tmp_path):
