@@ -1,14 +1,12 @@
-"""What NVIDIA's toolchain says, without a GPU, of what cuda/ writes by hand, generates and compiles.
+"""What NVIDIA's toolchain says, without a GPU, of what cuda/ writes by hand and generates; sass.py: of what it compiles.
 
     export PYTHONPATH=tests
-    python tests/cuda/facts.py fetch nvrtc|headers|nvdisasm     PyPI's wheels to build/nvidia: 58 MB, over 1 GB, 5 MB
+    python tests/cuda/facts.py fetch nvrtc|headers|disassembler     PyPI's wheels: 58 MB, over 1 GB, 6 MB
     python tests/cuda/facts.py headers                  cuda/libs against the headers of cuBLASLt, cuDNN and NCCL
     python tests/cuda/facts.py generated [COUNT]        generated kernels through NVRTC, for each of ARCHITECTURES
-    python tests/cuda/facts.py registers [--write]      kernels.tsv against what ptxas has said in the build in place
-    python tests/cuda/facts.py divisions                64-bit divisions in machine code of kernels that must have none
 
 `generated` runs programs on the emulated device and compiles COUNT of the kernels that they generate, drawn by the seed
-of the tests, or all. `divisions` compiles by nvcc. `registers` needs a build with ONNXTRAIN_CUDA_ARCHS=90; --write writes the table.
+of the tests, or all.
 
 Each command prints what is wrong, and ends with status 1 where something is.
 """
@@ -26,31 +24,31 @@ import tempfile
 import zipfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import NamedTuple
 
 from seeds import drawn_seed
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 FOLDER = ROOT / "build/nvidia"
-BUILD = f"build/temp.*-{sys.version_info.major}{sys.version_info.minor}"  # setup.py's
 WHEELS = {"nvrtc": ("nvidia-cuda-nvrtc",), "headers": ("nvidia-cublas", "nvidia-cudnn-cu13", "nvidia-nccl-cu13"),
-          "nvdisasm": ("nvidia-cuda-nvdisasm",)}
+          "disassembler": ("nvidia-cuda-nvdisasm", "nvidia-cuda-cuobjdump")}
 ARCHITECTURES = (80, 90, 100)
-TABLE = HERE / "kernels.tsv"
+ARCHITECTURE = 90  # of the tables of sass.py
 
 
 # ---- wheels ----
 
 def fetch(part: str) -> None:
     """Headers and NVRTC of wheels that pip downloads; the rest of the libraries is over a gigabyte, and not needed."""
-    wanted = re.compile(r"/include/|/lib/libnvrtc|/bin/nvdisasm")
+    wanted = re.compile(r"/include/|/lib/libnvrtc|/bin/(nvdisasm|cuobjdump)$")
     with tempfile.TemporaryDirectory(dir=ROOT / "build") as folder:
         subprocess.run([sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", folder, *WHEELS[part]],
                        check=True)
         for wheel in Path(folder).glob("*.whl"):
             with zipfile.ZipFile(wheel) as archive:
                 archive.extractall(FOLDER / part, [name for name in archive.namelist() if wanted.search(name)])
+        for program in (FOLDER / part).rglob("bin/*"):
+            program.chmod(0o755)  # which zipfile leaves out
 
 
 def includes() -> list[Path]:
@@ -145,11 +143,6 @@ def generated(plugin: Path, count: int | None) -> list[str]:
 
 # ---- divisions ----
 
-# In the source, kernels whose names begin so: each thread computes indices, by multiplications. A division of 64 bits is
-# a function of some 70 instructions.
-UNDIVIDED = {"copy": ("short_copy_kernel", "rotate_kernel"), "norm": ("norm_kernel", "norm_grad_kernel")}
-
-
 def machine_code(source: Path, folder: Path) -> Path:
     """What nvcc makes of it for ARCHITECTURE."""
     made = folder / f"{source.stem}.cubin"
@@ -170,15 +163,6 @@ def divisions(code: Path) -> dict[str, list[str]]:
             for section, name in zip(kernels, names, strict=True)}
 
 
-def divided(source: str, starts: tuple[str, ...]) -> list[str]:
-    """The kernels of cuda/kernels/SOURCE.cu whose names begin so, and that divide 64 bits; all where there are none."""
-    with tempfile.TemporaryDirectory() as folder:
-        found = divisions(machine_code(ROOT / f"cuda/kernels/{source}.cu", Path(folder)))
-    chosen = {start: [name for name in found if name.startswith(start)] for start in starts}
-    return [*(f"{source}: no kernel is called {start}" for start, names in chosen.items() if not names),
-            *(f"{name}: {', '.join(found[name])}" for names in chosen.values() for name in names if found[name])]
-
-
 def divided_of_text(text: str) -> list[str]:
     """The functions of 64-bit divisions in a generated kernel, with the emulation's preamble."""
     with tempfile.TemporaryDirectory() as folder:
@@ -186,82 +170,6 @@ def divided_of_text(text: str) -> list[str]:
         source.write_text(text.split(FOOTER)[0])
         (found,) = divisions(machine_code(source, Path(folder))).values()
     return found
-
-
-# ---- registers and spills ----
-
-ARCHITECTURE = 90  # of the table
-
-
-class Kernel(NamedTuple):
-    """The most of all instances of one kernel function."""
-    instances: int
-    registers: int
-    spilled: int  # bytes
-    shared: int  # bytes that are not dynamic
-
-    def joined(self, other: Kernel) -> Kernel:
-        return Kernel(self.instances + other.instances, *map(max, self[1:], other[1:]))
-
-
-def warps(registers: int) -> int:
-    """Of a multiprocessor of 65,536 registers, which are given to a warp in units of 256."""
-    return min(64, 65536 // (-(-registers * 32 // 256) * 256) // 4 * 4)
-
-
-def read_logs(logs: Iterable[Path]) -> dict[str, Kernel]:
-    """By the kernels' names, for ARCHITECTURE."""
-    entry = re.compile(rf"Compiling entry function '(\w+)' for 'sm_{ARCHITECTURE}'(.*?)(?=Compiling entry|\Z)", re.S)
-    kernels: dict[str, Kernel] = {}
-    for log in logs:
-        found = entry.findall(log.read_text())
-        names = subprocess.run(["c++filt"], input="".join(f"{name}\n" for name, _ in found), text=True,
-                               capture_output=True, check=True).stdout.splitlines()
-        for name, (_, text) in zip(names, found, strict=True):
-            used = re.search(r"Used (\d+) registers", text)
-            spilled = sum(map(int, re.findall(r"(\d+) bytes spill (?:stores|loads)", text)))
-            shared = sum(map(int, re.findall(r"(\d+) bytes smem", text)))
-            plain = re.match(r"[:\w]*", re.sub(r"^void |\(anonymous namespace\)::|_INTERNAL_\w+::", "", name))
-            kernel = Kernel(1, int(used[1]) if used else 0, spilled, shared)
-            key = f"{log.stem.split('.')[0]}:{plain[0] if plain else name}"
-            kernels[key] = kernels[key].joined(kernel) if key in kernels else kernel
-    return kernels
-
-
-def read_table(path: Path = TABLE) -> dict[str, Kernel]:
-    lines = [line.split("\t") for line in path.read_text().splitlines() if not line.startswith("#")]
-    return {name: Kernel(*map(int, numbers)) for name, *numbers in lines[1:]}
-
-
-def write_table(kernels: dict[str, Kernel], path: Path = TABLE) -> None:
-    rows = ["\t".join(("kernel", *Kernel._fields))]
-    rows += ["\t".join((name, *map(str, kernel))) for name, kernel in sorted(kernels.items())]
-    title = f"# The most of all instances, by ptxas for sm_{ARCHITECTURE}; made by facts.py registers --write"
-    path.write_text("".join(f"{row}\n" for row in (title, *rows)))
-
-
-def check_kernels(found: dict[str, Kernel], known: dict[str, Kernel]) -> list[str]:
-    """Kernels with more spills, or with so many more registers that fewer warps fit a multiprocessor."""
-    wrong = [f"{name}: only one of table and build has it; write {TABLE.name} again"
-             for name in sorted(found.keys() ^ known.keys())]
-    for name in sorted(found.keys() & known.keys()):
-        new, old = found[name], known[name]
-        if new.spilled > old.spilled:
-            wrong.append(f"{name}: {new.spilled} bytes of spills, before {old.spilled}")
-        if warps(new.registers) < warps(old.registers):
-            wrong.append(f"{name}: {new.registers} registers leave room for {warps(new.registers)} warps, before "
-                         f"{old.registers} for {warps(old.registers)}")
-    return wrong
-
-
-def registers(write: bool) -> list[str]:
-    found = read_logs(sorted(ROOT.glob(f"{BUILD}/cuda/kernels/*.ptxas")))
-    if not found:
-        return [f"the build in place has no kernels for sm_{ARCHITECTURE}"]
-    if write:
-        write_table(found)
-    print(f"{sum(kernel.instances for kernel in found.values())} instances of {len(found)} kernels")
-    return check_kernels(found, read_table())
 
 
 def main(command: str, *arguments: str) -> None:
@@ -276,10 +184,6 @@ def main(command: str, *arguments: str) -> None:
         built = subprocess.run([sys.executable, str(script), str(folder)], check=True, text=True,
                                capture_output=True).stdout
         wrong = generated(Path(built.splitlines()[-1]), int(arguments[0]) if arguments else None)
-    elif command == "divisions":
-        wrong = [line for source, starts in UNDIVIDED.items() for line in divided(source, starts)]
-    elif command == "registers":
-        wrong = registers("--write" in arguments)
     else:
         raise SystemExit(__doc__)
     for line in filter(None, wrong):
