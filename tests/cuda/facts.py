@@ -5,8 +5,8 @@
     python tests/cuda/facts.py headers                  cuda/libs against the headers of cuBLASLt, cuDNN and NCCL
     python tests/cuda/facts.py generated [COUNT]        generated kernels through NVRTC, for each of ARCHITECTURES
 
-`generated` runs programs on the emulated device and compiles COUNT of the kernels that they generate, drawn by the seed
-of the tests, or all.
+`generated` runs programs, the models of models.py and the cases of tests/ops on the emulated device, and compiles COUNT
+of the kernels that they generate, drawn by the seed of the tests, or all: minutes. The tests draw from fewer programs.
 
 Each command prints what is wrong, and ends with status 1 where something is.
 """
@@ -15,12 +15,14 @@ from __future__ import annotations
 
 import concurrent.futures
 import ctypes
+import json
 import os
 import random
 import re
 import subprocess
 import sys
 import tempfile
+import tomllib
 import zipfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -76,24 +78,31 @@ def check_headers(folders: list[Path], cuda: Path = ROOT / "cuda") -> str:
 
 # ---- generated kernels ----
 
-PROGRAMS = "mlp,mlp_halves,transformer,loss,groups,steps,drops,gelu_epilogues"
+# Scripts and their arguments: of what the tests draw from, and what there is besides.
+PROGRAMS = (("programs.py", "mlp,mlp_halves,transformer,loss,groups,steps,drops,gelu_epilogues"), ("dropout.py", "2/7"))
+MODELS_AND_CASES = tuple((script, f"{part}/4") for script in ("models.py", "cases.py") for part in range(4))
 EMULATED = '#include "kernels/launch.cuh"\n'  # the emulation's preamble and footer: cuda/emulate/jit.c
 FOOTER = '\nextern "C" __attribute__((visibility("default"))) int ont_fused_launch'
 
 
-def generated_sources(plugin: Path) -> list[str]:
-    """The kernels that programs and torch's dropout generate, with the emulation's preamble, in the order of their
-    texts.
+def generated_sources(plugin: Path, scripts: Iterable[tuple[str, str]] = PROGRAMS) -> list[str]:
+    """The kernels that scripts of this folder generate, with the emulation's preamble, in the order of their texts, each
+    once. Raises RuntimeError where a script, or one of its cases, fails.
     """
-    paths = os.pathsep.join(str(ROOT / path) for path in ("", "tests", "tests/bench", "tests/graph", "tests/ops",
-                                                          "tests/optim"))
-    with tempfile.TemporaryDirectory() as folder:
+    options = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
+    paths = os.pathsep.join(str(ROOT / path) for path in ("", *options["pythonpath"]))
+    with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         keep = f': %s; cp %s "$(mktemp {folder}/XXXXXXXX.cu)"; false'  # refused: the programs go on without it
-        for script, part in (("programs.py", PROGRAMS), ("dropout.py", "2/7")):
+
+        def run(job: tuple[str, str]) -> None:
+            script, part = job
             done = subprocess.run([sys.executable, str(HERE / script), str(plugin), "emulated", part], text=True,
                                   capture_output=True, env={**os.environ, "PYTHONPATH": paths, "ONT_EMULATE_JIT": keep})
-            if done.returncode:
-                raise RuntimeError(done.stderr[-2000:])
+            failed = json.loads(done.stdout.splitlines()[-1])["failed"] if not done.returncode else done.stderr[-2000:]
+            if failed:
+                raise RuntimeError(f"{script} {part}: {failed}")
+
+        list(pool.map(run, scripts))
         return sorted({path.read_text() for path in Path(folder).iterdir()})
 
 
@@ -135,9 +144,9 @@ def generated(plugin: Path, count: int | None) -> list[str]:
     library = nvrtc()
     if not library:
         return ["NVRTC is not in build/nvidia: fetch nvrtc"]
-    sources = generated_sources(plugin)
+    sources = generated_sources(plugin, (*PROGRAMS, *MODELS_AND_CASES))
     some = sources if count is None else drawn(sources, count)
-    print(f"{len(some)} of {len(sources)} generated kernels for sm_{', sm_'.join(map(str, ARCHITECTURES))}")
+    print(f"{len(some)} of {len(sources)} distinct generated kernels, for sm_{', sm_'.join(map(str, ARCHITECTURES))}")
     return check_generated(library, some) if sources else ["the programs generate no kernels"]
 
 

@@ -59,6 +59,24 @@ def test_programs_generate_kernels_of_each_kind(sources):
         assert any(part in source.split("ont_fused")[1] for source in sources), part
 
 
+def test_a_script_with_a_case_that_fails_is_an_error(emulated):
+    """Else its kernels would be missed without a word."""
+    with pytest.raises(RuntimeError, match="models.py nothing: .*KeyError"):
+        facts.generated_sources(emulated, [("models.py", "nothing")])
+
+
+@needs_nvrtc
+def test_the_command_compiles_models_and_cases_too(monkeypatch, capsys):
+    """And says how many kernels there are."""
+    asked, compiled = [], []
+    monkeypatch.setattr(facts, "generated_sources", lambda plugin, scripts: asked.extend(scripts) or ["a", "b", "c"])
+    monkeypatch.setattr(facts, "check_generated", lambda library, sources: compiled.extend(sources) or [])
+    assert not facts.generated(facts.ROOT, None) and compiled == ["a", "b", "c"]
+    assert not facts.generated(facts.ROOT, 2) and len(compiled) == 5
+    assert {script for script, _ in asked} == {"programs.py", "dropout.py", "models.py", "cases.py"}
+    assert "3 of 3 distinct generated kernels" in (out := capsys.readouterr().out) and "2 of 3 distinct" in out
+
+
 @needs_nvcc
 def test_a_division_of_64_bits_is_found(tmp_path):
     (tmp_path / "one.cu").write_text("__global__ void one(long *p, long n) { *p /= n; }\n"
