@@ -1,4 +1,4 @@
-"""What NVIDIA's toolchain says, without a GPU, of what cuda/ writes by hand and generates; sass.py: of what it compiles.
+"""What NVIDIA's toolchain says, without a GPU, of what cuda/ writes and generates; sass.py: of what it compiles.
 
     export PYTHONPATH=tests
     python tests/cuda/facts.py fetch nvrtc|headers|disassembler     PyPI's wheels: 58 MB, over 1 GB, 6 MB
@@ -86,8 +86,8 @@ FOOTER = '\nextern "C" __attribute__((visibility("default"))) int ont_fused_laun
 
 
 def generated_sources(plugin: Path, scripts: Iterable[tuple[str, str]] = PROGRAMS) -> list[str]:
-    """The kernels that scripts of this folder generate, with the emulation's preamble, in the order of their texts, each
-    once. Raises RuntimeError where a script, or one of its cases, fails.
+    """The kernels that scripts of this folder generate, with the emulation's preamble, each once, in the order of their
+    texts. Raises RuntimeError where a script, or one of its cases, fails.
     """
     options = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
     paths = os.pathsep.join(str(ROOT / path) for path in ("", *options["pythonpath"]))

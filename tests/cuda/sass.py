@@ -224,8 +224,8 @@ def threads_of(text: str) -> dict[str, int]:
 
 # ---- kernels ----
 
-# Bytes of dynamic shared memory that a launcher asks for, by the numbers among an instance's template arguments, and the
-# size of a float; in flash.cu, for the largest heads of the instance. test_sass.py compares them with launches.
+# Bytes of dynamic shared memory that a launcher asks for, by the size of a float and the numbers among an instance's
+# template arguments; in flash.cu, for the largest heads of the instance. test_sass.py compares them with launches.
 DYNAMIC: dict[str, Callable[..., int]] = {
     "flash_mma:flash_mma_kernel": lambda z, size, rows, keys: (64 * rows + 2 * keys) * (size + 8) * 2,
     "flash_mma_grad:flash_mma_dq_kernel": lambda z, size, keys: (128 + 2 * keys) * (size + 8) * 2,
@@ -253,9 +253,7 @@ def warps(registers: int, threads: int = 128, shared: int = 0) -> int:
 
 
 class Kernel(NamedTuple):
-    """Of all instances of one kernel function: how many, the most of the next four, the least of `warps`, and sums of the
-    others.
-    """
+    """Of all instances of one kernel function: how many, the most of the next four, the least of `warps`, else sums."""
     instances: int
     registers: int
     spilled: int  # bytes
@@ -372,8 +370,8 @@ def read_kernels(path: Path = KERNELS) -> tuple[dict[str, Kernel], str]:
 
 
 def write_kernels(kernels: dict[str, Kernel], compiler: str, path: Path = KERNELS) -> None:
-    title = f"# The most, least or sum of all instances, by nvcc {compiler} for sm_{ARCHITECTURE}; made by sass.py --write"
-    write_rows(path, title, Kernel._fields, dict(sorted(kernels.items())))
+    title = f"# The most, least or sum of all instances, by nvcc {compiler} for sm_{ARCHITECTURE}"
+    write_rows(path, f"{title}; made by sass.py --write", Kernel._fields, dict(sorted(kernels.items())))
 
 
 def by_registers(kernels: dict[str, Kernel]) -> dict[str, Kernel]:
@@ -421,7 +419,7 @@ def main(*arguments: str) -> None:
     folder = next(iter(ROOT.glob(BUILD)), None)
     build = read_build(folder) if folder else Build({}, {}, "")
     if not build.kernels:
-        raise SystemExit(f"the build in place has no kernels for sm_{ARCHITECTURE} (ONNXTRAIN_CUDA_ARCHS={ARCHITECTURE})")
+        raise SystemExit(f"the build in place is without ONNXTRAIN_CUDA_ARCHS={ARCHITECTURE}")
     if "--write" in arguments:
         if not build.compiler:
             raise SystemExit("nvdisasm is not in build/nvidia: facts.py fetch disassembler")

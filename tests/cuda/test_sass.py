@@ -136,7 +136,8 @@ def test_warps_by_blocks_and_shared_memory(sizes, warps):
     assert sass.warps(*sizes) == warps
 
 
-KNOWN = {"norm:rows": Kernel(4, 64, 8, 0, 256, 32, 128, *[10] * 8), "norm:sums": Kernel(2, 90, 0, 0, 256, 16, 32, *[0] * 8)}
+KNOWN = {"norm:rows": Kernel(4, 64, 8, 0, 256, 32, 128, *[10] * 8),
+         "norm:sums": Kernel(2, 90, 0, 0, 256, 16, 32, *[0] * 8)}
 NOT_COMPARED = ("instances", "registers", "shared", "threads", "mufu")
 
 
@@ -229,8 +230,8 @@ def test_what_is_worse_is_found_in_machine_code(tmp_path):
 @needs_compiler
 def test_a_kernel_without_launch_bounds_is_an_error(tmp_path):
     (tmp_path / "one.cu").write_text("__global__ void one(float *x) { *x = 1; }\n")
-    done = subprocess.run(["nvcc", "-c", "-Xptxas=-v", "-arch=sm_90", "one.cu", "-o", "one.cu.o"], cwd=tmp_path, check=True,
-                          capture_output=True, text=True)
+    done = subprocess.run(["nvcc", "-c", "-Xptxas=-v", "-arch=sm_90", "one.cu", "-o", "one.cu.o"], cwd=tmp_path,
+                          check=True, capture_output=True, text=True)
     (tmp_path / "one.cu.ptxas").write_text(done.stderr)
     with pytest.raises(ValueError, match=r"one\(float\*\) has no launch bounds"):
         sass.read_build(tmp_path)
