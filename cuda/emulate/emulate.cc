@@ -429,13 +429,14 @@ static void abandon()
 static struct count {
     const char *name;
     long n;
+    size_t shared;
 } counts[256];
 
-static void count_launch(const char *name)
+static void count_launch(const char *name, size_t shared)
 {
     count *c = counts;
     while (c < counts + 255 && c->name && c->name != name) c++;
-    *c = {name, c->n + 1};
+    *c = {name, c->n + 1, shared};
 }
 
 extern "C" long ont_emulate_launches(const char *part)
@@ -444,6 +445,13 @@ extern "C" long ont_emulate_launches(const char *part)
     for (const count *c = counts; c < counts + 256; c++)
         if (c->name && strstr(c->name, part)) n += c->n;
     return n;
+}
+
+extern "C" size_t ont_emulate_shared(const char *part)
+{
+    for (const count *c = counts; c < counts + 256; c++)
+        if (c->name && strstr(c->name, part)) return c->shared;
+    return 0;
 }
 
 /* Of attention (kernels/flash.cuh): tiles of scores so far. */
@@ -492,7 +500,7 @@ int ont_emulate_launch(const char *name, dim3 grid, dim3 block, size_t shared, v
     }
     const char *given = getenv("ONT_EMULATE_ORDER"), *kind = given ? given : "";
     bool fine = true;
-    count_launch(name);
+    count_launch(name, shared);
     now.name = name;
     now.body = body;
     now.context = context;

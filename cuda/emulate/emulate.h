@@ -75,6 +75,8 @@ void ont_emulate_copy(void *to, const void *from, size_t bytes);
 void ont_emulate_copy_wait(void);
 /* Number of launches so far of kernels with `part` in their names. */
 extern "C" __attribute__((visibility("default"))) long ont_emulate_launches(const char *part);
+/* Bytes of dynamic shared memory of the last launch of the first such kernel. */
+extern "C" __attribute__((visibility("default"))) size_t ont_emulate_shared(const char *part);
 /* 0, or an error code for the launch macro; the message is kept for ont_emulate_error(). */
 /* The name; ends the process where the stream is another device's than the current one. */
 const char *ont_emulate_on_stream(const char *name, const void *stream);

@@ -261,7 +261,7 @@ template <class A> struct channel_operands {
 };
 
 /* By channel: the statistics, joined from the ranges or running ones, and the line of y = x * line[0] + line[1]. */
-template <class A> __global__ void batchnorm_channel_kernel(layout l, const channel_operands<A> f)
+template <class A> __global__ void __launch_bounds__(32) batchnorm_channel_kernel(layout l, const channel_operands<A> f)
 {
     ONT_FOR(c, l.c)
     {
@@ -347,7 +347,7 @@ template <class T, class A> struct channel_gradient_operands {
 
 /* By channel: dscale, dbias, and the line of dx = line[0] * (dy - line[1] - (x - mean) * line[2]). */
 template <class T, class A>
-__global__ void batchnorm_grad_channel_kernel(layout l, const channel_gradient_operands<T, A> f)
+__global__ void __launch_bounds__(32) batchnorm_grad_channel_kernel(layout l, const channel_gradient_operands<T, A> f)
 {
     ONT_FOR(c, l.c)
     {

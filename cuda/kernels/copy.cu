@@ -374,7 +374,7 @@ struct stored_words {
     uint64_t word[4];
 };
 
-__global__ void store_kernel(uint64_t *to, const stored_words words, int n)
+__global__ void __launch_bounds__(4) store_kernel(uint64_t *to, const stored_words words, int n)
 {
     if ((int)threadIdx.x < n) to[threadIdx.x] = words.word[threadIdx.x];
 }

@@ -5,8 +5,9 @@
 #include "kernels/flash_mma.cuh"
 
 /*
- * dropout_bits() for transposed scores: random_bits[2 r + c] belongs to query row + c and key j + 8 r. Four lanes, of keys j
- * to j + 3 from a multiple of four on, make one Philox call each, for one query and four keys, and transpose the words.
+ * dropout_bits() for transposed scores: random_bits[2 r + c] belongs to query row + c and key j + 8 r. Four lanes, of
+ * keys j to j + 3 from a multiple of four on, make one Philox call each, for one query and four keys, and transpose the
+ * words.
  */
 ONT_DEVICE void dropout_bits_transposed(const ont_flash_params &f, int64_t row, int j, uint32_t random_bits[4])
 {

@@ -5,12 +5,12 @@
 
 #include "kernels/sdpa.h"
 
-__global__ void stats_to_lse_kernel(const float *stats, float *lse, int64_t n)
+__global__ void __launch_bounds__(ONT_THREADS) stats_to_lse_kernel(const float *stats, float *lse, int64_t n)
 {
     ONT_FOR(i, n) lse[i] = stats[2 * i] + logf(stats[2 * i + 1]);
 }
 
-__global__ void lse_to_stats_kernel(const float *lse, float *stats, int64_t n)
+__global__ void __launch_bounds__(ONT_THREADS) lse_to_stats_kernel(const float *lse, float *stats, int64_t n)
 {
     ONT_FOR(i, n)
     {
@@ -23,7 +23,8 @@ enum { THREADS = 128, WARPS = 4 };
 
 /* A warp takes a row. */
 template <class T>
-__global__ void row_differences_kernel(const T *got, const T *want, float *differences, int64_t rows, int64_t n)
+__global__ void __launch_bounds__(THREADS)
+    row_differences_kernel(const T *got, const T *want, float *differences, int64_t rows, int64_t n)
 {
     int lane = (int)threadIdx.x & 31;
     for (int64_t row = (int64_t)blockIdx.x * WARPS + (threadIdx.x >> 5); row < rows;

@@ -134,7 +134,7 @@ __global__ void __launch_bounds__(ONT_THREADS)
     }
 }
 
-__global__ void unique_none_kernel(int64_t *count) { *count = 0; }
+__global__ void __launch_bounds__(1) unique_none_kernel(int64_t *count) { *count = 0; }
 
 struct unique_parts {
     size_t order, other, marks, numbers, begins, bytes; /* keys are first */

@@ -15,10 +15,10 @@ part() {
     "$@" || { status=1; echo "==== failed: $*"; }
     echo "==== $((SECONDS - begin)) s: $*"
 }
-for wheels in nvrtc headers nvdisasm; do
+for wheels in nvrtc headers disassembler; do
     [ -e "build/nvidia/$wheels" ] || "$PYTHON" tests/cuda/facts.py fetch $wheels
 done
-for fact in registers headers generated divisions; do part "$PYTHON" tests/cuda/facts.py $fact; done
+for fact in headers generated; do part "$PYTHON" tests/cuda/facts.py $fact; done
 part "$PYTHON" tests/cuda/sass.py
 part env PYTHONPATH="$ROOT" "$PYTHON" -m pytest -q -n 2 --full tests/cuda
 exit $status

@@ -1,14 +1,12 @@
-"""What NVIDIA's toolchain says, without a GPU, of what cuda/ writes by hand, generates and compiles.
+"""What NVIDIA's toolchain says, without a GPU, of what cuda/ writes and generates; sass.py: of what it compiles.
 
     export PYTHONPATH=tests
-    python tests/cuda/facts.py fetch nvrtc|headers|nvdisasm     PyPI's wheels to build/nvidia: 58 MB, over 1 GB, 5 MB
+    python tests/cuda/facts.py fetch nvrtc|headers|disassembler     PyPI's wheels: 58 MB, over 1 GB, 6 MB
     python tests/cuda/facts.py headers                  cuda/libs against the headers of cuBLASLt, cuDNN and NCCL
     python tests/cuda/facts.py generated [COUNT]        generated kernels through NVRTC, for each of ARCHITECTURES
-    python tests/cuda/facts.py registers [--write]      kernels.tsv against what ptxas has said in the build in place
-    python tests/cuda/facts.py divisions                64-bit divisions in machine code of kernels that must have none
 
-`generated` runs programs on the emulated device and compiles COUNT of the kernels that they generate, drawn by the seed
-of the tests, or all. `divisions` compiles by nvcc. `registers` needs a build with ONNXTRAIN_CUDA_ARCHS=90; --write writes the table.
+`generated` runs programs, the models of models.py and the cases of tests/ops on the emulated device, and compiles COUNT
+of the kernels that they generate, drawn by the seed of the tests, or all: minutes. The tests draw from fewer programs.
 
 Each command prints what is wrong, and ends with status 1 where something is.
 """
@@ -17,40 +15,42 @@ from __future__ import annotations
 
 import concurrent.futures
 import ctypes
+import json
 import os
 import random
 import re
 import subprocess
 import sys
 import tempfile
+import tomllib
 import zipfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import NamedTuple
 
 from seeds import drawn_seed
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 FOLDER = ROOT / "build/nvidia"
-BUILD = f"build/temp.*-{sys.version_info.major}{sys.version_info.minor}"  # setup.py's
 WHEELS = {"nvrtc": ("nvidia-cuda-nvrtc",), "headers": ("nvidia-cublas", "nvidia-cudnn-cu13", "nvidia-nccl-cu13"),
-          "nvdisasm": ("nvidia-cuda-nvdisasm",)}
+          "disassembler": ("nvidia-cuda-nvdisasm", "nvidia-cuda-cuobjdump")}
 ARCHITECTURES = (80, 90, 100)
-TABLE = HERE / "kernels.tsv"
+ARCHITECTURE = 90  # of the tables of sass.py
 
 
 # ---- wheels ----
 
 def fetch(part: str) -> None:
     """Headers and NVRTC of wheels that pip downloads; the rest of the libraries is over a gigabyte, and not needed."""
-    wanted = re.compile(r"/include/|/lib/libnvrtc|/bin/nvdisasm")
+    wanted = re.compile(r"/include/|/lib/libnvrtc|/bin/(nvdisasm|cuobjdump)$")
     with tempfile.TemporaryDirectory(dir=ROOT / "build") as folder:
         subprocess.run([sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", folder, *WHEELS[part]],
                        check=True)
         for wheel in Path(folder).glob("*.whl"):
             with zipfile.ZipFile(wheel) as archive:
                 archive.extractall(FOLDER / part, [name for name in archive.namelist() if wanted.search(name)])
+        for program in (FOLDER / part).rglob("bin/*"):
+            program.chmod(0o755)  # which zipfile leaves out
 
 
 def includes() -> list[Path]:
@@ -78,24 +78,31 @@ def check_headers(folders: list[Path], cuda: Path = ROOT / "cuda") -> str:
 
 # ---- generated kernels ----
 
-PROGRAMS = "mlp,mlp_halves,transformer,loss,groups,steps,drops,gelu_epilogues"
+# Scripts and their arguments: of what the tests draw from, and what there is besides.
+PROGRAMS = (("programs.py", "mlp,mlp_halves,transformer,loss,groups,steps,drops,gelu_epilogues"), ("dropout.py", "2/7"))
+MODELS_AND_CASES = tuple((script, f"{part}/4") for script in ("models.py", "cases.py") for part in range(4))
 EMULATED = '#include "kernels/launch.cuh"\n'  # the emulation's preamble and footer: cuda/emulate/jit.c
 FOOTER = '\nextern "C" __attribute__((visibility("default"))) int ont_fused_launch'
 
 
-def generated_sources(plugin: Path) -> list[str]:
-    """The kernels that programs and torch's dropout generate, with the emulation's preamble, in the order of their
-    texts.
+def generated_sources(plugin: Path, scripts: Iterable[tuple[str, str]] = PROGRAMS) -> list[str]:
+    """The kernels that scripts of this folder generate, with the emulation's preamble, each once, in the order of their
+    texts. Raises RuntimeError where a script, or one of its cases, fails.
     """
-    paths = os.pathsep.join(str(ROOT / path) for path in ("", "tests", "tests/bench", "tests/graph", "tests/ops",
-                                                          "tests/optim"))
-    with tempfile.TemporaryDirectory() as folder:
+    options = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
+    paths = os.pathsep.join(str(ROOT / path) for path in ("", *options["pythonpath"]))
+    with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         keep = f': %s; cp %s "$(mktemp {folder}/XXXXXXXX.cu)"; false'  # refused: the programs go on without it
-        for script, part in (("programs.py", PROGRAMS), ("dropout.py", "2/7")):
+
+        def run(job: tuple[str, str]) -> None:
+            script, part = job
             done = subprocess.run([sys.executable, str(HERE / script), str(plugin), "emulated", part], text=True,
                                   capture_output=True, env={**os.environ, "PYTHONPATH": paths, "ONT_EMULATE_JIT": keep})
-            if done.returncode:
-                raise RuntimeError(done.stderr[-2000:])
+            failed = json.loads(done.stdout.splitlines()[-1])["failed"] if not done.returncode else done.stderr[-2000:]
+            if failed:
+                raise RuntimeError(f"{script} {part}: {failed}")
+
+        list(pool.map(run, scripts))
         return sorted({path.read_text() for path in Path(folder).iterdir()})
 
 
@@ -137,18 +144,13 @@ def generated(plugin: Path, count: int | None) -> list[str]:
     library = nvrtc()
     if not library:
         return ["NVRTC is not in build/nvidia: fetch nvrtc"]
-    sources = generated_sources(plugin)
+    sources = generated_sources(plugin, (*PROGRAMS, *MODELS_AND_CASES))
     some = sources if count is None else drawn(sources, count)
-    print(f"{len(some)} of {len(sources)} generated kernels for sm_{', sm_'.join(map(str, ARCHITECTURES))}")
+    print(f"{len(some)} of {len(sources)} distinct generated kernels, for sm_{', sm_'.join(map(str, ARCHITECTURES))}")
     return check_generated(library, some) if sources else ["the programs generate no kernels"]
 
 
 # ---- divisions ----
-
-# In the source, kernels whose names begin so: each thread computes indices, by multiplications. A division of 64 bits is
-# a function of some 70 instructions.
-UNDIVIDED = {"copy": ("short_copy_kernel", "rotate_kernel"), "norm": ("norm_kernel", "norm_grad_kernel")}
-
 
 def machine_code(source: Path, folder: Path) -> Path:
     """What nvcc makes of it for ARCHITECTURE."""
@@ -170,15 +172,6 @@ def divisions(code: Path) -> dict[str, list[str]]:
             for section, name in zip(kernels, names, strict=True)}
 
 
-def divided(source: str, starts: tuple[str, ...]) -> list[str]:
-    """The kernels of cuda/kernels/SOURCE.cu whose names begin so, and that divide 64 bits; all where there are none."""
-    with tempfile.TemporaryDirectory() as folder:
-        found = divisions(machine_code(ROOT / f"cuda/kernels/{source}.cu", Path(folder)))
-    chosen = {start: [name for name in found if name.startswith(start)] for start in starts}
-    return [*(f"{source}: no kernel is called {start}" for start, names in chosen.items() if not names),
-            *(f"{name}: {', '.join(found[name])}" for names in chosen.values() for name in names if found[name])]
-
-
 def divided_of_text(text: str) -> list[str]:
     """The functions of 64-bit divisions in a generated kernel, with the emulation's preamble."""
     with tempfile.TemporaryDirectory() as folder:
@@ -186,82 +179,6 @@ def divided_of_text(text: str) -> list[str]:
         source.write_text(text.split(FOOTER)[0])
         (found,) = divisions(machine_code(source, Path(folder))).values()
     return found
-
-
-# ---- registers and spills ----
-
-ARCHITECTURE = 90  # of the table
-
-
-class Kernel(NamedTuple):
-    """The most of all instances of one kernel function."""
-    instances: int
-    registers: int
-    spilled: int  # bytes
-    shared: int  # bytes that are not dynamic
-
-    def joined(self, other: Kernel) -> Kernel:
-        return Kernel(self.instances + other.instances, *map(max, self[1:], other[1:]))
-
-
-def warps(registers: int) -> int:
-    """Of a multiprocessor of 65,536 registers, which are given to a warp in units of 256."""
-    return min(64, 65536 // (-(-registers * 32 // 256) * 256) // 4 * 4)
-
-
-def read_logs(logs: Iterable[Path]) -> dict[str, Kernel]:
-    """By the kernels' names, for ARCHITECTURE."""
-    entry = re.compile(rf"Compiling entry function '(\w+)' for 'sm_{ARCHITECTURE}'(.*?)(?=Compiling entry|\Z)", re.S)
-    kernels: dict[str, Kernel] = {}
-    for log in logs:
-        found = entry.findall(log.read_text())
-        names = subprocess.run(["c++filt"], input="".join(f"{name}\n" for name, _ in found), text=True,
-                               capture_output=True, check=True).stdout.splitlines()
-        for name, (_, text) in zip(names, found, strict=True):
-            used = re.search(r"Used (\d+) registers", text)
-            spilled = sum(map(int, re.findall(r"(\d+) bytes spill (?:stores|loads)", text)))
-            shared = sum(map(int, re.findall(r"(\d+) bytes smem", text)))
-            plain = re.match(r"[:\w]*", re.sub(r"^void |\(anonymous namespace\)::|_INTERNAL_\w+::", "", name))
-            kernel = Kernel(1, int(used[1]) if used else 0, spilled, shared)
-            key = f"{log.stem.split('.')[0]}:{plain[0] if plain else name}"
-            kernels[key] = kernels[key].joined(kernel) if key in kernels else kernel
-    return kernels
-
-
-def read_table(path: Path = TABLE) -> dict[str, Kernel]:
-    lines = [line.split("\t") for line in path.read_text().splitlines() if not line.startswith("#")]
-    return {name: Kernel(*map(int, numbers)) for name, *numbers in lines[1:]}
-
-
-def write_table(kernels: dict[str, Kernel], path: Path = TABLE) -> None:
-    rows = ["\t".join(("kernel", *Kernel._fields))]
-    rows += ["\t".join((name, *map(str, kernel))) for name, kernel in sorted(kernels.items())]
-    title = f"# The most of all instances, by ptxas for sm_{ARCHITECTURE}; made by facts.py registers --write"
-    path.write_text("".join(f"{row}\n" for row in (title, *rows)))
-
-
-def check_kernels(found: dict[str, Kernel], known: dict[str, Kernel]) -> list[str]:
-    """Kernels with more spills, or with so many more registers that fewer warps fit a multiprocessor."""
-    wrong = [f"{name}: only one of table and build has it; write {TABLE.name} again"
-             for name in sorted(found.keys() ^ known.keys())]
-    for name in sorted(found.keys() & known.keys()):
-        new, old = found[name], known[name]
-        if new.spilled > old.spilled:
-            wrong.append(f"{name}: {new.spilled} bytes of spills, before {old.spilled}")
-        if warps(new.registers) < warps(old.registers):
-            wrong.append(f"{name}: {new.registers} registers leave room for {warps(new.registers)} warps, before "
-                         f"{old.registers} for {warps(old.registers)}")
-    return wrong
-
-
-def registers(write: bool) -> list[str]:
-    found = read_logs(sorted(ROOT.glob(f"{BUILD}/cuda/kernels/*.ptxas")))
-    if not found:
-        return [f"the build in place has no kernels for sm_{ARCHITECTURE}"]
-    if write:
-        write_table(found)
-    print(f"{sum(kernel.instances for kernel in found.values())} instances of {len(found)} kernels")
-    return check_kernels(found, read_table())
 
 
 def main(command: str, *arguments: str) -> None:
@@ -276,10 +193,6 @@ def main(command: str, *arguments: str) -> None:
         built = subprocess.run([sys.executable, str(script), str(folder)], check=True, text=True,
                                capture_output=True).stdout
         wrong = generated(Path(built.splitlines()[-1]), int(arguments[0]) if arguments else None)
-    elif command == "divisions":
-        wrong = [line for source, starts in UNDIVIDED.items() for line in divided(source, starts)]
-    elif command == "registers":
-        wrong = registers("--write" in arguments)
     else:
         raise SystemExit(__doc__)
     for line in filter(None, wrong):

@@ -10,58 +10,10 @@ from pathlib import Path
 
 import facts
 import pytest
-from facts import Kernel
 
 needs_nvrtc = pytest.mark.skipif(not facts.nvrtc(), reason="tests/cuda/facts.py fetch nvrtc")
 needs_nvcc = pytest.mark.skipif(not shutil.which("nvcc"), reason="nvcc is not installed")
 needs_headers = pytest.mark.skipif(not facts.includes(), reason="tests/cuda/facts.py fetch headers")
-LOG = """ptxas info    : 0 bytes gmem
-ptxas info    : Compiling entry function '_Z4plusIfEvPT_' for 'sm_90'
-ptxas info    : Function properties for _Z4plusIfEvPT_
-    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
-ptxas info    : Used 64 registers, used 1 barriers, 512 bytes smem, 384 bytes cmem[0]
-ptxas info    : Compile time = 1.0 ms
-ptxas info    : Compiling entry function '_Z4plusIdEvPT_' for 'sm_90'
-ptxas info    : Function properties for _Z4plusIdEvPT_
-    16 bytes stack frame, 12 bytes spill stores, 8 bytes spill loads
-ptxas info    : Used 72 registers, used 1 barriers, 384 bytes cmem[0]
-ptxas info    : Compiling entry function '_Z4plusIdEvPT_' for 'sm_80'
-ptxas info    : Used 255 registers, used 1 barriers, 384 bytes cmem[0]
-"""
-
-
-def test_what_ptxas_says(tmp_path):
-    (tmp_path / "sums.cu.ptxas").write_text(LOG)
-    assert facts.read_logs([tmp_path / "sums.cu.ptxas"]) == {"sums:plus": Kernel(2, 72, 20, 512)}
-
-
-def test_the_table_is_read_as_it_is_written(tmp_path):
-    kernels = {"sums:plus": Kernel(2, 72, 20, 512), "norm:rows": Kernel(1, 32, 0, 0)}
-    facts.write_table(kernels, tmp_path / "kernels.tsv")
-    assert facts.read_table(tmp_path / "kernels.tsv") == kernels
-
-
-@pytest.mark.parametrize(("registers", "warps"),
-                         [(32, 64), (40, 48), (64, 32), (65, 28), (72, 28), (128, 16), (255, 8)])
-def test_warps_by_registers(registers, warps):
-    assert facts.warps(registers) == warps
-
-
-def test_what_is_worse_is_found():
-    known = {"norm:rows": Kernel(4, 64, 0, 0), "norm:sums": Kernel(2, 90, 8, 0)}
-    assert not facts.check_kernels({**known, "norm:rows": Kernel(5, 60, 0, 1024)}, known)
-    assert not facts.check_kernels({**known, "norm:sums": Kernel(2, 94, 8, 0)}, known)
-    for name, worse in (("norm:rows", Kernel(4, 65, 0, 0)), ("norm:rows", Kernel(4, 64, 4, 0)),
-                        ("norm:sums", Kernel(2, 90, 12, 0)), ("norm:fresh", Kernel(1, 8, 0, 0))):
-        (found,) = facts.check_kernels({**known, name: worse}, known)
-        assert found.startswith(name)
-
-
-def test_every_kernel_file_is_in_the_table():
-    """.ci/run compares the table with a build; without nvcc, at least no file is forgotten."""
-    named = {name.split(":")[0] for name in facts.read_table()}
-    launching = {path.stem for path in (facts.ROOT / "cuda/kernels").glob("*.cu") if "__global__" in path.read_text()}
-    assert named == launching
 
 
 @needs_headers
@@ -107,21 +59,30 @@ def test_programs_generate_kernels_of_each_kind(sources):
         assert any(part in source.split("ont_fused")[1] for source in sources), part
 
 
-@needs_nvcc
-@pytest.mark.parametrize("source", facts.UNDIVIDED)
-def test_kernels_divide_no_64_bits(source):
-    assert not facts.divided(source, facts.UNDIVIDED[source])
+def test_a_script_with_a_case_that_fails_is_an_error(emulated):
+    """Else its kernels would be missed without a word."""
+    with pytest.raises(RuntimeError, match="models.py nothing: .*KeyError"):
+        facts.generated_sources(emulated, [("models.py", "nothing")])
+
+
+@needs_nvrtc
+def test_the_command_compiles_models_and_cases_too(monkeypatch, capsys):
+    """And says how many kernels there are."""
+    asked, compiled = [], []
+    monkeypatch.setattr(facts, "generated_sources", lambda plugin, scripts: asked.extend(scripts) or ["a", "b", "c"])
+    monkeypatch.setattr(facts, "check_generated", lambda library, sources: compiled.extend(sources) or [])
+    assert not facts.generated(facts.ROOT, None) and compiled == ["a", "b", "c"]
+    assert not facts.generated(facts.ROOT, 2) and len(compiled) == 5
+    assert {script for script, _ in asked} == {"programs.py", "dropout.py", "models.py", "cases.py"}
+    assert "3 of 3 distinct generated kernels" in (out := capsys.readouterr().out) and "2 of 3 distinct" in out
 
 
 @needs_nvcc
 def test_a_division_of_64_bits_is_found(tmp_path):
-    """In the kernel for what has too many dims or bytes; and a list that names no kernel is wrong."""
     (tmp_path / "one.cu").write_text("__global__ void one(long *p, long n) { *p /= n; }\n"
                                      "__global__ void other(long *p, int n) { *p += (int)*p / n + *p / 7; }\n")
     assert facts.divisions(facts.machine_code(tmp_path / "one.cu", tmp_path)) == {"one(long*, long)": ["div_s64"],
                                                                                   "other(long*, int)": []}
-    found = facts.divided("copy", ("copy_kernel", "no_kernel"))
-    assert "copy: no kernel is called no_kernel" in found and any("div_s64" in line for line in found), found
 
 
 @needs_nvcc

@@ -164,10 +164,20 @@ def test_tables_have_every_node(device, capsys, emulated):
     assert set(sums) == set(times.PARTS) and sums["optimizer"][2] == 28 * sum(p.numel() for p in parameters)
     assert sum(s[0] for s in sums.values()) == pytest.approx(
         sum(row.seconds + row.launches * costs.C["launch"] for row in rows))
-    times.main([str(emulated), "gpt2", "--tiny", "--rows", "3"])
+    assert times.main([str(emulated), "gpt2", "--tiny", "--rows", "3"]) == 0
     printed = capsys.readouterr().out
     assert "a model, not a measurement" in printed and "| the others |" in printed
     assert all(f"| {part} |" in printed for part in times.PARTS)
+    with mock.patch.dict(times.BEST["gpt2"], step=(1e-3, "planted")):
+        assert times.main([str(emulated), "gpt2", "--tiny"]) == 1
+    assert "gpt2: the model is above the best known step" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("name", "most"), [("gpt2", 36.0), ("llama", 150.0)])
+def test_models_of_full_steps_are_within_the_goals(emulated, capsys, name, most):
+    """docs/performance/cuda_model.md. A plan that gets another pass or a kernel that takes longer is seen here."""
+    assert times.BEST[name]["step"][0] == most
+    assert times.main([str(emulated), name, "--rows", "5"]) == 0, capsys.readouterr().out
 
 
 def test_products_take_no_less_than_at_the_peak():

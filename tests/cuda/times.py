@@ -7,7 +7,8 @@ This is a model, not a measurement: nothing runs, and no GPU is needed. PLUGIN i
 (cuda/emulate/build.py prints its path), for which the programs of gpt2 and llama (tests/bench/gpu.py, full sizes) are
 built. A kernel takes as long as its bytes take at the bandwidth of memory, or its arithmetic at the rate of the units
 that it is bound by, whichever is longer, and a constant per launch: costs.py. Printed are the sums by part of the step,
-beside the best known figures, and the N longest rows of equal nodes.
+beside the best known figures, and the N longest rows of equal nodes. The status is 1 where the model of a step is above
+the best known figure.
 """
 
 from __future__ import annotations
@@ -91,6 +92,11 @@ def by_part(rows: Iterable[Row]) -> dict[str, tuple[float, int, float, float, fl
     return sums
 
 
+def is_slower(name: str, rows: Iterable[Row]) -> bool:
+    """Whether the model of a step is above the best known figure."""
+    return name in BEST and sum(sums[0] for sums in by_part(rows).values()) * 1e3 > BEST[name]["step"][0]
+
+
 def part_table(name: str, rows: list[Row]) -> list[str]:
     best = BEST.get(name, {})
     lines = ["| part | launches | GB | TFLOP | at the peaks, ms | model, ms | best known, ms |",
@@ -118,7 +124,8 @@ def row_table(rows: list[Row], most: int) -> list[str]:
     return lines
 
 
-def main(arguments: list[str]) -> None:
+def main(arguments: list[str]) -> int:
+    """The status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("plugin")
     parser.add_argument("model", nargs="*", default=["gpt2", "llama"])
@@ -127,12 +134,17 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--own-attention", action="store_true", help="as where cuDNN declines")
     chosen = parser.parse_args(arguments)
     _C.open_plugin(chosen.plugin)
+    slower = []
     for name in chosen.model:
         nodes, parameters = planned.planned(lambda: bench.TASKS[name](chosen.tiny), "emulated")
         rows = rows_of(nodes, parameters, chosen.own_attention)
         print(f"{name}: {len(nodes)} nodes; a model, not a measurement\n")
         print("\n".join([*part_table(name, rows), "", *row_table(rows, chosen.rows), ""]), flush=True)
+        if is_slower(name, rows):
+            slower.append(name)
+            print(f"{name}: the model is above the best known step\n")
+    return int(bool(slower))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    raise SystemExit(main(sys.argv[1:]))
