@@ -146,8 +146,20 @@ def generated(plugin: Path, count: int | None) -> list[str]:
 # ---- divisions ----
 
 # In the source, kernels whose names begin so: each thread computes indices, by multiplications. A division of 64 bits is
-# a function of some 70 instructions.
-UNDIVIDED = {"copy": ("short_copy_kernel", "rotate_kernel"), "norm": ("norm_kernel", "norm_grad_kernel")}
+# a function of some 70 instructions. The mean of integers divides each result once.
+UNDIVIDED = {"copy": ("short_copy_kernel", "rotate_kernel", "copy_kernel", "transpose_kernel", "transpose_pairs_kernel"),
+             "norm": ("norm_kernel", "norm_grad_kernel"),
+             "reduce": ("reduce_kernel<float", "reduce_kernel<double", "reduce_kernel<ont_"),
+             "elementwise": ("elementwise_kernel",)}
+# What a source divides for other reasons than indices is left out: Div and Mod of integers, and PyTorch's layout of
+# Dropout's numbers.
+WITHOUT = {"elementwise": """#include "kernels/launch.cuh"
+#include "kernels/math.cuh"
+template <class T> ONT_DEVICE T ont_undivided(T a, T b, bool more = false) { return more ? a : (T)(a + b); }
+#define vdiv ont_undivided
+#define vmod ont_undivided
+#define ont_dropout_word(random, stream, element) ((uint32_t)((random)[0] + (stream) + (uint64_t)(element)))
+"""}
 
 
 def machine_code(source: Path, folder: Path) -> Path:
@@ -173,7 +185,9 @@ def divisions(code: Path) -> dict[str, list[str]]:
 def divided(source: str, starts: tuple[str, ...]) -> list[str]:
     """The kernels of cuda/kernels/SOURCE.cu whose names begin so, and that divide 64 bits; all where there are none."""
     with tempfile.TemporaryDirectory() as folder:
-        found = divisions(machine_code(ROOT / f"cuda/kernels/{source}.cu", Path(folder)))
+        whole = Path(folder) / f"{source}.cu"
+        whole.write_text(f'{WITHOUT.get(source, "")}#include "kernels/{source}.cu"\n')
+        found = divisions(machine_code(whole, Path(folder)))
     chosen = {start: [name for name in found if name.startswith(start)] for start in starts}
     return [*(f"{source}: no kernel is called {start}" for start, names in chosen.items() if not names),
             *(f"{name}: {', '.join(found[name])}" for names in chosen.values() for name in names if found[name])]

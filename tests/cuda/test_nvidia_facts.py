@@ -114,14 +114,16 @@ def test_kernels_divide_no_64_bits(source):
 
 
 @needs_nvcc
-def test_a_division_of_64_bits_is_found(tmp_path):
-    """In the kernel for what has too many dims or bytes; and a list that names no kernel is wrong."""
+def test_a_division_of_64_bits_is_found(tmp_path, monkeypatch):
+    """In the mean of integers, and where numbers are divided in any case; a list that names no kernel is wrong."""
     (tmp_path / "one.cu").write_text("__global__ void one(long *p, long n) { *p /= n; }\n"
                                      "__global__ void other(long *p, int n) { *p += (int)*p / n + *p / 7; }\n")
     assert facts.divisions(facts.machine_code(tmp_path / "one.cu", tmp_path)) == {"one(long*, long)": ["div_s64"],
                                                                                   "other(long*, int)": []}
-    found = facts.divided("copy", ("copy_kernel", "no_kernel"))
-    assert "copy: no kernel is called no_kernel" in found and any("div_s64" in line for line in found), found
+    found = facts.divided("reduce", ("reduce_kernel<long", "no_kernel"))
+    assert "reduce: no kernel is called no_kernel" in found and any("div_s64" in line for line in found), found
+    monkeypatch.setattr(facts, "WITHOUT", {})
+    assert facts.divided("elementwise", ("elementwise_kernel",))
 
 
 @needs_nvcc
