@@ -157,6 +157,10 @@ template <class T> ONT_UNWATCHED static inline T atomicExch(T *at, T value)
 static inline void __threadfence(void) {}
 static inline void __threadfence_system(void) {}
 static inline unsigned __umulhi(unsigned a, unsigned b) { return (unsigned)(((uint64_t)a * b) >> 32); }
+static inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b)
+{
+    return (unsigned long long)(((unsigned __int128)a * b) >> 64);
+}
 static inline float __int_as_float(int bits) { float x; memcpy(&x, &bits, 4); return x; }
 static inline int __float_as_int(float x) { int bits; memcpy(&bits, &x, 4); return bits; }
 static inline float rsqrtf(float x) { return 1 / sqrtf(x); }

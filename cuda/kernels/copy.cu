@@ -25,9 +25,7 @@ __global__ void __launch_bounds__(ONT_THREADS) short_copy_kernel(const short_cop
     int32_t at = 0, put = 0;
     ONT_UNROLL
     for (int d = (RANK ? RANK : c.rank) - 1; d > 0; d--) {
-        uint32_t next = quotient(rest, c.dims[d]);
-        int32_t index = (int32_t)(rest - next * c.dims[d].value);
-        rest = next;
+        int32_t index = (int32_t)split(&rest, c.dims[d]);
         at += index * c.from[d];
         put += index * c.to[d];
     }
@@ -35,17 +33,19 @@ __global__ void __launch_bounds__(ONT_THREADS) short_copy_kernel(const short_cop
 }
 
 template <class T>
-__global__ void __launch_bounds__(ONT_THREADS) copy_kernel(const ont_copy c, const char *from, char *to)
+__global__ void __launch_bounds__(ONT_THREADS)
+    copy_kernel(const ont_copy c, const wide_dims dims, const char *from, char *to)
 {
+    ONT_KEEP_LOOP
     ONT_FOR(i, c.count) {
-        int64_t rest = i, at = c.from_offset, put = c.to_offset;
-        for (int d = c.rank - 1; d >= 0; d--) {
-            int64_t index = rest % c.dims[d];
-            rest /= c.dims[d];
+        uint64_t rest = (uint64_t)i;
+        int64_t at = c.from_offset, put = c.to_offset;
+        for (int d = c.rank - 1; d > 0; d--) {
+            int64_t index = split(&rest, dims.size[d]);
             at += index * c.from[d];
             put += index * c.to[d];
         }
-        *(T *)(to + put) = *(const T *)(from + at);
+        *(T *)(to + put + (int64_t)rest * c.to[0]) = *(const T *)(from + at + (int64_t)rest * c.from[0]);
     }
 }
 
@@ -109,62 +109,73 @@ static bool shorten(const ont_copy *c, const void *from, const void *to, short_c
 
 enum { TILE = 32, TILE_ROWS = 8, PAIR_TILE = 64 };
 
-/* Moves both addresses to item `rest` of the dims other than f and the last. */
-ONT_DEVICE void move_to(const ont_copy &c, int f, int64_t rest, const char **from, char **to)
+/* The copy, and how many tiles dim f and the last have, beside the sizes of the others. */
+struct tiled_copy {
+    ont_copy c;
+    int32_t f;
+    int64_t tiles;
+    wide_dims dims;
+};
+
+/* Of a tile: its first items in dim f and the last, and both addresses in the other dims. */
+struct tile_place {
+    int64_t i, j;
+    const char *from;
+    char *to;
+};
+
+ONT_DEVICE tile_place place_of(const tiled_copy &t, int64_t tile, int edge, const char *from, char *to)
 {
-    *from += c.from_offset;
-    *to += c.to_offset;
-    for (int d = c.rank - 2; d >= 0; d--) {
-        if (d == f) continue;
-        int64_t index = rest % c.dims[d];
-        rest /= c.dims[d];
-        *from += index * c.from[d];
-        *to += index * c.to[d];
+    uint64_t rest = (uint64_t)tile;
+    tile_place p = {0, split(&rest, t.dims.size[t.c.rank - 1]) * edge, from + t.c.from_offset, to + t.c.to_offset};
+    p.i = split(&rest, t.dims.size[t.f]) * edge;
+    for (int d = t.c.rank - 2; d >= 0; d--) {
+        if (d == t.f) continue;
+        int64_t index = split(&rest, t.dims.size[d]);
+        p.from += index * t.c.from[d];
+        p.to += index * t.c.to[d];
     }
+    return p;
 }
 
 /* Dim `f` is contiguous in the source, the last dim in the target: tiles go through shared memory, so that both are
  * accessed in whole lines. */
 template <class T>
 __global__ void __launch_bounds__(TILE *TILE_ROWS)
-    transpose_kernel(const ont_copy c, int f, int64_t others, const char *from, char *to)
+    transpose_kernel(const tiled_copy t, const char *from, char *to)
 {
     __shared__ T tile[TILE][TILE + 1];
-    int last = c.rank - 1;
-    int64_t tiles_f = (c.dims[f] + TILE - 1) / TILE, tiles_l = (c.dims[last] + TILE - 1) / TILE;
-    for (int64_t piece = blockIdx.x; piece < others * tiles_f * tiles_l; piece += gridDim.x) {
-        int64_t j = piece % tiles_l * TILE, i = piece / tiles_l % tiles_f * TILE, rest = piece / (tiles_l * tiles_f);
-        const char *at = from;
-        char *put = to;
-        move_to(c, f, rest, &at, &put);
+    const ont_copy &c = t.c;
+    const int f = t.f, last = c.rank - 1;
+    for (int64_t piece = blockIdx.x; piece < t.tiles; piece += gridDim.x) {
+        const tile_place p = place_of(t, piece, TILE, from, to);
+        const int64_t i = p.i, j = p.j;
         for (int r = (int)threadIdx.y; r < TILE; r += TILE_ROWS)
             if (j + r < c.dims[last] && i + threadIdx.x < c.dims[f])
-                tile[r][threadIdx.x] = *(const T *)(at + (j + r) * c.from[last] + (i + threadIdx.x) * c.from[f]);
+                tile[r][threadIdx.x] = *(const T *)(p.from + (j + r) * c.from[last] + (i + threadIdx.x) * c.from[f]);
         __syncthreads();
         for (int r = (int)threadIdx.y; r < TILE; r += TILE_ROWS)
             if (i + r < c.dims[f] && j + threadIdx.x < c.dims[last])
-                *(T *)(put + (i + r) * c.to[f] + (j + threadIdx.x) * c.to[last]) = tile[threadIdx.x][r];
+                *(T *)(p.to + (i + r) * c.to[f] + (j + threadIdx.x) * c.to[last]) = tile[threadIdx.x][r];
         __syncthreads();
     }
 }
 
 /* The same for 16-bit elements, two in each access: dims f and last are even, and all distances multiples of 4. */
 __global__ void __launch_bounds__(TILE *TILE_ROWS)
-    transpose_pairs_kernel(const ont_copy c, int f, int64_t others, const char *from, char *to)
+    transpose_pairs_kernel(const tiled_copy t, const char *from, char *to)
 {
     __shared__ uint32_t tile[PAIR_TILE][PAIR_TILE / 2 + 1];
-    int last = c.rank - 1, x = (int)threadIdx.x;
-    int64_t tiles_f = (c.dims[f] + PAIR_TILE - 1) / PAIR_TILE, tiles_l = (c.dims[last] + PAIR_TILE - 1) / PAIR_TILE;
-    for (int64_t piece = blockIdx.x; piece < others * tiles_f * tiles_l; piece += gridDim.x) {
-        int64_t j = piece % tiles_l * PAIR_TILE, i = piece / tiles_l % tiles_f * PAIR_TILE;
-        const char *at = from;
-        char *put = to;
-        move_to(c, f, piece / (tiles_l * tiles_f), &at, &put);
+    const ont_copy &c = t.c;
+    const int f = t.f, last = c.rank - 1, x = (int)threadIdx.x;
+    for (int64_t piece = blockIdx.x; piece < t.tiles; piece += gridDim.x) {
+        const tile_place p = place_of(t, piece, PAIR_TILE, from, to);
+        const int64_t i = p.i, j = p.j;
         ONT_UNROLL
         for (int k = 0; k < PAIR_TILE; k += TILE_ROWS) {
             int r = k + (int)threadIdx.y;
             if (j + r < c.dims[last] && i + 2 * x < c.dims[f])
-                tile[r][x] = *(const uint32_t *)(at + (j + r) * c.from[last] + (i + 2 * x) * 2);
+                tile[r][x] = *(const uint32_t *)(p.from + (j + r) * c.from[last] + (i + 2 * x) * 2);
         }
         __syncthreads();
         ONT_UNROLL
@@ -172,7 +183,7 @@ __global__ void __launch_bounds__(TILE *TILE_ROWS)
             int r = k + (int)threadIdx.y, shift = r % 2 * 16;
             uint32_t low = tile[2 * x][r / 2] >> shift & 0xffff, high = tile[2 * x + 1][r / 2] >> shift & 0xffff;
             if (i + r < c.dims[f] && j + 2 * x < c.dims[last])
-                *(uint32_t *)(put + (i + r) * c.to[f] + (j + 2 * x) * 2) = low | high << 16;
+                *(uint32_t *)(p.to + (i + r) * c.to[f] + (j + 2 * x) * 2) = low | high << 16;
         }
         __syncthreads();
     }
@@ -189,10 +200,15 @@ static bool fits_pairs(const ont_copy *c, int f, const void *from, const void *t
 template <class T> static int launch_transpose(const ont_copy *c, int f, const void *from, void *to, void *stream)
 {
     bool pairs = fits_pairs(c, f, from, to);
-    int64_t edge = pairs ? PAIR_TILE : TILE, others = c->count / (c->dims[f] * c->dims[c->rank - 1]);
-    int64_t tiles = others * ((c->dims[f] + edge - 1) / edge) * ((c->dims[c->rank - 1] + edge - 1) / edge);
-    return ONT_LAUNCH((pairs ? transpose_pairs_kernel : transpose_kernel<T>), ont_blocks(tiles, 1),
-                      dim3(TILE, TILE_ROWS), 0, stream, *c, f, others, (const char *)from, (char *)to);
+    int64_t edge = pairs ? PAIR_TILE : TILE, counts[12];
+    tiled_copy t = {*c, f, 1, {}};
+    for (int d = 0; d < c->rank; d++) {
+        counts[d] = d == f || d == c->rank - 1 ? (c->dims[d] + edge - 1) / edge : c->dims[d];
+        t.tiles *= counts[d];
+    }
+    t.dims = wide_dims_of(counts, c->rank);
+    return ONT_LAUNCH((pairs ? transpose_pairs_kernel : transpose_kernel<T>), ont_blocks(t.tiles, 1),
+                      dim3(TILE, TILE_ROWS), 0, stream, t, (const char *)from, (char *)to);
 }
 
 template <class U> static int launch_short(const short_copy *s, const void *from, void *to, void *stream)
@@ -220,8 +236,8 @@ template <class T> static int launch_copy(const ont_copy *c, const void *from, v
     if (shorten(c, from, to, &s))
         return launch_short<typename unit<T>::type>(&s, (const char *)from + c->from_offset,
                                                     (char *)to + c->to_offset, stream);
-    return ONT_LAUNCH(copy_kernel<T>, ont_blocks(c->count, ONT_THREADS), ONT_THREADS, 0, stream, *c, (const char *)from,
-                      (char *)to);
+    return ONT_LAUNCH(copy_kernel<T>, ont_blocks(c->count, ONT_THREADS), ONT_THREADS, 0, stream, *c,
+                      wide_dims_of(c->dims, c->rank), (const char *)from, (char *)to);
 }
 
 extern "C" int ont_launch_copy(const ont_copy *given, const void *from, void *to, void *stream)
@@ -262,8 +278,7 @@ __global__ void __launch_bounds__(ONT_THREADS)
     if (i >= r.count) return;
     uint32_t column = (i - row * r.half.value) * V, at = row * 2 * half + column, rest = row, c = column, s = column;
     for (int d = r.rank - 1; d >= 0; d--) {
-        uint32_t next = quotient(rest, r.dims[d]), index = rest - next * r.dims[d].value;
-        rest = next;
+        uint32_t index = split(&rest, r.dims[d]);
         c += index * r.cos[d];
         s += index * r.sin[d];
     }

@@ -8,6 +8,7 @@
 #include "kernels/elementwise.h"
 #include "kernels/kernels.h"
 #include "kernels/math.cuh"
+#include "kernels/units.cuh"
 #include "simd/simd.h"
 
 #ifdef __CUDACC__
@@ -194,15 +195,14 @@ ONT_DEVICE uint64_t run_step(const ont_ew &e, const ont_ew_step &s, int64_t i, c
     }
 }
 
-__global__ void __launch_bounds__(ONT_THREADS) elementwise_kernel(const ont_ew e)
+__global__ void __launch_bounds__(ONT_THREADS) elementwise_kernel(const ont_ew e, const wide_dims dims)
 {
     uint64_t results[ONT_EW_STEPS];
     ONT_FOR(i, e.count) {
-        int64_t index[ONT_EW_RANK], rest = i;
-        for (int d = e.rank - 1; d >= 0; d--) {
-            index[d] = rest % e.dims[d];
-            rest /= e.dims[d];
-        }
+        int64_t index[ONT_EW_RANK];
+        uint64_t rest = (uint64_t)i;
+        for (int d = e.rank - 1; d > 0; d--) index[d] = split(&rest, dims.size[d]);
+        index[0] = (int64_t)rest;
         for (int j = 0; j < e.n_steps; j++) {
             const ont_ew_step &s = e.steps[j];
             uint64_t v[3] = {0, 0, 0};
@@ -223,10 +223,11 @@ __global__ void __launch_bounds__(ONT_THREADS) elementwise_kernel(const ont_ew e
     }
 }
 
-static_assert(sizeof(ont_ew) <= 4096, "arguments of a launch are at most 4 KiB");
+static_assert(sizeof(ont_ew) + sizeof(wide_dims) <= 4096, "arguments of a launch are at most 4 KiB");
 
 extern "C" int ont_launch_elementwise(const ont_ew *e, void *stream)
 {
     if (!e->count) return 0;
-    return ONT_LAUNCH(elementwise_kernel, ont_blocks(e->count, ONT_THREADS), ONT_THREADS, 0, stream, *e);
+    return ONT_LAUNCH(elementwise_kernel, ont_blocks(e->count, ONT_THREADS), ONT_THREADS, 0, stream, *e,
+                      wide_dims_of(e->dims, e->rank));
 }

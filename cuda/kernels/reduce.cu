@@ -8,6 +8,7 @@
 #include "kernels/chunks.cuh"
 #include "kernels/kernels.h"
 #include "kernels/math.cuh"
+#include "kernels/units.cuh"
 
 #ifdef __CUDACC__
 #pragma nv_diag_suppress 186 /* an unsigned number is never below 0 */
@@ -78,35 +79,38 @@ template <class A> ONT_DEVICE A block_combine(int kind, A v, A *scratch)
     return v;
 }
 
-ONT_DEVICE int64_t offset_of(const int64_t *dims, const int64_t *strides, int rank, int64_t i)
+struct reduced_dims {
+    wide_dims kept, reduced;
+};
+
+ONT_DEVICE int64_t offset_of(const wide_dims &dims, const int64_t *strides, int rank, int64_t i)
 {
+    uint64_t rest = (uint64_t)i;
     int64_t offset = 0;
-    for (int d = rank - 1; d >= 0; d--) {
-        offset += i % dims[d] * strides[d];
-        i /= dims[d];
-    }
-    return offset;
+    for (int d = rank - 1; d > 0; d--) offset += split(&rest, dims.size[d]) * strides[d];
+    return offset + (int64_t)rest * strides[0];
 }
 
 template <class T, class A>
 __global__ void __launch_bounds__(ONT_THREADS)
-    reduce_kernel(const ont_reduction r, A lowest, A highest, const T *x, T *y)
+    reduce_kernel(const ont_reduction r, const reduced_dims dims, A lowest, A highest, const T *x, T *y)
 {
     __shared__ A scratch[32];
     for (int64_t out = blockIdx.x; out < r.outputs; out += gridDim.x) {
-        const T *from = x + offset_of(r.kept, r.kept_stride, r.n_kept, out);
+        const T *from = x + offset_of(dims.kept, r.kept_stride, r.n_kept, out);
         A max_value = 0;
         if (r.kind == LOG_SUM_EXP && r.each) {
             max_value = read<A>(from);
             for (int64_t e = threadIdx.x; e < r.each; e += blockDim.x)
-                max_value = ont_larger(read<A>(from + offset_of(r.reduced, r.reduced_stride, r.n_reduced, e)),
+                max_value = ont_larger(read<A>(from + offset_of(dims.reduced, r.reduced_stride, r.n_reduced, e)),
                                        max_value);
             max_value = block_combine((int)MAX, max_value, scratch);
             if (isinf(as_double(max_value))) max_value = 0;
         }
         A acc = neutral(r.kind, lowest, highest);
         for (int64_t e = threadIdx.x; e < r.each; e += blockDim.x) {
-            A v = prepared(r.kind, read<A>(from + offset_of(r.reduced, r.reduced_stride, r.n_reduced, e)), max_value);
+            const T *at = from + offset_of(dims.reduced, r.reduced_stride, r.n_reduced, e);
+            A v = prepared(r.kind, read<A>(at), max_value);
             acc = v != v ? v : combine(r.kind, acc, v);
         }
         acc = block_combine((int)r.kind, acc, scratch);
@@ -293,8 +297,9 @@ extern "C" size_t ont_reduce_work(const ont_reduction *r)
 template <class T, class A>
 static int general(const ont_reduction *r, A lowest, A highest, const void *x, void *y, void *stream)
 {
-    return ONT_LAUNCH((reduce_kernel<T, A>), ont_blocks(r->outputs, 1), ont_row_threads(r->each), 0, stream, *r, lowest,
-                      highest, (const T *)x, (T *)y);
+    const reduced_dims dims = {wide_dims_of(r->kept, r->n_kept), wide_dims_of(r->reduced, r->n_reduced)};
+    return ONT_LAUNCH((reduce_kernel<T, A>), ont_blocks(r->outputs, 1), ont_row_threads(r->each), 0, stream, *r, dims,
+                      lowest, highest, (const T *)x, (T *)y);
 }
 
 template <class T> static int floats(const ont_reduction *r, const void *x, void *y, void *work, void *stream)

@@ -352,6 +352,38 @@ def copies() -> set[str]:
     return used
 
 
+def indices() -> set[str]:
+    """Dims that no neighbour joins: eight of them, some of 1; broadcasts; back to front; distances above 2^31."""
+    used: set[str] = set()
+    apart = """<ir_version: 10, opset_import: ["" : 18]> g (TYPE[2, 1, 3, 2, 1, 2, 5, 3] x, TYPE[2, 4, 1, 5, 1] y) => (a, b, c, d, e) {
+        a = Add(x, y)  axes = Constant <value_ints = [1, 3, 6]> ()  b = ReduceMax(a, axes)  c = ReduceL2(a, axes)
+        most = Constant <value_ints = [100, 100, 100]> ()  least = Constant <value_ints = [-100, -100, -100]> ()
+        back = Constant <value_ints = [-1, -2, -1]> ()  d = Slice(a, most, least, axes, back)
+        e = Transpose <perm = [6, 4, 0, 7, 2, 1, 5, 3]> (a) }"""
+    for name, dtype in (("float", torch.float32), ("double", torch.float64)):
+        torch.manual_seed(0)
+        used |= agree(onnx.parser.parse_model(apart.replace("TYPE", name)).SerializeToString(),
+                      [torch.randn(2, 1, 3, 2, 1, 2, 5, 3).to(dtype), torch.randn(2, 4, 1, 5, 1).to(dtype)])
+    tiled = """<ir_version: 10, opset_import: ["" : 18]> g (TYPE[2, 70, 3, 1, 2, 2, 2, 34] x) => (y, z) {
+        y = Transpose <perm = [5, 0, 3, 7, 4, 2, 6, 1]> (x)  z = Transpose <perm = [7, 2, 6, 4, 5, 3, 0, 1]> (x) }"""
+    for name, dtype in (("uint8", torch.uint8), ("bfloat16", torch.bfloat16), ("double", torch.float64)):
+        x = (torch.randn(2, 70, 3, 1, 2, 2, 2, 34) * 9).abs().to(dtype)
+        session = _C.Session(onnx.parser.parse_model(tiled.replace("TYPE", name)).SerializeToString(), 16, DEVICE)
+        for y, order in zip(session.forward([x.to(place(DEVICE))], b"\0")[0],
+                            ((5, 0, 3, 7, 4, 2, 6, 1), (7, 2, 6, 4, 5, 3, 0, 1)), strict=True):
+            assert torch.equal(y.cpu(), x.permute(order)), (name, order)
+        used |= {f"{operator}:{kernel}" for operator, kernel in operators(session)}
+    far = """<ir_version: 10, opset_import: ["" : 18]> g (uint8[2147483650] x) => (y) {
+        one = Constant <value_ints = [1]> ()  end = Constant <value_ints = [3000000000]> ()
+        zero = Constant <value_ints = [0]> ()  step = Constant <value_ints = [2147483648]> ()
+        y = Slice(x, one, end, zero, step) }"""
+    x = torch.zeros(2**31 + 2, dtype=torch.uint8)
+    x[0], x[1], x[2**31 + 1] = 5, 7, 9
+    session = _C.Session(onnx.parser.parse_model(far).SerializeToString(), 16, DEVICE)
+    assert session.forward([x.to(place(DEVICE))], b"\0")[0][0].tolist() == [7, 9]
+    return used | {f"{operator}:{kernel}" for operator, kernel in operators(session)}
+
+
 ROTARY = """<ir_version: 10, opset_import: ["" : 20]> g (TYPE[2, 5, 3, N] x, TYPE[5, 1, N] c, TYPE[1, N] s) => (y) {
     a, b = Split <axis = 3, num_outputs = 2> (x)  n = Neg(b)  t = Concat <axis = 3> (n, a)
     p = Mul(x, c)  q = Mul(t, s)  y = Add(p, q) }"""
@@ -860,7 +892,7 @@ MESSAGES = Messages()
 
 PROGRAMS: list[Callable[[], set[str]]] = [
     mlp, mlp_halves, unaligned, channels_last, by_rule, gelu_epilogues, slow_epilogues, transformer, attention, loss,
-    loss_of_halves, heads, sums, norms, hot_rows, copies, rotations, fault, faults, strided, rare, graphs, graph_shapes,
+    loss_of_halves, heads, sums, norms, hot_rows, copies, indices, rotations, fault, faults, strided, rare, graphs, graph_shapes,
     graph_freed, graph_of_the_caller, settings, vision, vision_in_planes, norms_of_images, valued, recurrent, steps,
     drops, generated, quantized, random_numbers, random_graphs, graph_variants, streamed_losses,
     graph_of_pieces, ortmodule]

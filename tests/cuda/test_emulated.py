@@ -106,6 +106,36 @@ def test_operators_that_are_built_from_others_are_as_documented(cases):
     assert not wrong, wrong
 
 
+SPLITS = """#include "kernels/launch.cuh"
+#include "kernels/units.cuh"
+#include <random>
+int main()
+{
+    std::mt19937_64 random(SEED);
+    for (int i = 0; i < 1000000; i++) {
+        const uint64_t d = (random() >> (random() % 62 + 2)) + (i % 9 == 0) + 1, n = random() >> (random() % 62 + 1);
+        const uint64_t near = (UINT64_C(1) << random() % 63) - 2 + random() % 4, close = n - n % d + d - random() % 3;
+        for (uint64_t of : {n, near, close, d, d - 1, UINT64_C(1) << 31, (UINT64_C(1) << 63) - 1}) {
+            uint64_t rest = of;
+            if (of >> 63) continue;
+            if (split(&rest, wide_divisor_of(d)) != (int64_t)(of % d) || rest != of / d) return 1;
+            uint32_t low = (uint32_t)of & INT32_MAX, by = (uint32_t)d & INT32_MAX, left = low;
+            if (by && (split(&left, divisor_of(by)) != low % by || left != low / by)) return 2;
+        }
+    }
+}
+"""
+
+
+def test_indices_are_split_as_by_division(tmp_path):
+    """The multiplications of units.cuh, of 32 and of 64 bits, at any size: no other test has tensors of 2^31 elements."""
+    source = tmp_path / "splits.cc"
+    source.write_text(SPLITS.replace("SEED", str(drawn_seed())))
+    subprocess.run(["c++", "-std=c++17", "-O2", "-DONT_EMULATE", f"-I{ROOT}/cuda", f"-I{ROOT}/csrc", str(source),
+                    "-o", str(tmp_path / "splits")], check=True)
+    assert subprocess.run([str(tmp_path / "splits")]).returncode == 0
+
+
 def test_threads_in_reverse(plugin):
     """A kernel whose result depends on the order of threads has a race."""
     report = run("cases.py", plugin, "1/4", ONT_EMULATE_ORDER="reverse")

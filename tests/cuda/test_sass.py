@@ -244,7 +244,8 @@ def test_every_kernel_file_is_in_the_table():
     assert named == launching
 
 
-@pytest.mark.parametrize("name", ["copy:short_copy_kernel", "copy:rotate_kernel", "norm:norm_kernel",
+@pytest.mark.parametrize("name", ["copy:short_copy_kernel", "copy:copy_kernel", "copy:transpose_kernel",
+                                  "copy:transpose_pairs_kernel", "copy:rotate_kernel", "norm:norm_kernel",
                                   "norm:norm_grad_kernel"])
 def test_kernels_divide_no_64_bits(name):
     """Each thread computes indices, by multiplications. Such a division is a function of some 70 instructions."""
