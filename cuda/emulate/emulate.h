@@ -67,9 +67,9 @@ void ont_emulate_exchanged(void);
 /* Fails the launch where an address is not a multiple of `bytes`, which is an error on hardware. */
 void ont_emulate_need_aligned(const void *p, size_t bytes);
 /*
- * Copies that run while the thread goes on (cp.async): to shared memory, from global memory or of zeros (NULL). They are
- * done when the thread waits for them, and not before: until then NaN is there. A thread that ends before its copies
- * fails the launch.
+ * Copies that run while the thread goes on (cp.async): to shared memory, from global memory or of zeros (NULL). They
+ * are done when the thread waits for them, and not before: until then NaN is there. A thread that ends before its
+ * copies fails the launch.
  */
 void ont_emulate_copy(void *to, const void *from, size_t bytes);
 void ont_emulate_copy_wait(void);

@@ -23,8 +23,8 @@ ONT_DEVICE int lane_of() { return (int)threadIdx.x & 31; }
 ONT_DEVICE int warp_of() { return (int)threadIdx.x >> 5; }
 #define LOG2_E 1.44269504088896341f
 
-/* Begins to copy rows [first, first + ROWS) of a matrix into a tile (ROWS, D + 8), padded with zeros; 16 bytes at a time.
- * All threads wait for their copies and then at a barrier. */
+/* Begins to copy rows [first, first + ROWS) of a matrix into a tile (ROWS, D + 8), padded with zeros; 16 bytes at a
+ * time. All threads wait for their copies and then at a barrier. */
 template <class T, int D, int ROWS> ONT_DEVICE void copy_rows(const flash_matrix<const T> &from, int first, T *tile)
 {
     enum { VECTORS = D / 8, STEP = THREADS / VECTORS };
