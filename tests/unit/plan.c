@@ -69,8 +69,9 @@ static ont_value *op(model *m, const char *type, ont_value *a, ont_value *b, int
 
 static ont_plan_input input_of(const model *m, const ont_plan_step *steps)
 {
-    return (ont_plan_input){m->g, steps, m->n_steps, m->split, m->n_forward_outputs, is_view, m->delivered,
-                            m->gradient_of};
+    return (ont_plan_input){.g = m->g, .steps = steps, .n_steps = m->n_steps, .split = m->split,
+                            .n_forward_outputs = m->n_forward_outputs, .is_view = is_view,
+                            .delivered = m->delivered, .gradient_of = m->gradient_of};
 }
 
 static void plan(model *m, ont_value *const *outputs, uint32_t n, uint32_t n_forward, uint32_t split)
