@@ -191,19 +191,20 @@ def test_planted_races_are_found(watched, order, monkeypatch):
     """Each kernel of planted.cu has a race without its barrier, and none with it, in whatever order threads run."""
     monkeypatch.setenv("ONT_EMULATE_ORDER", order)
     said = planted(watched, "ont_planted_names")
-    assert len(said) == 12
+    assert len(said) == 14
     assert not [name for name, (fine, raced) in said.items() if fine or "a race in " not in raced], said
     assert all(("global" if "block" in name or name == "bytes" else "shared") in raced
                for name, (_, raced) in said.items()), said
 
 
 def test_planted_faults_of_memory_are_found(watched):
-    """Addresses that are not aligned, and reads of shared memory that the block has not written."""
+    """Addresses that are not aligned, reads of shared memory that the block has not written, copies without a wait."""
     said = planted(watched, "ont_planted_others")
     assert {name: fine for name, (fine, _) in said.items() if fine} == {}
     unwritten = "reads shared memory that the block has not written"
     messages = {"a_vector": "is no multiple of 16", "a_number": "is no multiple of 8", "an_array": unwritten,
-                "shared_memory": unwritten, "a_count": unwritten}
+                "shared_memory": unwritten, "a_count": unwritten,
+                "a_copy_without_wait": "ends before a copy that it has not waited for"}
     assert said.keys() == messages.keys()
     assert all(message in said[name][1] for name, message in messages.items()), said
 
