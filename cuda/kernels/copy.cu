@@ -181,9 +181,9 @@ __global__ void __launch_bounds__(TILE *TILE_ROWS)
         ONT_UNROLL
         for (int k = 0; k < PAIR_TILE; k += TILE_ROWS) {
             int r = k + (int)threadIdx.y, shift = r % 2 * 16;
+            if (i + r >= c.dims[f] || j + 2 * x >= c.dims[last]) continue;
             uint32_t low = tile[2 * x][r / 2] >> shift & 0xffff, high = tile[2 * x + 1][r / 2] >> shift & 0xffff;
-            if (i + r < c.dims[f] && j + 2 * x < c.dims[last])
-                *(uint32_t *)(p.to + (i + r) * c.to[f] + (j + 2 * x) * 2) = low | high << 16;
+            *(uint32_t *)(p.to + (i + r) * c.to[f] + (j + 2 * x) * 2) = low | high << 16;
         }
         __syncthreads();
     }
