@@ -431,35 +431,22 @@ template <class T, int NV> static int forward(const ont_flash_params *f, void *s
                                       *f);
 }
 
-/* dK and dV in one launch where they are summed over the same batch dims, else in two. */
-template <class T, int NV> static int backward_kv(const ont_flash_params *f, void *stream)
-{
-    size_t bytes = shared_bytes(f, 1);
-    unsigned k = flash_summed_dims(f, ONT_FLASH_K), v = flash_summed_dims(f, ONT_FLASH_V);
-    int error = ONT_ALLOW_SHARED((flash_dkv_kernel<T, NV>), bytes);
-    for (int pass = 0; pass < 2 && !error; pass++) {
-        ont_flash_params params = *f;
-        bool both = k == v;
-        if (!both) (pass ? params.dk : params.dv) = nullptr;
-        unsigned summed_dims = both || !pass ? k : v;
-        if ((both && pass) || (!params.dk && !params.dv)) continue;
-        error = ONT_LAUNCH((flash_dkv_kernel<T, NV>), blocks_of(flash_count_dims(f, summed_dims, false), f->seqlen_k),
-                           THREADS, bytes, stream, params, summed_dims, flash_count_dims(f, summed_dims, true));
-    }
-    return error;
-}
-
 template <class T, int NV> static int backward(const ont_flash_params *f, void *stream)
 {
     size_t bytes = shared_bytes(f, 1);
-    unsigned summed_dims = f->dq ? flash_summed_dims(f, ONT_FLASH_Q) : 0;
-    ont_flash_params params = *f;
-    if (f->dbias) params.tiles = nullptr; /* its zeros are written tile by tile */
     int error = ONT_ALLOW_SHARED((flash_dq_kernel<T, NV>), bytes);
-    if (!error && (f->dq || f->dbias))
-        error = ONT_LAUNCH((flash_dq_kernel<T, NV>), blocks_of(flash_count_dims(f, summed_dims, false), f->seqlen_q),
-                           THREADS, bytes, stream, params, summed_dims, flash_count_dims(f, summed_dims, true));
-    return error || (!f->dk && !f->dv) ? error : backward_kv<T, NV>(f, stream);
+    if (!error) error = ONT_ALLOW_SHARED((flash_dkv_kernel<T, NV>), bytes);
+    if (error) return error;
+    return flash_launch_grads(
+        f,
+        [&](const ont_flash_params &params, unsigned summed_dims, int64_t n_bh, int64_t n_summed) {
+            return ONT_LAUNCH((flash_dq_kernel<T, NV>), blocks_of(n_bh, f->seqlen_q), THREADS, bytes, stream, params,
+                              summed_dims, n_summed);
+        },
+        [&](const ont_flash_params &params, unsigned summed_dims, int64_t n_bh, int64_t n_summed) {
+            return ONT_LAUNCH((flash_dkv_kernel<T, NV>), blocks_of(n_bh, f->seqlen_k), THREADS, bytes, stream, params,
+                              summed_dims, n_summed);
+        });
 }
 
 template <class T> static int delta_of(const ont_flash_params *f, void *stream)

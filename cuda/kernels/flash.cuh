@@ -79,6 +79,31 @@ static inline int64_t flash_count_dims(const ont_flash_params *f, unsigned summe
     return n;
 }
 
+/*
+ * Launches the gradient: dQ and the bias's, if wanted, by launch_q, then dK and dV by launch_kv, together where they are
+ * summed over the same batch dims, else one after the other. Both functions are given the parameters, the summed dims,
+ * the number of indices over the other dims and of those over the summed ones. 0, or an error code.
+ */
+template <class Q, class KV>
+static int flash_launch_grads(const ont_flash_params *f, const Q &launch_q, const KV &launch_kv)
+{
+    auto launch = [](const auto &one, const ont_flash_params &params, unsigned summed_dims) {
+        return one(params, summed_dims, flash_count_dims(&params, summed_dims, false),
+                   flash_count_dims(&params, summed_dims, true));
+    };
+    const unsigned k = flash_summed_dims(f, ONT_FLASH_K), v = flash_summed_dims(f, ONT_FLASH_V);
+    ont_flash_params params = *f;
+    if (f->dbias) params.tiles = nullptr; /* its zeros are written tile by tile */
+    int error = f->dq || f->dbias ? launch(launch_q, params, f->dq ? flash_summed_dims(f, ONT_FLASH_Q) : 0) : 0;
+    params = *f;
+    if (k != v) params.dv = nullptr;
+    if (!error && (params.dk || params.dv)) error = launch(launch_kv, params, k);
+    if (error || k == v || !f->dv) return error;
+    params = *f;
+    params.dk = nullptr;
+    return launch(launch_kv, params, v);
+}
+
 /* Number of keys that query i attends to: keys 0 to the result - 1. */
 ONT_DEVICE int64_t flash_visible_keys(const ont_flash_params &f, int64_t i)
 {

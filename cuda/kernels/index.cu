@@ -35,11 +35,8 @@ ONT_DEVICE int64_t element_place(const ont_index *s, const index_dims &dims, con
     const int64_t index = checked_index(s, indices, i, s->sizes[0]);
     int64_t at = index * s->strides[0];
     uint32_t rest = i;
-    for (int d = s->rank - 1; d >= 0; d--) {
-        const uint32_t above = d ? quotient(rest, dims.size[d]) : 0;
-        at += (rest - above * dims.size[d].value) * s->data_strides[d]; /* 0 for the axis */
-        rest = above;
-    }
+    for (int d = s->rank - 1; d >= 0; d--)
+        at += split(&rest, dims.size[d]) * s->data_strides[d]; /* 0 for the axis */
     return index < 0 ? -1 : at;
 }
 

@@ -40,11 +40,7 @@ __global__ void __launch_bounds__(ONT_THREADS) total_kernel(int64_t tiles, const
 
 ONT_DEVICE void write_coordinates(const ont_nonzero &s, const nonzero_dims &dims, uint32_t i, int64_t *column)
 {
-    for (int d = s.rank - 1; d >= 0; d--) {
-        const uint32_t above = d ? quotient(i, dims.size[d]) : 0;
-        column[d * s.found] = i - above * dims.size[d].value;
-        i = above;
-    }
+    for (int d = s.rank - 1; d >= 0; d--) column[d * s.found] = split(&i, dims.size[d]);
 }
 
 /* out (rank, found). Another number of elements than were counted is reported. */

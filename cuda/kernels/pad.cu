@@ -38,9 +38,7 @@ __global__ void __launch_bounds__(ONT_THREADS)
         uint32_t rest = (uint32_t)i;
         int64_t from = 0;
         for (int d = p.rank - 1; d >= 0; d--) {
-            const uint32_t above = d ? quotient(rest, wide.size[d]) : 0;
-            const int32_t at = source(p.mode, (int32_t)(rest - above * wide.size[d].value) - p.low[d], p.narrow[d]);
-            rest = above;
+            const int32_t at = source(p.mode, (int32_t)split(&rest, wide.size[d]) - p.low[d], p.narrow[d]);
             from = at < 0 || from < 0 ? -1 : from + at * p.stride[d];
         }
         y[i] = from < 0 ? fill : x[from];
@@ -97,11 +95,9 @@ __global__ void __launch_bounds__(ONT_THREADS)
         uint32_t rest = (uint32_t)i;
         bool none = false;
         for (int d = p.rank - 1; d >= 0; d--) {
-            const uint32_t above = d ? quotient(rest, narrow.size[d]) : 0;
-            index[d] = (int32_t)(rest - above * narrow.size[d].value);
+            index[d] = (int32_t)split(&rest, narrow.size[d]);
             at[d] = next_copy(p, d, index[d], -1);
             none = none || at[d] < 0;
-            rest = above;
         }
         C sum = 0;
         while (!none) {

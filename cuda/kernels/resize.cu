@@ -58,12 +58,11 @@ ONT_DEVICE int64_t split_position(const ont_resample &r, const resample_dims &di
     int64_t base = 0;
     for (int a = 0; a < ONT_RESAMPLE_AXES; a++) position[a] = 0;
     for (int d = r.rank - 1; d >= 0; d--) {
-        const uint32_t above = d ? quotient(i, dims.size[d]) : 0, at = i - above * dims.size[d].value;
+        const uint32_t at = split(&i, dims.size[d]);
         if (r.axis[d] < 0)
             base += at * r.stride[d];
         else
             position[r.axis[d]] = at;
-        i = above;
     }
     return base;
 }

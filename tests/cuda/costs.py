@@ -1,5 +1,5 @@
 """What each kernel of a device costs on an H100, by a model: bytes, launches, arithmetic, and steps that wait for each
-other. CONSTANTS has every number with its source. times.py prints tables of whole training steps.
+other. times.py prints tables of whole training steps.
 """
 
 from __future__ import annotations
@@ -10,100 +10,11 @@ from typing import NamedTuple
 
 import sass
 import torch
+from h100 import C, Cost, all_bytes, is_half, product_seconds, rate_of, up
 from planned import SIZES, Node, Value
-
-
-class Constant(NamedTuple):
-    value: float
-    unit: str
-    source: str
-
-
-CONSTANTS = {
-    "multiprocessors": Constant(132, "", "NVIDIA, H100 SXM5"),
-    "clock": Constant(1.755e9, "Hz", "what an H100 SXM5 holds under load; its boost clock is 1.98 GHz"),
-    "copy": Constant(3.0e12, "bytes/s", "QuACK, memory-bound kernels on an H100 (2025): 3.0 of 3.35e12"),
-    "tensor": Constant(790e12, "FLOP/s", "large bfloat16 products of cuBLASLt, as in tests/bench/gpu.py; peak 989e12"),
-    "float32": Constant(50e12, "FLOP/s", "assumed: three quarters of the peak of float32 without tensor cores, 67e12"),
-    "fill": Constant(1.0e-6, "s", "assumed: of a product's tile before its first and after its last instruction"),
-    "library": Constant(0.9, "", "assumed: of that model, what cuBLASLt reaches"),
-    "launch": Constant(2.0e-6, "s", "assumed: between kernels of a replayed graph, with first load and last store"),
-    "scan": Constant(1.0e-6, "s", "assumed: a step of the one block that scans the counts of a sort, 17 barriers"),
-    "dependent": Constant(0.5e-6, "s", "assumed: a load that waits for the one before it, and a barrier"),
-    "forward causal 64": Constant(288e12, "FLOP/s", "FlashAttention-3 (2024), cuDNN, length 1024"),
-    "forward full 64": Constant(373e12, "FLOP/s", "the same"),
-    "gradient full 64": Constant(348e12, "FLOP/s", "the same; without a causal figure: scaled as forward"),
-    "forward causal 128": Constant(410e12, "FLOP/s", "the same"),
-    "forward full 128": Constant(574e12, "FLOP/s", "the same"),
-    "gradient full 128": Constant(408e12, "FLOP/s", "the same"),
-    "longer": Constant(1.13, "", "the same: the gradient at 2048 and more over that at 1024, 395 over 348"),
-    "elementwise": Constant(0.95, "", "assumed: of the copy's bandwidth"),
-    "norm": Constant(0.9, "", "assumed, the same"),
-    "norm gradient": Constant(0.8, "", "assumed, the same: two blocks of 384 threads with 128 registers"),
-    "columns": Constant(0.9, "", "assumed, the same"),
-    "loss": Constant(0.9, "", "assumed, the same"),
-    "transpose": Constant(0.75, "", "assumed, the same: copies, transposes and gathers"),
-    "optimizer": Constant(0.9, "", "assumed, the same"),
-}
-C = {name: constant.value for name, constant in CONSTANTS.items()}
-
-
-class Cost(NamedTuple):
-    """Of one node. `busy`: seconds at the rate of the units that bound it, if not memory; `share`: of the copy's
-    bandwidth that such a kernel reaches; `serial`: seconds of steps that wait for each other and move few bytes;
-    `foreign`: how many of the launches are a library's, or copies and zeros by the runtime.
-    """
-
-    part: str
-    launches: int
-    nbytes: float
-    busy: float = 0.0
-    flops: float = 0.0  # on tensor cores
-    share: float = 1.0
-    serial: float = 0.0
-    foreign: int = 0
-
-    @property
-    def seconds(self) -> float:
-        """Without the launches' own time."""
-        return max(self.nbytes / (self.share * C["copy"]), self.busy) + self.serial
-
-
-# ---- sizes ----
-
-def all_bytes(node: Node) -> int:
-    return sum(value.nbytes for value in node.operands())
-
-
-def is_half(value: Value) -> bool:
-    return SIZES[value.dtype] == 2
-
-
-def rate_of(value: Value) -> float:
-    """FLOP/s of products of such values."""
-    return C["tensor"] if is_half(value) else C["float32"]
-
-
-def up(a: float, b: float) -> int:
-    return math.ceil(a / b)
-
+from sequence_costs import ctc, recurrent_layer, recurrent_layer_grad, recurrent_steps, recurrent_steps_grad
 
 # ---- products ----
-
-TILES = ((128, 256, 1.0), (256, 128, 1.0), (128, 128, 0.9), (64, 64, 0.6))  # and what each reaches, assumed
-SPLITS = (1, 2, 4, 8)  # of k, where there are fewer tiles than multiprocessors
-
-
-def product_seconds(m: int, n: int, k: int, batch: int, rate: float) -> float:
-    """Of the best tile: waves of tiles on all multiprocessors, and what a split of k writes and reads in float32."""
-    def of(tile: tuple[int, int, float], split: int) -> float:
-        rows, columns, reached = tile
-        waves = up(up(m, rows) * up(n, columns) * batch * split, C["multiprocessors"])
-        each = 2.0 * rows * columns * up(k, split) / (reached * rate / C["multiprocessors"]) + C["fill"]
-        return waves * each + (8.0 * m * n * batch * split / C["copy"] if split > 1 else 0.0)
-
-    return min(of(tile, split) for tile in TILES for split in SPLITS) / C["library"]
-
 
 def sizes_of_product(node: Node) -> tuple[int, int, int, int]:
     """m, n, k and the number of products, as cuda/ops/matmul.c reads them."""
@@ -575,112 +486,6 @@ def determinant(node: Node) -> Cost:
     matrices = node.inputs[0].count // (1 if node.op == "DetGrad" else max(1, n * n))
     return Cost("norms, elementwise", 1, all_bytes(node), 2.0 * matrices * n**3 / 3 / (C["float32"] / 2),
                 share=C["norm"], serial=up(matrices, 1056) * n * C["dependent"])
-
-
-# ---- steps that follow one another ----
-
-def ctc(node: Node) -> Cost:
-    """A block for each sample goes through the steps, and for the gradient through those of the other direction too;
-    another kernel writes the gradient.
-    """
-    x, gradient = node.inputs[0], node.op.endswith("Grad")
-    states = 2 * node.inputs[1].shape[-1] + 1
-    cells = 4.0 * x.shape[0] * x.shape[1] * states
-    passes = 2 if gradient else 1
-    return Cost("loss", passes, all_bytes(node) + 2.0 * passes * cells, passes * x.shape[0] * C["dependent"],
-                share=C["loss"])
-
-
-class Layer(NamedTuple):
-    """Of a recurrent network."""
-
-    steps: int
-    batch: int
-    width: int  # of the input; 0 where its product is a node of its own
-    hidden: int
-    gates: int
-    directions: int
-
-    def step_seconds(self, rate: float) -> float:
-        """The product of one direction."""
-        return product_seconds(self.batch, self.gates * self.hidden, self.hidden, 1, rate)
-
-    def whole_seconds(self, width: int, rate: float) -> float:
-        """A product over all steps."""
-        return product_seconds(self.steps * self.batch, self.directions * self.gates * self.hidden, width, 1, rate)
-
-    @property
-    def flops(self) -> float:
-        """Of the products of a pass."""
-        return (2.0 * self.directions * self.steps * self.batch * self.gates * self.hidden
-                * (self.hidden + self.width))
-
-
-GATES = {0: 1, 1: 1, 2: 3, 3: 4}  # by the attribute `cell`: two kinds of RNN, GRU, LSTM
-
-
-def recurrent_steps(node: Node) -> Cost:
-    """States, and for each step a product in float32 and the cells."""
-    x, r = node.inputs[:2]
-    gates = GATES[node.attributes.get("cell", 0)]
-    layer = Layer(x.shape[0], x.shape[1], 0, r.shape[1], gates, 1)
-    states = 1 + (gates == 4)
-    return Cost("products", states + 2 * layer.steps, all_bytes(node), layer.steps * layer.step_seconds(C["float32"]),
-                layer.flops, foreign=states + layer.steps)
-
-
-def recurrent_steps_grad(node: Node) -> Cost:
-    """The same for each step; then the weight's gradient, the sums of a bias and the first state's gradient."""
-    r, cell = node.inputs[1], node.attributes.get("cell", 0)
-    layer = Layer(node.attributes["steps"], node.attributes["batch"], 0, r.shape[1], GATES[cell], 1)
-    weight = node.output(1) is not None
-    after = weight + (cell == 2 and node.output(3) is not None) + (node.output(2) is not None)
-    states = 2 + (cell == 3)
-    busy = layer.steps * layer.step_seconds(C["float32"]) + weight * layer.whole_seconds(r.shape[1], C["float32"])
-    return Cost("products", states + 2 * layer.steps + after, all_bytes(node), busy, (1 + weight) * layer.flops,
-                foreign=states + layer.steps + weight)
-
-
-def layer_of(node: Node) -> Layer:
-    x, w, r = node.inputs[:3]
-    return Layer(*x.shape, r.shape[2], w.shape[1] // r.shape[2], w.shape[0])
-
-
-def copies_of_layer(node: Node) -> tuple[int, float]:
-    """Own launches, and bytes, of what is copied for cuDNN, and back: weights, their gradients, and what forward has
-    saved, which backward overwrites; in both directions, results and their gradients.
-    """
-    weights = sum(v.nbytes for v in node.inputs[1:3])
-    both = layer_of(node).directions == 2
-    if node.op != "RecurrentGrad":
-        return 1 + both, 2.0 * (weights + both * node.outputs[0].nbytes)
-    results, saved, dy = (node.input(i) for i in (6, 7, 8))
-    nbytes = 3 * weights + saved.nbytes + both * sum(v.nbytes for v in (results, dy) if v is not None)
-    return 2 + 2 * both, 2.0 * nbytes
-
-
-def recurrent_layer(node: Node) -> Cost:
-    """cuDNN's standard algorithm: a product of all inputs, and for each step and direction a product and the cells,
-    assumed; the directions at once.
-    """
-    layer, rate = layer_of(node), rate_of(node.inputs[0])
-    copies, nbytes = copies_of_layer(node)
-    by_cudnn = 1 + 2 * layer.steps * layer.directions
-    return Cost("products", copies + by_cudnn, all_bytes(node) + nbytes,
-                layer.steps * layer.step_seconds(rate) + layer.whole_seconds(layer.width, rate), layer.flops,
-                foreign=by_cudnn)
-
-
-def recurrent_layer_grad(node: Node) -> Cost:
-    """The steps; a product for the gradient of the input, and two for each direction's weights. The runtime copies what
-    forward has saved, and writes zeros.
-    """
-    layer, rate = layer_of(node), rate_of(node.inputs[0])
-    copies, nbytes = copies_of_layer(node)
-    after = 2 * layer.whole_seconds(layer.width, rate) + layer.whole_seconds(layer.hidden, rate)
-    foreign = 2 + 1 + 2 * layer.directions * (layer.steps + 1)
-    return Cost("products", copies + foreign, all_bytes(node) + nbytes, layer.steps * layer.step_seconds(rate) + after,
-                2 * layer.flops, foreign=foreign)
 
 
 MODELS: dict[str, Callable[[Node], Cost]] = {

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import ctypes
-import itertools
 import logging
 import os
 import re
@@ -27,7 +26,10 @@ import conv_graph
 import devices
 import draws
 import images
+import layouts
 import onnx
+import quantized
+import replays
 import rnn
 import rotary
 import rows
@@ -37,9 +39,10 @@ import streamed
 import streams
 import torch
 import values
-from checks import Messages, every_nth, exported, refusal, run_checks
+from checks import Messages, every_nth, exported, run_checks
 from compare import operators, place
 from onnx import helper
+from replays import untimed
 from torch import nn
 
 import onnxtrain
@@ -325,63 +328,11 @@ def hot_rows() -> set[str]:
 
 
 def copies() -> set[str]:
-    """Copies between layouts of every size of element: with units of 16 bytes, with narrower ones where dims or
-    distances are odd, through tiles where another dim is contiguous, and back to front.
-    """
-    used: set[str] = set()
-    for name, dtype in (("bool", torch.bool), ("bfloat16", torch.bfloat16), ("float", torch.float32),
-                        ("int64", torch.int64)):
-        for shape in ([2, 9, 3, 16], [1, 8, 10, 6], [3, 1, 5, 7], [8, 33, 1, 40], [1, 70, 1, 130]):
-            text = """<ir_version: 10, opset_import: ["" : 18]> g (TYPE[SHAPE] x) => (a, b, c, d, e, f, h, i) {
-                a = Transpose <perm = [0, 2, 1, 3]> (x)  b = Transpose <perm = [3, 1, 0, 2]> (x)
-                c = Transpose <perm = [0, 1, 3, 2]> (x)  one = Constant <value_ints = [1]> ()
-                end = Constant <value_ints = [1000]> ()  three = Constant <value_ints = [3]> ()
-                d = Slice(x, one, end, three)  least = Constant <value_ints = [-1000]> ()
-                last = Constant <value_ints = [-1]> ()  e = Slice(x, last, least, three, last)
-                f = Concat <axis = 3> (x, d, x)  h = Concat <axis = 1> (x, x)
-                wide = Constant <value_ints = [4, 1, 1, 1, 1]> ()  i = Expand(x, wide)
-            }""".replace("TYPE", name).replace("SHAPE", ", ".join(map(str, shape)))
-            model = onnx.parser.parse_model(text).SerializeToString()
-            x = (torch.randn(shape) * 9).to(dtype)
-            both = [_C.Session(model, 16, device) for device in ("cpu", DEVICE)]
-            want, got = (s.forward([x.to(place(d))], b"\0")[0]
-                         for s, d in zip(both, ("cpu", DEVICE), strict=True))
-            for k, (a, b) in enumerate(zip(want, got, strict=True)):
-                assert torch.equal(a, b.cpu()), (name, shape, k)
-            used |= {f"{operator}:{kernel}" for operator, kernel in operators(both[1])}
-    return used
+    return layouts.copies(DEVICE)
 
 
 def indices() -> set[str]:
-    """Dims that no neighbour joins: eight of them, some of 1; broadcasts; back to front; distances above 2^31."""
-    used: set[str] = set()
-    apart = """<ir_version: 10, opset_import: ["" : 18]> g (TYPE[2, 1, 3, 2, 1, 2, 5, 3] x, TYPE[2, 4, 1, 5, 1] y) => (a, b, c, d, e) {
-        a = Add(x, y)  axes = Constant <value_ints = [1, 3, 6]> ()  b = ReduceMax(a, axes)  c = ReduceL2(a, axes)
-        most = Constant <value_ints = [100, 100, 100]> ()  least = Constant <value_ints = [-100, -100, -100]> ()
-        back = Constant <value_ints = [-1, -2, -1]> ()  d = Slice(a, most, least, axes, back)
-        e = Transpose <perm = [6, 4, 0, 7, 2, 1, 5, 3]> (a) }"""
-    for name, dtype in (("float", torch.float32), ("double", torch.float64)):
-        torch.manual_seed(0)
-        used |= agree(onnx.parser.parse_model(apart.replace("TYPE", name)).SerializeToString(),
-                      [torch.randn(2, 1, 3, 2, 1, 2, 5, 3).to(dtype), torch.randn(2, 4, 1, 5, 1).to(dtype)])
-    tiled = """<ir_version: 10, opset_import: ["" : 18]> g (TYPE[2, 70, 3, 1, 2, 2, 2, 34] x) => (y, z) {
-        y = Transpose <perm = [5, 0, 3, 7, 4, 2, 6, 1]> (x)  z = Transpose <perm = [7, 2, 6, 4, 5, 3, 0, 1]> (x) }"""
-    for name, dtype in (("uint8", torch.uint8), ("bfloat16", torch.bfloat16), ("double", torch.float64)):
-        x = (torch.randn(2, 70, 3, 1, 2, 2, 2, 34) * 9).abs().to(dtype)
-        session = _C.Session(onnx.parser.parse_model(tiled.replace("TYPE", name)).SerializeToString(), 16, DEVICE)
-        for y, order in zip(session.forward([x.to(place(DEVICE))], b"\0")[0],
-                            ((5, 0, 3, 7, 4, 2, 6, 1), (7, 2, 6, 4, 5, 3, 0, 1)), strict=True):
-            assert torch.equal(y.cpu(), x.permute(order)), (name, order)
-        used |= {f"{operator}:{kernel}" for operator, kernel in operators(session)}
-    far = """<ir_version: 10, opset_import: ["" : 18]> g (uint8[2147483650] x) => (y) {
-        one = Constant <value_ints = [1]> ()  end = Constant <value_ints = [3000000000]> ()
-        zero = Constant <value_ints = [0]> ()  step = Constant <value_ints = [2147483648]> ()
-        y = Slice(x, one, end, zero, step) }"""
-    x = torch.zeros(2**31 + 2, dtype=torch.uint8)
-    x[0], x[1], x[2**31 + 1] = 5, 7, 9
-    session = _C.Session(onnx.parser.parse_model(far).SerializeToString(), 16, DEVICE)
-    assert session.forward([x.to(place(DEVICE))], b"\0")[0][0].tolist() == [7, 9]
-    return used | {f"{operator}:{kernel}" for operator, kernel in operators(session)}
+    return layouts.indices(DEVICE)
 
 
 ROTARY = """<ir_version: 10, opset_import: ["" : 20]> g (TYPE[2, 5, 3, N] x, TYPE[5, 1, N] c, TYPE[1, N] s) => (y) {
@@ -533,163 +484,24 @@ def ortmodule() -> set[str]:
     return names
 
 
-class Replayed:
-    """A module's session beside one that is never recorded; each step runs in both and must give the same,
-    bit for bit.
-    """
-
-    def __init__(self, programs: int = 16) -> None:
-        torch.manual_seed(0)
-        module = nn.Sequential(nn.Linear(20, 33), nn.Tanh(), nn.Dropout(0.3), nn.Linear(33, 5))
-        text, tensors = exported(module, (torch.randn(8, 20),))
-        model = onnx.load_model_from_string(text)
-        for value in [*model.graph.input, *model.graph.output]:
-            if value.name in (model.graph.input[0].name, model.graph.output[0].name):
-                value.type.tensor_type.shape.dim[0].dim_param = "batch"
-        self.mask = bytes([0] + [1] * (len(tensors) - 1))
-        self.tensors = [t.to(place(DEVICE)) for t in tensors]
-        self.plain, self.recorded = (_C.Session(model.SerializeToString(), programs, DEVICE) for _ in range(2))
-
-    def forward(self, session: _C.Session, seed: int) -> tuple[list, _C.Run]:
-        return session.forward(self.tensors, self.mask, seed)
-
-    def backward(self, outputs: list, run: _C.Run) -> list[torch.Tensor]:
-        torch.manual_seed(3)
-        grad = torch.randn(outputs[0].shape).to(place(DEVICE))
-        saved = [self.tensors[i] for i in run.saved_inputs] + [outputs[i] for i in run.saved_outputs]
-        return [outputs[0].clone(), *(g.clone() for g in run.backward(saved, [grad]) if g is not None)]
-
-    def step(self, seed: int) -> None:
-        _C.set_graphs(False)
-        want = self.backward(*self.forward(self.plain, seed))
-        _C.set_graphs(True)
-        for a, b in zip(want, self.backward(*self.forward(self.recorded, seed)), strict=True):
-            assert torch.equal(a, b), (seed, (a - b).abs().max())
-
-    def counts(self) -> dict[str, tuple[int, int, str]]:
-        return {phase: (recorded, replayed, reason) for phase, recorded, replayed, reason in self.recorded.graphs()}
-
-
-def untimed(check: Callable[[], None]) -> set[str]:
-    _C.set_timing(False)
-    try:
-        check()
-    finally:
-        _C.set_timing(True)
-        _C.set_graphs(True)
-    return set()
-
-
 def graphs() -> set[str]:
-    """Phases are recorded after two calls and replayed: new contents and seeds are seen, an address that changes is
-    noticed, and why a call was not a replay is said.
-    """
-
-    def check() -> None:
-        both, counts = Replayed(), []
-        for seed in range(12):
-            if seed == 8:
-                assert both.counts()["forward"][1] >= 4, both.counts()
-                both.tensors[0] = both.tensors[0].clone()  # another address
-            both.tensors[0].normal_()
-            both.tensors[1].add_(0.01)
-            both.step(seed)
-            if seed == 0:
-                assert both.counts()["forward"] == (0, 0, "the first calls"), both.counts()
-            if seed == 8:
-                assert both.counts()["forward"][2] == "a tensor has moved", both.counts()
-            counts.append(both.counts()["forward"])
-        # As in graph_shapes: what moves before the first recording is part of that.
-        moved = [recorded for recorded, _, reason in counts[:-1] if recorded and reason == "a tensor has moved"]
-        assert counts[-1][0] == 1 + len(moved), counts
-        assert counts[-1][1] >= 5 and {reason for *_, reason in counts[3:]} == {"", "a tensor has moved"}, counts
-        assert both.counts()["backward"][1] >= 4, both.counts()
-        assert both.recorded.stats()["graph_launches"] > 0
-
-    return untimed(check)
+    return replays.graphs(DEVICE)
 
 
 def graph_shapes() -> set[str]:
-    """Another size is another program with graphs of its own;
-    the first one's are replayed again when its size comes back.
-    """
-
-    def check() -> None:
-        both, counts = Replayed(), []
-        full = both.tensors[0]
-        for seed in range(24):
-            both.tensors[0] = full if seed // 8 != 1 else full[:5]
-            both.tensors[0].normal_()
-            both.step(seed)
-            counts.append(both.counts()["forward"])
-        for calls in (counts[:8] + counts[16:], counts[8:16]):  # of each size
-            assert calls[7][1] >= 4, counts
-            for (recorded, replayed, reason), after in itertools.pairwise(calls):
-                if not recorded:
-                    continue
-                # The host's malloc may move an output: that call is no replay, and the next one records again.
-                assert after[0] == recorded or (after[0] == recorded + 1 and reason == "a tensor has moved"), counts
-                assert after[1] == replayed + (not after[2]) and after[2] in ("", "a tensor has moved"), counts
-
-    return untimed(check)
+    return replays.graph_shapes(DEVICE)
 
 
 def graph_freed() -> set[str]:
-    """A program that is dropped from the cache while it has graphs and while a run of it waits for its backward."""
-
-    def check() -> None:
-        both = Replayed(programs=1)
-        full = both.tensors[0]
-        for seed in range(8):
-            both.step(seed)
-        assert both.counts()["forward"][1] >= 4, both.counts()
-        waiting = both.forward(both.recorded, 7)
-        _C.set_graphs(False)
-        want = both.backward(*both.forward(both.plain, 7))
-        _C.set_graphs(True)
-        both.tensors[0] = full[:3].clone()
-        for seed in range(4):
-            both.step(seed)  # evicts the first program
-        both.tensors[0] = full
-        for a, b in zip(want, both.backward(*waiting), strict=True):
-            assert torch.equal(a, b)
-        del both, waiting
-
-    return untimed(check)
+    return replays.graph_freed(DEVICE)
 
 
 def graph_of_the_caller() -> set[str]:
-    """A stream that somebody else records is refused by name: his graph would repeat one random key."""
-
-    def check() -> None:
-        both = Replayed()
-        both.step(0)
-        if DEVICE.startswith("cuda"):
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                refused = refusal(lambda: both.forward(both.recorded, 1))
-        else:
-            library = ctypes.CDLL(PLUGIN)
-            library.ont_emulate_capture_begin()
-            refused = refusal(lambda: both.forward(both.recorded, 1))
-            library.ont_emulate_capture_end()
-        assert "captures this stream" in refused, refused
-        both.step(2)
-
-    return untimed(check)
+    return replays.graph_of_the_caller(DEVICE, PLUGIN)
 
 
 def settings() -> set[str]:
-    """A program is of torch's flags for TF32: another setting has another program, and the first one's comes back."""
-    both = Replayed()
-    try:
-        for flags, built in (((False, True), 1), ((True, True), 2), ((True, False), 3), ((False, True), 3)):
-            _C.set_tf32(*flags)
-            both.forward(both.recorded, 1)
-            assert both.recorded.stats()["programs_built"] == built, (flags, both.recorded.stats())
-    finally:
-        _C.set_tf32(False, True)
-    return set()
+    return replays.settings(DEVICE)
 
 
 GROUPS = {  # text of a graph: broadcasts, vectors of four, odd counts, dropout, casts, several results
@@ -844,41 +656,8 @@ def two_ranks() -> set[str]:
     return peers.two_ranks(PLUGIN)
 
 
-QUANTIZED = """<ir_version: 10, opset_import: ["" : 20]> g (TYPE[6, 8] x, TYPE[8, 5] w, TYPE s, TYPE[5] t, float[6, 8] f)
-    => (y, i, c, p) <int8 zero = {3}, int8[5] zeros = {0, 1, 2, -3, 4}> {
-    a = QuantizeLinear(x, s, zero)  b = DequantizeLinear(a, s, zero)
-    d = QuantizeLinear <axis = 1> (w, t, zeros)  e = DequantizeLinear <axis = 1> (d, t, zeros)
-    y = MatMul(b, e)  q, c, r = DynamicQuantizeLinear(f)  m = MatMulInteger(q, d, r)
-    i = Cast <to = 1> (m)  p = Cast <to = 1> (r) }"""
-
-
-class Quantized(nn.Module):
-    """Layers whose weights and activations are quantized in training, as by torch.ao's FakeQuantize."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(*sizes) for sizes in ((12, 16), (16, 10)))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for layer in self.layers:
-            scale, zero = torch.linspace(0.001, 0.003, len(layer.weight)), torch.zeros(len(layer.weight), dtype=torch.int32)
-            weight = torch.fake_quantize_per_channel_affine(layer.weight, scale, zero, 0, -128, 127)
-            x = nn.functional.linear(torch.fake_quantize_per_tensor_affine(x, 0.04, 12, 0, 255), weight, layer.bias)
-        return x
-
-
-def quantized() -> set[str]:
-    """Fake quantization of one tensor and along an axis, with the gradients of the scales, and quantized products."""
-    torch.manual_seed(0)
-    used = agree(*exported(Quantized(), (torch.randn(9, 12) * 3,)))
-    for name, dtype, tol in (("float", torch.float32, 2e-5), ("double", torch.float64, 1e-10),
-                             ("float16", torch.float16, 4e-3), ("bfloat16", torch.bfloat16, 3e-2)):
-        torch.manual_seed(0)
-        tensors = [torch.randn(6, 8) * 3, torch.randn(8, 5), torch.tensor(0.031), torch.rand(5) / 40 + 0.005]
-        model = onnx.parser.parse_model(QUANTIZED.replace("TYPE", name)).SerializeToString()
-        used |= agree(model, [*(t.to(dtype) for t in tensors), torch.randn(6, 8)], tol, mask=b"\1\1\1\1\0")
-    assert "QuantizeLinear:cuda_quantize" in used, used
-    return used
+def quantized_steps() -> set[str]:
+    return quantized.quantized(DEVICE)
 
 
 def random_numbers() -> set[str]:
@@ -896,7 +675,7 @@ PROGRAMS: list[Callable[[], set[str]]] = [
     mlp, mlp_halves, unaligned, channels_last, by_rule, gelu_epilogues, slow_epilogues, transformer, attention, loss,
     loss_of_halves, heads, sums, norms, hot_rows, copies, indices, rotations, fault, faults, strided, rare, graphs, graph_shapes,
     graph_freed, graph_of_the_caller, settings, vision, vision_in_planes, norms_of_images, valued, recurrent, steps,
-    drops, generated, quantized, random_numbers, random_graphs, graph_variants, streamed_losses,
+    drops, generated, quantized_steps, random_numbers, random_graphs, graph_variants, streamed_losses,
     graph_of_pieces, ortmodule]
 
 
