@@ -278,6 +278,7 @@ class BuildCore(build_ext):
             known = stamp.exists() and stamp.read_text() == " ".join(command)
             if not self.force and known and target.exists() and target.stat().st_mtime > newest_of(rule):
                 return
+            stamp.unlink(missing_ok=True)  # a build that is interrupted leaves an object of other options
             compile_one([*command, "-MMD", "-MF", str(rule), "-c", str(source), "-o", str(target)],
                         target.with_suffix(".ptxas") if source.suffix == ".cu" else None)
             stamp.write_text(" ".join(command))
