@@ -59,7 +59,7 @@ extern const size_t ont_cuda_n_lists;
 #define ONT_CUDA_FAMILIES(X) X(elementwise) X(move) X(reduce) X(norm) X(softmax) X(loss) X(matmul) X(attention) \
     X(attention_grad) X(conv) X(pool) X(batchnorm) X(group_norm) X(pad) X(resize) X(index) X(grouped) X(recurrent) \
     X(rnn) X(nonzero) X(ctc) X(random) X(quantize) X(streamed_loss) \
-    X(grid_sample) X(roi) X(columns) X(sort) X(det)
+    X(grid_sample) X(roi) X(columns) X(sort) X(det) X(pack) X(visible_keys)
 #define X(family) extern const ont_kernel ont_cuda_##family##_kernels[];
 ONT_CUDA_FAMILIES(X)
 #undef X

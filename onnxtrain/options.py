@@ -146,6 +146,7 @@ def _warn_once(text: str) -> None:
 
 
 _FLAG = "0, 1"
+_ON_THE_CPU = "1 on the CPU, 0 on a GPU"
 _NAMES = [
     Variable("ORTMODULE_ONNX_OPSET_VERSION", _default_opset, _integer(7, 25),
              "a number from 7 to 25",
@@ -185,16 +186,16 @@ _NAMES = [
              "HEURISTIC, EXHAUSTIVE, DEFAULT", None,
              "the engine measures the candidates: on the CPU Winograd and oneDNN, on CUDA the algorithms of cuDNN"),
     Variable("ORTMODULE_ENABLE_COMPUTE_OPTIMIZER", True, _boolean, _FLAG,
-             "1 computes, on the CPU, only the rows that later nodes read, as before x[:, 0] or the selection of a "
-             "last token, and allows the next two. 0 turns off all three"),
+             "1 computes only the rows that later nodes read, as before x[:, 0] or the selection of a last token, and "
+             "allows the next two. 0 turns off all three"),
     Variable("ORTMODULE_ENABLE_SPARSE_OPTIMIZER", True, _boolean, _FLAG, "0 turns off the next two"),
-    Variable("ORTMODULE_ENABLE_LABEL_SPARSE_OPTIMIZER", True, _boolean, _FLAG,
-             "1 skips, on the CPU, the scores of a cross-entropy in the module whose labels are ignored in the batch, "
-             "unless the scores are also a result of the module. 0 computes the scores of all tokens, padding "
-             "included"),
-    Variable("ORTMODULE_ENABLE_EMBEDDING_SPARSE_OPTIMIZER", True, _boolean, _FLAG,
-             "1 skips, on the CPU, the tokens of each batch that the attention mask hides from all others, and that no "
-             "label and no result needs"),
+    Variable("ORTMODULE_ENABLE_LABEL_SPARSE_OPTIMIZER", None, _boolean, _FLAG,
+             "1 skips the scores of a cross-entropy in the module whose labels are ignored in the batch, unless the "
+             "scores are also a result of the module; on a GPU the host waits in each step for their number. 0 "
+             "computes the scores of all tokens, padding included", default_text=_ON_THE_CPU),
+    Variable("ORTMODULE_ENABLE_EMBEDDING_SPARSE_OPTIMIZER", None, _boolean, _FLAG,
+             "1 skips the tokens of each batch that the attention mask hides from all others, and that no label and no "
+             "result needs; on a GPU as above", default_text=_ON_THE_CPU),
     Variable("ORTMODULE_MEMORY_OPT_LEVEL", 0, _integer(0, 2), "0, 1, 2",
              "how much backward may recompute to save memory. 0, on the CPU: elementwise operators, norms, operators "
              "that only move data, rounded weights and attention, for at most 2% of a step's work, and on a GPU "

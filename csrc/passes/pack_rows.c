@@ -12,8 +12,8 @@
  * 3. Rewriting, forwards: every node with a rule whose result is read in some rows is built again over packed rows:
  *    (r, 1, ..., 1, rest) for (leading dims ..., rest), so that attributes and broadcasting stay as they are. Rows are
  *    packed where a packed node reads a whole value. Attention reads packed rows where they lie (fused_attention.h).
- *    Where it cannot, rows are unpacked in front of it: probabilities of keys without a row are 0, and the results of
- *    queries without a row have no reader.
+ *    Where it cannot, as on a device, rows are unpacked in front of it: probabilities of keys without a row are 0, and
+ *    the results of queries without a row have no reader.
  *
  * Everything behind is exact: left-out rows have gradient 0, since no node reads them. Dropout draws for each element
  * the word of its place before packing, so that the noise does not change.
@@ -32,6 +32,9 @@ enum { MAX_ANCESTORS = 400 };
  * operations. */
 #define MIN_SHARE 0.02
 #define MIN_COST 3e8
+/* On a device the host waits for the probe, and so for all that was enqueued before: it is not worth it for less than
+ * some two milliseconds of a GPU's products. */
+#define MIN_DEVICE_COST 1e12
 
 /* ---- sources and sets ---- */
 
@@ -292,7 +295,7 @@ static ont_status count_rows(ont_pack_state *s, ont_known_values *known)
         x->counted = bound < 0 && x->products > 0;
         if (x->counted) counted += x->cost;
     }
-    bool worth = s->forced || (counted >= MIN_SHARE * total && counted >= MIN_COST);
+    bool worth = s->forced || (counted >= MIN_SHARE * total && counted >= (g->device ? MIN_DEVICE_COST : MIN_COST));
     ont_value **counts = ont_arena_array(&g->arena, (size_t)s->n_sets + 1, sizeof *counts);
     if (!counts) return ONT_ENOMEM;
     for (int i = 0; i < s->n_sets; i++) n += s->sets[i].counted && worth;
@@ -357,7 +360,7 @@ ont_status ont_pass_pack_rows(ont_graph *g, ont_known_values *known)
     ont_pack_state s = {.g = g, .n_values = g->n_values, .n_nodes = g->n_nodes, .front = g->first,
                .forced = ont_pass_is_forced("pack_rows")};
     known->n_required = 0;
-    if (g->device || !g->packed.wanted || !g->first) return ONT_OK;
+    if (!g->packed.wanted || !g->first) return ONT_OK;
     s.demands = ont_arena_array(&g->arena, s.n_values + 1, sizeof *s.demands);
     s.accepted = ont_arena_array(&g->arena, s.n_nodes + 1, sizeof *s.accepted);
     s.packed = ont_arena_array(&g->arena, s.n_values + 1, sizeof *s.packed);

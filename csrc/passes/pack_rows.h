@@ -14,8 +14,8 @@ enum {
 };
 
 /*
- * Before differentiation, on the CPU. If the number of rows depends on data and `known` lacks it, the graph is left as
- * it is but for nodes that compute it, and known->n_required is above 0, as in ont_pass_infer_with_values().
+ * Before differentiation. If the number of rows depends on data and `known` lacks it, the graph is left as it is, but
+ * for nodes that compute it, and known->n_required is above 0, as in ont_pass_infer_with_values().
  */
 ont_status ont_pass_pack_rows(ont_graph *g, ont_known_values *known) ONT_MUST_USE;
 

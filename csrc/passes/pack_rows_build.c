@@ -238,6 +238,9 @@ static ont_value *pack_dropout(ont_builder *b, const ont_node *node, ont_value *
     if (drop) b->status = ont_attr_set_float(b->graph, drop, "ratio", ratio);
     if (drop && b->status == ONT_OK)
         b->status = ont_attr_set_int(b->graph, drop, "rng_stream", (int64_t)ont_random_stream(node));
+    int64_t layout = ont_attr_int(node, "torch_layout", -1);
+    if (drop && b->status == ONT_OK && layout >= 0)
+        b->status = ont_attr_set_int(b->graph, drop, "torch_layout", layout);
     return ont_build_done(b, drop);
 }
 
@@ -365,9 +368,11 @@ static int packed_set(const ont_pack_state *s, const ont_node *node, const ont_a
     return found ? have->set : ONT_NO_ROWS;
 }
 
-/* Which sets of packed rows attention reads, ONT_NO_ROWS: all rows. */
+/* Which sets of packed rows attention reads, ONT_NO_ROWS: all rows, as always on a device. */
 static void sets_of_attention(const ont_pack_state *s, const ont_node *node, const ont_attention *a, int *q, int *k)
 {
+    *q = *k = ONT_NO_ROWS;
+    if (s->g->device) return;
     *q = packed_set(s, node, a, ONT_ATTENTION_Q);
     *k = packed_set(s, node, a, ONT_ATTENTION_K);
     if (*k >= 0 && packed_set(s, node, a, ONT_ATTENTION_V) != *k) *k = ONT_NO_ROWS;

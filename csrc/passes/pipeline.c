@@ -123,7 +123,7 @@ ont_status ont_passes_before_grad(ont_graph *g, ont_known_values *known)
 #ifndef NDEBUG
     ONT_TRY(ont_context(ont_graph_verify(g), "after pass infer"));
 #endif
-    g->torch_random &= !known->n; /* a probe drew numbers of our generator, which this program has to repeat */
+    g->torch_random &= !known->used; /* a probe drew numbers of our generator, which this program has to repeat */
     ONT_TRY(ont_pass_torch_random(g));
     ONT_TRY(run_passes(before_grad, sizeof before_grad / sizeof *before_grad, g));
     if (ont_pass_is_disabled("pack_rows")) return ONT_OK;

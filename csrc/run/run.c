@@ -44,13 +44,22 @@ static size_t slab_bytes(const ont_program *p)
     return p->plan.slab_bytes + (p->device ? ONT_PLAN_ALIGN : 0);
 }
 
-/*
- * Whether idle runs have no slab of their own: programs that depend on what the batch holds are many, each of them is
- * seldom used, and all of them are about as large.
- */
+/* Whether what the batch holds decides which program runs: these are many, each seldom used, all about as large. */
+static bool depends_on_batch(const ont_program *p)
+{
+    return p->n_known && !p->probe;
+}
+
+/* Whether idle runs have no slab of their own. */
 static bool shares_slab(const ont_program *p)
 {
-    return !p->device && p->n_known && !p->probe;
+    return !p->device && depends_on_batch(p);
+}
+
+/* On a device, slabs for each number of packed rows would fill its memory: they go back to PyTorch's allocator. */
+static bool keeps_idle_runs(const ont_program *p)
+{
+    return !p->device || !depends_on_batch(p) || !p->graph->packed.nodes;
 }
 
 /* Where device kernels read the random state: key, seed and block. */
@@ -171,7 +180,7 @@ void ont_run_release(ont_run *run)
     }
     ont_pool_open_runs(run->pool, -1);
     pthread_mutex_lock(&p->lock);
-    bool keep = p->n_idle < MAX_IDLE_RUNS;
+    bool keep = p->n_idle < MAX_IDLE_RUNS && keeps_idle_runs(p);
     if (keep) {
         run->next = p->idle;
         p->idle = run;

@@ -80,9 +80,9 @@ static inline int64_t flash_count_dims(const ont_flash_params *f, unsigned summe
 }
 
 /*
- * Launches the gradient: dQ and the bias's, if wanted, by launch_q, then dK and dV by launch_kv, together where they are
- * summed over the same batch dims, else one after the other. Both functions are given the parameters, the summed dims,
- * the number of indices over the other dims and of those over the summed ones. 0, or an error code.
+ * Launches the gradient: dQ and the bias's, if wanted, by launch_q, then dK and dV by launch_kv, together where they
+ * are summed over the same batch dims, else one after the other. Both functions are given the parameters, the summed
+ * dims, the number of indices over the other dims and of those over the summed ones. 0, or an error code.
  */
 template <class Q, class KV>
 static int flash_launch_grads(const ont_flash_params *f, const Q &launch_q, const KV &launch_kv)

@@ -58,6 +58,9 @@ int ont_launch_flash_grad(const ont_flash_params *f, void *stream);
  * other one fills it, in the gradient once delta is computed. */
 size_t ont_flash_tiles_bytes(ont_flash_params *f, bool has_bias, bool has_mask);
 int ont_launch_flash_tiles(const ont_flash_params *f, void *stream);
+/* The same of whole keys: marks, which is zero, by number of the row of K's tensor, of `inner` elements. */
+size_t ont_visible_keys_work(const ont_flash_params *f);
+int ont_launch_visible_keys(const ont_flash_params *f, int64_t inner, void *work, uint8_t *marks, void *stream);
 
 /* flash_mma.cu, flash_mma_grad.cu: whether the tensor core kernels take these sizes, layouts and pointers; their
  * launchers. The gradient expects delta to be computed. */

@@ -22,16 +22,19 @@ struct shared_masks {
     uint8_t *tiles;    /* (n, query_tiles, key_tiles) */
 };
 
+/* What bias and mask make of a score of 0. */
+ONT_DEVICE float masked_score(const ont_flash_params &f, const flash_batch &batch, int64_t i, int64_t j)
+{
+    if (flash_is_masked(f, batch, i, j)) return (float)f.mask_value;
+    if (!f.bias) return 0;
+    const ont_flash_layout &v = f.layout[ONT_FLASH_BIAS];
+    return flash_load<float>(f.bias, f.bias_dtype, batch.bias + i * v.row_stride + j * v.col_stride);
+}
+
 /* NaN is visible. */
 ONT_DEVICE bool is_visible(const ont_flash_params &f, const flash_batch &batch, int64_t i, int64_t j)
 {
-    float score = 0;
-    if (f.bias) {
-        const ont_flash_layout &v = f.layout[ONT_FLASH_BIAS];
-        score = flash_load<float>(f.bias, f.bias_dtype, batch.bias + i * v.row_stride + j * v.col_stride);
-    }
-    if (flash_is_masked(f, batch, i, j)) score = (float)f.mask_value;
-    return !(score < FAR);
+    return !(masked_score(f, batch, i, j) < FAR);
 }
 
 /* The queries of a tile, as bits, whose results are 0 whatever they see. */
@@ -189,4 +192,104 @@ extern "C" int ont_launch_flash_tiles(const ont_flash_params *f, void *stream)
     case ONT_FLOAT16: return launch<ont_f16>(f, m, stream);
     default: return launch<ont_bf16>(f, m, stream);
     }
+}
+
+/* ---- VisibleKeys (csrc/ops/index/rows.c): which keys some query attends to ---- */
+
+enum { SEES_NOTHING, SEES_SOME, SEES_ALL }; /* of a query: all its keys where it sees none of them */
+
+/* n_keys: indices over the dims along which keys vary, n_others: over `others`, where masks vary but not keys; n_q:
+ * queries that differ; inner: elements of a row of K's tensor */
+struct key_work {
+    unsigned others;
+    int64_t n_keys, n_others, n_q, inner;
+};
+
+/* A warp has a query of one batch index. */
+__global__ void __launch_bounds__(THREADS)
+    visible_queries_kernel(const ont_flash_params f, int64_t n_q, uint8_t *sees)
+{
+    const int lane = (int)threadIdx.x & 31;
+    for (int64_t item = blockIdx.x * (int64_t)WARPS + (threadIdx.x >> 5); item < f.n_bh * n_q;
+         item += (int64_t)gridDim.x * WARPS) {
+        const int64_t bh = item / n_q, i = item - bh * n_q, n = flash_visible_keys(f, i);
+        const flash_batch batch = flash_batch_of(f, bh);
+        bool visible = false, finite = false;
+        for (int64_t first = 0; first < n && !visible; first += 32) {
+            const int64_t j = first + lane;
+            const float score = j < n ? masked_score(f, batch, i, j) : -INFINITY;
+            finite = __ballot_sync(0xffffffffu, score > -INFINITY) != 0 || finite;
+            visible = __ballot_sync(0xffffffffu, !(score < FAR)) != 0;
+        }
+        const bool nothing = flash_is_masked_row(f, bh, i) || (!visible && f.zero_nan && !finite);
+        if (!lane) sees[item] = nothing ? SEES_NOTHING : visible ? SEES_SOME : SEES_ALL;
+    }
+}
+
+/* A thread has a key of one index over the dims along which keys vary. */
+__global__ void __launch_bounds__(THREADS)
+    visible_keys_kernel(const ont_flash_params f, const key_work w, const uint8_t *sees, uint8_t *marks)
+{
+    const ont_flash_layout &k = f.layout[ONT_FLASH_K];
+    ONT_FOR(item, w.n_keys * f.seqlen_k) {
+        const int64_t matrix = item / f.seqlen_k, j = item - matrix * f.seqlen_k;
+        bool found = false;
+        for (int64_t other = 0; other < w.n_others && !found; other++) {
+            const int64_t bh = flash_bh(f, w.others, matrix, other);
+            const flash_batch batch = flash_batch_of(f, bh);
+            for (int64_t i = 0; i < w.n_q && !found; i++) {
+                const int how = j < flash_visible_keys(f, i) ? sees[bh * w.n_q + i] : (int)SEES_NOTHING;
+                found = how == SEES_ALL || (how == SEES_SOME && is_visible(f, batch, i, j));
+            }
+        }
+        const int64_t first = flash_offset(f, ONT_FLASH_K, flash_bh(f, w.others, matrix, 0));
+        marks[(first + j * k.row_stride) / w.inner] = found;
+    }
+}
+
+/* Along dims where neither keys nor masks vary, index 0 stands for all. */
+static ont_flash_params without_repeats(const ont_flash_params *f, int64_t inner, unsigned *others)
+{
+    ont_flash_params p = *f;
+    *others = 0;
+    for (int d = 0; d < p.n_batch_dims; d++) {
+        bool varies = false;
+        for (int i = ONT_FLASH_BIAS; i <= ONT_FLASH_MASKED_ROWS; i++) varies |= p.layout[i].batch_stride[d] != 0;
+        if (p.layout[ONT_FLASH_K].batch_stride[d] >= inner) continue;
+        if (varies) {
+            *others |= 1u << d;
+            continue;
+        }
+        p.n_bh /= p.batch_dims[d] ? p.batch_dims[d] : 1;
+        if (p.batch_dims[d]) p.batch_dims[d] = 1;
+    }
+    return p;
+}
+
+/* 1 where all queries of a sequence see the same keys. */
+static int64_t distinct_queries(const ont_flash_params *f)
+{
+    bool one = !f->causal;
+    for (int i = ONT_FLASH_BIAS; i <= ONT_FLASH_MASKED_ROWS; i++) one = one && !f->layout[i].row_stride;
+    return one && f->seqlen_q > 1 ? 1 : f->seqlen_q;
+}
+
+extern "C" size_t ont_visible_keys_work(const ont_flash_params *f)
+{
+    return (size_t)(f->n_bh * distinct_queries(f));
+}
+
+extern "C" int ont_launch_visible_keys(const ont_flash_params *f, int64_t inner, void *work, uint8_t *marks,
+                                       void *stream)
+{
+    key_work w = {0, 0, 0, distinct_queries(f), inner};
+    const ont_flash_params p = without_repeats(f, inner, &w.others);
+    w.n_keys = flash_count_dims(&p, w.others, false);
+    w.n_others = flash_count_dims(&p, w.others, true);
+    if (!p.n_bh || !p.seqlen_k) return 0;
+    const int error = ONT_LAUNCH(visible_queries_kernel, ont_blocks(p.n_bh * w.n_q, WARPS), THREADS, 0, stream, p,
+                                 w.n_q, (uint8_t *)work);
+    if (error) return error;
+    return ONT_LAUNCH(visible_keys_kernel, ont_blocks(w.n_keys * p.seqlen_k, THREADS), THREADS, 0, stream, p, w,
+                      (const uint8_t *)work, marks);
 }

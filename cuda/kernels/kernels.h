@@ -363,6 +363,39 @@ size_t ont_nonzero_work(const ont_nonzero *s);
 int ont_launch_count_nonzero(const ont_nonzero *s, const void *x, int64_t *total, void *work, void *stream);
 /* out (rank, found): the coordinates of each */
 int ont_launch_nonzero(const ont_nonzero *s, const void *x, int64_t *out, void *work, void *stream);
+/* Of marks, a vector: their count, rounded up to a multiple of `step`, at least 1, and to n from nine tenths on; and as
+ * many as `found`: rows (found), of which spare ones repeat the first, and inverse (n), or NULL. */
+int ont_launch_count_rows(const ont_nonzero *s, int64_t step, const void *marks, int64_t *count, void *work,
+                          void *stream);
+int ont_launch_select_rows(const ont_nonzero *s, const void *marks, int64_t *rows, int64_t *inverse, void *work,
+                           void *stream);
+
+/* pack.cu: operators of csrc/ops/index/rows.h. marks (n): true for each number whose entry of `among` is, or all where
+ * that is NULL; work: 4 n bytes, which are zero. */
+int ont_launch_mark_rows(int64_t m, const int64_t *numbers, const uint8_t *among, int64_t n, void *work, uint8_t *marks,
+                         void *stream);
+/* rows (m) and inverse (n), or NULL, of a subset within a set. in: rows and inverse of the set, of the subset */
+int ont_launch_rows_within(int64_t n, int64_t m, const int64_t *const *in, int64_t *rows, int64_t *inverse,
+                           void *stream);
+/* y (rows, width): rows of x by the numbers in `rows`, or with `unpacks` by `inverse`. Spare rows, or those that are
+ * not there, are `fill` if `fills`. */
+typedef struct ont_row_copy {
+    int64_t rows, width;
+    uint64_t fill; /* the bits of an element */
+    int32_t size, unpacks, fills; /* size: bytes of an element */
+} ont_row_copy;
+int ont_launch_copy_rows(const ont_row_copy *s, const void *x, const int64_t *rows, const int64_t *inverse, void *y,
+                         void *stream);
+/* x and y (rows, width): row i drops what row numbers[i] of the tensor before packing would */
+typedef struct ont_row_dropout {
+    int64_t rows, width;
+    uint64_t stream; /* as ont_dropout_word() takes it */
+    double scale;
+    uint32_t threshold;
+    int32_t dtype;
+} ont_row_dropout;
+int ont_launch_row_dropout(const ont_row_dropout *s, const uint64_t *random, const void *x, const int64_t *numbers,
+                           void *y, void *stream);
 
 /* sort.cu: fewer than 2^31 elements */
 typedef struct ont_unique {

@@ -32,7 +32,8 @@ static ont_status read_node(const ont_node *node, state *s)
     ont_attention a;
     ONT_TRY(ont_attention_read(node, &a));
     const ont_value *bias = ont_node_in(node, ONT_ATTENTION_BIAS);
-    s->flash = (ont_flash_params){.dtype = ont_node_in(node, 0)->dtype, .bias_dtype = bias ? bias->dtype : ONT_FLOAT32,
+    const ont_value *q = ont_node_in(node, ONT_ATTENTION_Q); /* VisibleKeys has none */
+    s->flash = (ont_flash_params){.dtype = q ? q->dtype : ONT_FLOAT32, .bias_dtype = bias ? bias->dtype : ONT_FLOAT32,
                                   .n_batch_dims = a.n_batch_dims, .causal = a.causal, .mask_polarity = a.mask_polarity,
                                   .zero_nan = a.zero_nan, .has_dropout = a.has_dropout,
                                   .dropout_threshold = a.dropout_threshold, .n_bh = a.n_bh, .seqlen_q = a.seqlen_q,
@@ -397,6 +398,37 @@ static ont_status run_dnn(const ont_call *call)
     ont_sdpa_judge(s->sdpa, ONT_VERDICT_REFUSED);
     return run(call);
 }
+
+/* ---- VisibleKeys ---- */
+
+typedef struct visible_state {
+    state attention; /* first: operands() reads it */
+    int64_t inner;
+} visible_state;
+
+static ont_status visible_prepare(const ont_node *node, ont_arena *arena, ont_prepared *out)
+{
+    visible_state *s = ont_arena_alloc(arena, sizeof *s);
+    if (!s) return ONT_ENOMEM;
+    ONT_TRY(read_node(node, &s->attention));
+    s->attention.tiles_at = s->attention.tiles_bytes = 0;
+    s->inner = ont_attr_int(node, "inner", 1);
+    out->state = s;
+    out->work_bytes = ont_visible_keys_work(&s->attention.flash);
+    return ONT_OK;
+}
+
+static ont_status visible_run(const ont_call *call)
+{
+    const visible_state *s = call->state;
+    const ont_flash_params f = operands(call);
+    ONT_TRY(call->device->ops->clear(call->device, call->out[0], output_bytes(call, 0), call->stream));
+    return ont_launched(ont_launch_visible_keys(&f, s->inner, call->work, call->out[0], call->stream));
+}
+
+const ont_kernel ont_cuda_visible_keys_kernels[1] = {
+    {.name = "cuda_visible_keys", .accept = ont_cuda_accept_any, .prepare = visible_prepare, .run = visible_run},
+};
 
 const ont_kernel ont_cuda_attention_kernels[2] = {
     {.name = "cuda_attention_dnn", .accept = accept_dnn, .prepare = prepare_dnn, .run = run_dnn},

@@ -150,14 +150,18 @@ def _refuse_shared(leaves: Sequence[Any], written: Sequence[tuple[int, int]]) ->
             raise SharedMemoryError("an argument that forward changes in place shares memory with another argument")
 
 
-def _packed_rows() -> int:
-    """Which rows may be left out, as Session takes it."""
+def _packed_rows(device: str) -> int:
+    """Which rows may be left out, as Session takes it. On a GPU, those that have to be counted only if asked for."""
+    def is_on(name: str) -> bool:
+        value = options.read(name)
+        return device == "cpu" if value is None else value
+
     if not options.read("ORTMODULE_ENABLE_COMPUTE_OPTIMIZER"):
         return 0
     sparse = options.read("ORTMODULE_ENABLE_SPARSE_OPTIMIZER")
-    labels = sparse and options.read("ORTMODULE_ENABLE_LABEL_SPARSE_OPTIMIZER")
-    padding = sparse and options.read("ORTMODULE_ENABLE_EMBEDDING_SPARSE_OPTIMIZER")
-    return 1 + 2 * bool(labels) + 4 * bool(padding)
+    labels = sparse and is_on("ORTMODULE_ENABLE_LABEL_SPARSE_OPTIMIZER")
+    padding = sparse and is_on("ORTMODULE_ENABLE_EMBEDDING_SPARSE_OPTIMIZER")
+    return 1 + 2 * labels + 4 * padding
 
 
 class Agent:
@@ -194,7 +198,7 @@ class Program:
             self._session = functools.partial(
                 _C.Session, model, device=device, torch_random=_random.as_torch(device),
                 parameters=bytes([i.name in parameters for i in exported.inputs]), programs=PROGRAMS,
-                rows=_packed_rows(), **memory)
+                rows=_packed_rows(device), **memory)
             self.sessions = [self._session()]
         self.session: Any = self.sessions[0] if self.sessions else None
         self.first_call: tuple[list[tuple[int, ...]], bytes] | None = None  # shapes of the graph's inputs, and the mask

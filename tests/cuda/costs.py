@@ -253,6 +253,37 @@ def nonzero(node: Node) -> Cost:
                 serial=up(tiles, 256) * C["scan"])
 
 
+def mark_rows(node: Node) -> Cost:
+    """Zeros, numbers as 32 bits, and bytes of these."""
+    return Cost("copies", 3, all_bytes(node) + 12.0 * node.outputs[0].count, share=C["transpose"], foreign=1)
+
+
+def count_rows(node: Node) -> Cost:
+    """A count, which one thread rounds up."""
+    cost = count_nonzero(node)
+    return cost._replace(launches=cost.launches + 1)
+
+
+def select_rows(node: Node) -> Cost:
+    """Counts of tiles, their scan by one block, rows and inverse, and spare rows."""
+    tiles = up(node.inputs[0].count, TILE)
+    return Cost("copies", 4, node.inputs[0].nbytes + all_bytes(node) + 16.0 * tiles, share=C["transpose"],
+                serial=up(tiles, 256) * C["scan"])
+
+
+def copy_rows(node: Node) -> Cost:
+    """What is written, and the rows of it that are read."""
+    read = min(node.inputs[0].nbytes, node.outputs[0].nbytes)
+    return Cost("copies", 1, read + node.outputs[0].nbytes + sum(v.nbytes for v in node.inputs[1:]),
+                share=C["transpose"])
+
+
+def visible_keys(node: Node) -> Cost:
+    """Zeros; then masks are read by query and by key."""
+    return Cost("copies", 3, 2.0 * sum(v.nbytes for v in node.inputs if v) + 2.0 * node.outputs[0].nbytes,
+                share=C["transpose"], foreign=1)
+
+
 def resize(node: Node) -> Cost:
     """The lists of taps are parameters of launches, of 504 words each; then one pass. Positions at an edge may have
     fewer taps than are counted here.
@@ -506,6 +537,9 @@ MODELS: dict[str, Callable[[Node], Cost]] = {
     "cuda_random_fill": one_pass, "cuda_multinomial": multinomial, "cuda_quantize": one_pass,
     "cuda_product_grad": product_grad, "cuda_index_gather": index_gather, "cuda_gather_nd_grad": gather_nd_grad,
     "cuda_scatter": scatter, "cuda_select": select, "cuda_count_nonzero": count_nonzero, "cuda_nonzero": nonzero,
+    "cuda_mark_rows": mark_rows, "cuda_count_rows": count_rows, "cuda_select_rows": select_rows,
+    "cuda_rows_within": one_pass, "cuda_copy_rows": copy_rows, "cuda_row_dropout": one_pass,
+    "cuda_visible_keys": visible_keys,
     "cuda_resize": resize, "cuda_ctc": ctc, "cuda_grouped_matmul": grouped_product,
     "cuda_recurrent_steps": recurrent_steps, "cuda_recurrent_steps_grad": recurrent_steps_grad,
     "cuda_rnn_dnn": recurrent_layer, "cuda_rnn_dnn_grad": recurrent_layer_grad,

@@ -1,16 +1,16 @@
 """Whole programs on a device against the CPU: an MLP and a transformer with dropout, forward and backward, faults and
 probes.
 
-    python tests/cuda/programs.py PLUGIN DEVICE [part/parts | NAME,... | -TEXT]
+    python tests/cuda/programs.py PLUGIN DEVICE [part/parts | NAME,... | -TEXT,...]
 
-With -TEXT, programs whose names have that text are left out. Prints what checks.py says.
+With -TEXT, programs whose names have one of the texts are left out. Prints what checks.py says.
 """
 
 from __future__ import annotations
 
 import contextlib
-import copy
 import ctypes
+import importlib.util
 import logging
 import os
 import re
@@ -28,6 +28,7 @@ import draws
 import images
 import layouts
 import onnx
+import packed
 import quantized
 import replays
 import rnn
@@ -39,14 +40,14 @@ import streamed
 import streams
 import torch
 import values
+import wrapped
 from checks import Messages, every_nth, exported, run_checks
 from compare import operators, place
 from onnx import helper
 from replays import untimed
 from torch import nn
 
-import onnxtrain
-from onnxtrain import _C, _report
+from onnxtrain import _C
 
 ROOT = Path(__file__).resolve().parents[2]
 DEVICE = "cpu"
@@ -453,35 +454,7 @@ def strided() -> set[str]:
 
 
 def ortmodule() -> set[str]:
-    """ORTModule on the device: five steps of the sample's transformer as in eager, none of them in PyTorch."""
-    from onnxtrain.ortmodule import ORTModule, _device, _module
-
-    _module.device_of = lambda tensors: DEVICE
-    torch.manual_seed(0)
-    model, data = smoke.language()
-    model = model.to(place(DEVICE))
-    batches = [tuple(t.to(place(DEVICE)) for t in data()) for _ in range(3)]
-    wrapped = ORTModule(copy.deepcopy(model))
-    want, first = smoke.train(model, batches)
-    got, ours = smoke.train(wrapped, batches)
-    assert max(abs(a - b) for a, b in zip(want, got, strict=True)) < 1e-4, (want, got)
-    assert smoke.farthest(ours, first) < 1e-4
-    told = onnxtrain.explain(wrapped)
-    assert "CUDA graph of backward: recorded 0 times, replayed 0 times; the latest call ran without it: steps are timed" \
-        in told, told
-    sessions = [session for program in _report._programs for session in program.sessions]
-    built = sum(session.stats()["programs_built"] for session in sessions)
-    try:
-        torch.backends.cuda.matmul.allow_tf32 = True  # between two steps
-        wrapped(batches[0][0])
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = False
-        _device.tell_tf32()
-    assert sum(session.stats()["programs_built"] for session in sessions) == built + 1
-    names = {f"{op}:{kernel}" for program in _report._programs for session in program.sessions
-             for op, kernel in operators(session)}
-    assert "MatMul:cuda_matmul" in names or "Gemm:cuda_matmul" in names or "FusedMatMul:cuda_matmul" in names, names
-    return names
+    return wrapped.ortmodule(DEVICE)
 
 
 def graphs() -> set[str]:
@@ -660,6 +633,15 @@ def quantized_steps() -> set[str]:
     return quantized.quantized(DEVICE)
 
 
+def unused_rows() -> set[str]:
+    return packed.rows(DEVICE, place(DEVICE))
+
+
+def padded_batches() -> set[str]:
+    packed.memory(DEVICE, place(DEVICE))
+    return packed.modules(DEVICE, place(DEVICE))
+
+
 def random_numbers() -> set[str]:
     draws.keys(DEVICE)
     return draws.numbers(DEVICE) | draws.samples(DEVICE)
@@ -675,8 +657,8 @@ PROGRAMS: list[Callable[[], set[str]]] = [
     mlp, mlp_halves, unaligned, channels_last, by_rule, gelu_epilogues, slow_epilogues, transformer, attention, loss,
     loss_of_halves, heads, sums, norms, hot_rows, copies, indices, rotations, fault, faults, strided, rare, graphs, graph_shapes,
     graph_freed, graph_of_the_caller, settings, vision, vision_in_planes, norms_of_images, valued, recurrent, steps,
-    drops, generated, quantized_steps, random_numbers, random_graphs, graph_variants, streamed_losses,
-    graph_of_pieces, ortmodule]
+    drops, generated, quantized_steps, unused_rows, random_numbers, random_graphs, graph_variants, streamed_losses,
+    graph_of_pieces, ortmodule, *([padded_batches] if importlib.util.find_spec("transformers") else [])]
 
 
 def main(plugin: str, device: str, which: str = "0/1") -> None:
@@ -687,7 +669,8 @@ def main(plugin: str, device: str, which: str = "0/1") -> None:
     _C.set_timing(True)
     DEVICE = device
     if which.startswith("-"):
-        chosen = [program for program in PROGRAMS if which[1:] not in program.__name__]
+        left_out = which[1:].split(",")
+        chosen = [program for program in PROGRAMS if not any(name in program.__name__ for name in left_out)]
     else:
         chosen = every_nth(PROGRAMS, which) if "/" in which else [globals()[name] for name in which.split(",")]
     run_checks(chosen)

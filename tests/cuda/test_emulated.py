@@ -81,7 +81,7 @@ def cases(plugin) -> dict:
 
 @pytest.fixture(scope="session")
 def programs(plugin) -> dict:
-    return run("programs.py", plugin)
+    return run("programs.py", plugin, "-padded")  # these take minutes, and test_padded.py runs them
 
 
 def test_cases_agree_with_the_cpu(cases):
@@ -217,7 +217,7 @@ def test_kernels_have_no_races(watched, script):
     """
     seed = drawn_seed()
     part = {"flash.py": [] if SLOW else [f"{seed % 14}/14"], "tiles.py": [] if SLOW else [f"{seed % 5}/5"],
-            "programs.py": ["-graph"]}.get(script, [])
+            "programs.py": ["-graph,padded"]}.get(script, [])
     report = run(script, watched, *part, ONT_EMULATE_ORDER=f"random {seed}")
     assert report["passed"] >= 10, seed
     assert not report["failed"], "\n".join(f"{what}: {message}" for what, message in report["failed"])

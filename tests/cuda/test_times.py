@@ -13,6 +13,7 @@ import costs
 import gpu as bench
 import planned
 import pytest
+import test_pack_rows
 import times
 import torch
 import torch.nn.functional as F
@@ -154,6 +155,26 @@ def test_launches_of_a_count_that_decides_a_shape(emulated, device):
     nodes.append(node("cuda_count_nonzero", "CountNonZero", [nodes[0].inputs[0]], [value("n", dtype="int64")]))
     assert [each.kernel for each in nodes] == ["cuda_nonzero", "cuda_count_nonzero"]
     assert made == modelled(nodes, 2)  # a key for each program
+
+
+def test_launches_of_rows_that_labels_leave_out(emulated, device, monkeypatch):
+    """Marks and their count are a program of their own, before the one of as many rows."""
+    monkeypatch.setattr(test_pack_rows, "DEVICE", device)
+    tensors, count = test_pack_rows.tensors_of("float32"), counter(emulated)
+    _C.disable_passes(["+pack_rows"])
+    try:
+        session = test_pack_rows.session([*test_pack_rows.layer(), *test_pack_rows.loss()], tensors,
+                                         constants=test_pack_rows.constants())
+        before = count()
+        test_pack_rows.run(session, tensors)
+    finally:
+        _C.disable_passes([])
+    made, nodes = count() - before, planned.nodes_of(session)
+    assert {"cuda_select_rows", "cuda_copy_rows", "cuda_row_dropout"} <= {each.kernel for each in nodes}
+    marks = value("marks", test_pack_rows.BATCH * test_pack_rows.LENGTH, dtype="bool")
+    nodes += [*(node("cuda_elementwise", name, [marks], [marks]) for name in ("Equal", "Not")),
+              node("cuda_count_rows", "CountRows", [marks], [value("n", dtype="int64")])]
+    assert made == modelled(nodes, 3)
 
 
 def test_tables_have_every_node(device, capsys, emulated):

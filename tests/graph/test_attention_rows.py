@@ -107,7 +107,7 @@ def step(session: _C.Session, m: Model) -> list[torch.Tensor | None]:
     outputs, run = session.forward(m.tensors, wants, 11)
     saved = [m.tensors[i] for i in run.saved_inputs] + [outputs[i] for i in run.saved_outputs]
     torch.manual_seed(5)
-    return [*outputs, *run.backward(saved, [torch.randn(y.shape, dtype=torch.float64).to(y.dtype) for y in outputs])]
+    return [*outputs, *run.backward(saved, [torch.randn(y.shape, dtype=torch.float64).to(y) for y in outputs])]
 
 
 def check(how: str, dtype: torch.dtype, sizes: tuple[int, int, int, int], kernels: str, threads: int) -> str:

@@ -10,6 +10,7 @@ from onnxtrain import _C
 
 BATCH, LENGTH, WIDTH, CLASSES = 5, 12, 8, 6
 SELECTED, LABELS, KEYS = 1, 2, 4
+DEVICE, PLACE = "cpu", "cpu"  # the engine's and PyTorch's; tests/cuda/packed.py runs these tests on another one
 
 
 @pytest.fixture(autouse=True)
@@ -29,12 +30,13 @@ def session(nodes, tensors, outputs=("y",), constants=None, rows=7, programs=16)
         value.type.tensor_type.elem_type = codes[tensors["x"].dtype]
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20),
                                                     helper.make_opsetid("ai.onnxtrain", 1)], ir_version=10)
-    return _C.Session(model.SerializeToString(), programs=programs, rows=rows)
+    return _C.Session(model.SerializeToString(), programs=programs, device=DEVICE, rows=rows,
+                      torch_random=DEVICE != "cpu")
 
 
 def run(made, tensors, seed=7):
     """Outputs, and gradients of every float input, of the sum of the outputs."""
-    given = [torch.from_numpy(value) for value in tensors.values()]
+    given = [torch.from_numpy(value).to(PLACE) for value in tensors.values()]
     outputs, step = made.forward(given, bytes([value.is_floating_point() for value in given]), seed)
     saved = [given[i] for i in step.saved_inputs] + [outputs[i] for i in step.saved_outputs]
     return list(outputs), list(step.backward(saved, [torch.ones_like(output) for output in outputs]))
@@ -287,7 +289,7 @@ def test_overlapping_runs_of_programs_that_share_memory():
     for _ in range(3):
         runs = []
         for given in labels:
-            inputs = [torch.from_numpy(v) for v in {**tensors, "labels": given}.values()]
+            inputs = [torch.from_numpy(v).to(PLACE) for v in {**tensors, "labels": given}.values()]
             runs.append((inputs, *made.forward(inputs, bytes([v.is_floating_point() for v in inputs]), 7)))
         for (inputs, outputs, step), gradients in zip(runs, wanted):
             saved = [inputs[i] for i in step.saved_inputs] + [outputs[i] for i in step.saved_outputs]

@@ -14,8 +14,7 @@
 
 int64_t ont_rows_bucket(int64_t count, int64_t n)
 {
-    enum { BUCKETS = 64 };
-    int64_t step = (n + BUCKETS - 1) / BUCKETS, bucket = step ? (count + step - 1) / step * step : 0;
+    int64_t step = (n + ONT_ROW_BUCKETS - 1) / ONT_ROW_BUCKETS, bucket = step ? (count + step - 1) / step * step : 0;
     if (bucket < 1) bucket = 1;
     return 10 * bucket >= 9 * n ? n : bucket;
 }

@@ -11,6 +11,7 @@
 
 #include "ops/op.h"
 
+enum { ONT_ROW_BUCKETS = 64 };
 /* The number of rows of a program for `count` of `n` rows: a multiple of 1/64 of n, and n from nine tenths on. */
 int64_t ont_rows_bucket(int64_t count, int64_t n);
 

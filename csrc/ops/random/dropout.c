@@ -68,7 +68,7 @@ static ont_dropout_rule torch_rule(const ont_node *node, double ratio)
         *(kept ? &low : &high) = kept ? middle + 1 : middle;
     }
     /* PyTorch's backward computes the scale from the ratio before rounding. */
-    double scale = ONT_IS(node, Dropout) ? 1 / keep : 1 / (1 - ratio);
+    double scale = ONT_IS(node, DropoutGrad) ? 1 / (1 - ratio) : 1 / keep;
     return (ont_dropout_rule){(uint32_t)((UINT64_C(1) << 32) - low), wide ? scale : (double)(float)scale};
 }
 
@@ -210,7 +210,7 @@ const ont_op ont_op_DropoutGrad = {.domain = ONT_DOMAIN, .name = "DropoutGrad", 
                                    .infer = dropout_infer, .tile = dropout_tile, ONT_KERNELS(kernels)};
 
 /*
- * ---- RowDropout(x (r, ...), rows (r); ratio, rng_stream) ----
+ * ---- RowDropout(x (r, ...), rows (r); ratio, rng_stream, torch_layout) ----
  *
  * Dropout of packed rows (ops/index/rows.h): each element takes the random word of its place in the tensor before rows
  * were packed, so that the same elements are dropped. Its gradient is the same map.
@@ -257,5 +257,5 @@ static const ont_kernel row_dropout_kernels[] = {
 };
 const ont_op ont_op_RowDropout = {.domain = ONT_DOMAIN, .name = "RowDropout", .since = 1, .min_inputs = 2,
                                   .max_inputs = 2, .flags = ONT_OP_RANDOM | ONT_OP_MEMORY_BOUND, .nondiff_inputs = 2,
-                                  .attributes = "ratio:f rng_stream:i", .infer = ont_infer_same,
+                                  .attributes = "ratio:f rng_stream:i torch_layout:i", .infer = ont_infer_same,
                                   .grad = row_dropout_grad, ONT_KERNELS(row_dropout_kernels)};
