@@ -16,7 +16,7 @@ USUAL_PARTS = "28"
 # Folders that are one sweep each: their tests take seconds and ask the same of many libraries, models and trainers.
 SWEPT = ("tests/cuda/", "tests/ecosystem/", "tests/models/", "tests/training/")
 SLOW = Path(__file__).with_name("slow.txt")  # test functions that took more than SECONDS, which are one sweep
-SECONDS = 5
+SECONDS = 3.5
 
 
 @pytest.fixture
