@@ -35,6 +35,8 @@ enum { MAX_ANCESTORS = 400 };
 /* On a device the host waits for the probe, and so for all that was enqueued before: it is not worth it for less than
  * some two milliseconds of a GPU's products. */
 #define MIN_DEVICE_COST 1e12
+/* Marking, selecting and packing rows takes launches, some 50 microseconds of a GPU's products. */
+#define MIN_DEVICE_SAVING 2e10
 
 /* ---- sources and sets ---- */
 
@@ -264,6 +266,14 @@ static int64_t static_bound(const ont_pack_state *s, const ont_row_set *set)
     return total < set->n ? total : set->n;
 }
 
+/* The number of rows of a set that does not depend on data; all, where it would not pay to leave the others out. */
+static int64_t static_count(const ont_pack_state *s, const ont_row_set *set, int64_t bound)
+{
+    int64_t count = bound * 10 >= 9 * set->n ? ont_rows_bucket(bound, set->n) : bound ? bound : 1;
+    double saving = set->cost * (double)(set->n - count) / (double)set->n;
+    return s->g->device && !s->forced && saving < MIN_DEVICE_SAVING ? set->n : count;
+}
+
 static void add_costs(ont_pack_state *s)
 {
     for (const ont_node *node = s->g->first; node; node = node->next) {
@@ -289,9 +299,7 @@ static ont_status count_rows(ont_pack_state *s, ont_known_values *known)
     for (int i = 0; i < s->n_sets; i++) {
         ont_row_set *x = &s->sets[i];
         int64_t bound = static_bound(s, x);
-        x->count = bound < 0 ? x->n : ont_rows_bucket(bound, x->n);
-        if (bound >= 0 && bound * 10 < 9 * x->n) x->count = bound ? bound : 1;
-        if (!x->products) x->count = x->n;
+        x->count = bound < 0 || !x->products ? x->n : static_count(s, x, bound);
         x->counted = bound < 0 && x->products > 0;
         if (x->counted) counted += x->cost;
     }

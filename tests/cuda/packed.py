@@ -65,12 +65,23 @@ def graphs(device: str, place: str) -> set[str]:
                 test_pack_rows.test_selections(kind)
             for name in GRAPHS:
                 getattr(test_pack_rows, f"test_{name}")()
+        small_graphs()
         for each in made:
             used |= names_of(each)
     finally:
         test_pack_rows.DEVICE = test_pack_rows.PLACE = "cpu"
         test_pack_rows.session = session
     return used
+
+
+def small_graphs() -> None:
+    """Unless it is asked for, a selection of a small graph is computed from all rows."""
+    nodes, more = test_pack_rows.SELECTIONS["first"]
+    tensors = test_pack_rows.tensors_of()
+    del tensors["labels"]
+    made = test_pack_rows.session([*test_pack_rows.layer(), *nodes], tensors, constants=test_pack_rows.constants(**more))
+    test_pack_rows.run(made, tensors)
+    assert not made.stats()["packed_nodes"]
 
 
 def attention(device: str, place: str) -> set[str]:
