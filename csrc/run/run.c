@@ -44,22 +44,15 @@ static size_t slab_bytes(const ont_program *p)
     return p->plan.slab_bytes + (p->device ? ONT_PLAN_ALIGN : 0);
 }
 
-/* Whether what the batch holds decides which program runs: these are many, each seldom used, all about as large. */
-static bool depends_on_batch(const ont_program *p)
-{
-    return p->n_known && !p->probe;
-}
-
-/* Whether idle runs have no slab of their own. */
-static bool shares_slab(const ont_program *p)
-{
-    return !p->device && depends_on_batch(p);
-}
-
-/* On a device, slabs for each number of packed rows would fill its memory: they go back to PyTorch's allocator. */
+/*
+ * Programs that depend on what the batch holds are many, each of them is seldom used, and all of them are about as
+ * large. On the CPU their idle runs have no slab of their own; on a device, where a slab for each number of packed rows
+ * would fill the memory, no run is kept, and PyTorch's allocator gets its slab.
+ */
+static bool shares_slab(const ont_program *p) { return !p->device && p->n_known && !p->probe; }
 static bool keeps_idle_runs(const ont_program *p)
 {
-    return !p->device || !depends_on_batch(p) || !p->graph->packed.nodes;
+    return !p->device || !p->n_known || p->probe || !p->graph->packed.nodes;
 }
 
 /* Where device kernels read the random state: key, seed and block. */

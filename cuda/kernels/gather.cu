@@ -61,10 +61,7 @@ extern "C" int ont_launch_gather(const ont_gather *given, const void *data, cons
 {
     ont_gather g = *given;
     if (!g.outer || !g.count || !g.inner) return 0;
-    while (g.size < 16 && g.inner % 2 == 0 && ((uint64_t)data | (uint64_t)out) % (uint64_t)(2 * g.size) == 0) {
-        g.size *= 2;
-        g.inner /= 2;
-    }
+    widen_units(&g.size, &g.inner, data, out);
     switch (g.size) {
     case 1: return launch_gather<uint8_t>(&g, data, indices, out, stream);
     case 2: return launch_gather<uint16_t>(&g, data, indices, out, stream);

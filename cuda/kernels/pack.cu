@@ -94,10 +94,7 @@ extern "C" int ont_launch_copy_rows(const ont_row_copy *given, const void *x, co
 {
     ont_row_copy s = *given;
     if (!s.rows || !s.width) return 0;
-    while (s.size < 16 && s.width % 2 == 0 && ((uint64_t)x | (uint64_t)y) % (uint64_t)(2 * s.size) == 0) {
-        s.size *= 2;
-        s.width /= 2;
-    }
+    widen_units(&s.size, &s.width, x, y);
     switch (s.size) {
     case 1: return copy_rows<uint8_t>(&s, given->size, x, rows, inverse, y, stream);
     case 2: return copy_rows<uint16_t>(&s, given->size, x, rows, inverse, y, stream);

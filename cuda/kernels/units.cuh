@@ -16,6 +16,15 @@ template <> struct unit<pair16> {
 };
 #endif
 
+/* Makes the units of rows of `count` elements as large as the two addresses allow, at most 16 bytes. */
+static inline void widen_units(int32_t *size, int64_t *count, const void *from, const void *to)
+{
+    while (*size < 16 && *count % 2 == 0 && ((uint64_t)from | (uint64_t)to) % (uint64_t)(2 * *size) == 0) {
+        *size *= 2;
+        *count /= 2;
+    }
+}
+
 /* Division of numbers below 2^31 by numbers that a launch knows, as a multiplication. Source: Granlund and Montgomery,
  * Division by Invariant Integers using Multiplication, 1994. */
 struct divisor {

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
 
+import numpy as np
+import onnx
 import test_attention_rows
 import test_pack_rows
 import torch
@@ -65,6 +67,7 @@ def graphs(device: str, place: str) -> set[str]:
                 test_pack_rows.test_selections(kind)
             for name in GRAPHS:
                 getattr(test_pack_rows, f"test_{name}")()
+            exact_gradient()
         small_graphs()
         for each in made:
             used |= names_of(each)
@@ -72,6 +75,21 @@ def graphs(device: str, place: str) -> set[str]:
         test_pack_rows.DEVICE = test_pack_rows.PLACE = "cpu"
         test_pack_rows.session = session
     return used
+
+
+def exact_gradient() -> None:
+    """The gradient of dropout has the bits of PyTorch's rule: its scale is not rounded as forward's is."""
+    made = onnx.helper.make_node
+    nodes = [made("MatMul", ["x", "w"], ["p"]), made("Add", ["p", "z"], ["a"]),
+             made("Dropout", ["a", "ratio", "training"], ["d"]), made("Gather", ["d", "i"], ["y"], axis=1)]
+    tensors = {name: value for name, value in test_pack_rows.tensors_of("float32").items() if name in ("x", "w")}
+    tensors["z"] = tensors["x"] + 1
+    for ratio in (0.15, 0.42, 0.71):  # of which the two scales differ in float32
+        constants = test_pack_rows.constants(i=np.array(0), ratio=np.array(ratio, np.float32))
+        packed, whole = (test_pack_rows.session(nodes, tensors, constants=constants, rows=rows) for rows in (7, 0))
+        got, wanted = (test_pack_rows.run(session, tensors)[1][2] for session in (packed, whole))
+        assert packed.stats()["packed_nodes"] and wanted.any()
+        assert torch.equal(got, wanted), ratio
 
 
 def small_graphs() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from test_emulated import run
 
-transformers = pytest.importorskip("transformers")
+pytest.importorskip("transformers")
 
 
 def test_padded_batches_equal_those_of_all_rows(emulated):

@@ -68,7 +68,8 @@ static ont_dropout_rule torch_rule(const ont_node *node, double ratio)
         *(kept ? &low : &high) = kept ? middle + 1 : middle;
     }
     /* PyTorch's backward computes the scale from the ratio before rounding. */
-    double scale = ONT_IS(node, DropoutGrad) ? 1 / (1 - ratio) : 1 / keep;
+    bool backward = ONT_IS(node, DropoutGrad) || ont_attr_int(node, "gradient", 0);
+    double scale = backward ? 1 / (1 - ratio) : 1 / keep;
     return (ont_dropout_rule){(uint32_t)((UINT64_C(1) << 32) - low), wide ? scale : (double)(float)scale};
 }
 
@@ -210,10 +211,10 @@ const ont_op ont_op_DropoutGrad = {.domain = ONT_DOMAIN, .name = "DropoutGrad", 
                                    .infer = dropout_infer, .tile = dropout_tile, ONT_KERNELS(kernels)};
 
 /*
- * ---- RowDropout(x (r, ...), rows (r); ratio, rng_stream, torch_layout) ----
+ * ---- RowDropout(x (r, ...), rows (r); ratio, rng_stream, torch_layout, gradient) ----
  *
  * Dropout of packed rows (ops/index/rows.h): each element takes the random word of its place in the tensor before rows
- * were packed, so that the same elements are dropped. Its gradient is the same map.
+ * were packed, so that the same elements are dropped. Its gradient is the same map, with `gradient` 1.
  */
 
 static ont_status row_dropout_prepare(const ont_node *node, ont_arena *arena, ont_prepared *out)
@@ -246,6 +247,7 @@ static void row_dropout_grad(ont_grad *g)
     ont_value *inputs[] = {GO(0), ont_node_in(g->node, 1)};
     ont_node *node = ont_build_node(&g->b, ONT_DOMAIN, "RowDropout", inputs, 2, 1);
     if (node) g->b.status = ont_attr_copy_all(g->b.graph, node, g->node);
+    if (node && g->b.status == ONT_OK) g->b.status = ont_attr_set_int(g->b.graph, node, "gradient", 1);
     GI(0, ont_build_done(&g->b, node));
 }
 
@@ -257,5 +259,6 @@ static const ont_kernel row_dropout_kernels[] = {
 };
 const ont_op ont_op_RowDropout = {.domain = ONT_DOMAIN, .name = "RowDropout", .since = 1, .min_inputs = 2,
                                   .max_inputs = 2, .flags = ONT_OP_RANDOM | ONT_OP_MEMORY_BOUND, .nondiff_inputs = 2,
-                                  .attributes = "ratio:f rng_stream:i torch_layout:i", .infer = ont_infer_same,
+                                  .attributes = "ratio:f rng_stream:i torch_layout:i gradient:i",
+                                  .infer = ont_infer_same,
                                   .grad = row_dropout_grad, ONT_KERNELS(row_dropout_kernels)};
