@@ -8,9 +8,7 @@ left exactly as they were, also after a failure. Nothing here knows the C core.
 from __future__ import annotations
 
 import dataclasses
-import io
 import time
-import warnings
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -22,31 +20,28 @@ from onnxtrain._export import (
     checkpoint,
     exclusive,
     formulas,
-    functional,
     functions,
     messages,
-    mutations,
     retrace,
     rewrite,
+    simplify,
     sizes,
     state,
     views,
 )
 from onnxtrain._export import graph as onnx_graph
 from onnxtrain._export import guards as shape_guards
-from onnxtrain._export.captured import Graph
-from onnxtrain._export.domain import register_symbolics
-from onnxtrain._export.errors import ArgumentError, ExportError, NothingToCompute, is_final
+from onnxtrain._export.captured import Graph, layout_of
+from onnxtrain._export.errors import ArgumentError, ExportError, NothingToCompute, Untraceable
 from onnxtrain._export.exported import (
     DYNAMO_OPSETS,
     PLAIN_TENSORS,
-    TORCHSCRIPT_OPSETS,
     Exported,
     GraphInput,
     GraphOutput,
-    order,
 )
 from onnxtrain._export.function_apply import CustomFunctions
+from onnxtrain._export.functional import Functionalized
 from onnxtrain._export.translations import translations, wide_numbers
 
 _NUMBERS = (bool, int, float, complex)
@@ -66,42 +61,63 @@ class _Traced:
 
 
 class _Flat(torch.nn.Module):
-    """The graph as a function of its tensors: those in; its results, then every buffer, out."""
+    """The graph as a function of its tensors: those in; out its results, the buffers that it changes, conditions (see
+    checks.py), and the arguments that it changes.
+    """
 
-    def __init__(self, module: Graph, args: Sequence[Any], barriers: bool) -> None:
+    def __init__(self, module: Graph, args: Sequence[Any]) -> None:
         super().__init__()
         self.module = module
         self.training = module.training
-        self._call = (list(args), barriers)
+        self._args = list(args)
         self.traced = _Traced()
         self.by_torch: tuple[str, ...] = ()
 
     def forward(self, *leaves: Tensor) -> tuple[Tensor, ...]:
-        example, barriers = self._call
         given = iter(leaves)
-        args = [next(given) if isinstance(leaf, Tensor) else leaf for leaf in example]
+        args = [next(given) if isinstance(leaf, Tensor) else leaf for leaf in self._args]
         traced, module = self.traced, self.module
         functions.begin(traced.functions)
-        versions = [(leaf._version, leaf.shape) for leaf in leaves]
         checked: list[Tensor] = []
-        patch = rewrite.Rewrite(barriers, [*leaves, *module.parameters(), *module.buffers()],
-                                None if barriers else checked)
-        with patch:
-            results = module(*args)
-        patch.refuse_visible(results)
+        with Functionalized() as mode:
+            inputs = [mode.wrap(value) for value in module._captured.inputs(args)]
+            with (patch := rewrite.Rewrite(inputs, checked)):
+                wrapped = module._captured.trace(inputs, mode.wrap)
+            patch.refuse_visible(wrapped)
+            own: dict[int, int | str] = {id(mode.wrap(leaf)): i for i, leaf in enumerate(args)
+                                         if isinstance(leaf, Tensor)}
+            own.update((id(mode.wrap(parameter)), name) for name, parameter in module.named_parameters())
+            traced.same = {i: own[id(result)] for i, result in enumerate(wrapped) if id(result) in own}
+            results, conditions = mode.unwrap((tuple(wrapped), tuple(checked)))
+            buffers, written = _changes(mode.changed(), module, args)
         traced.out_tensors = list(range(len(results)))
-        own: dict[int, int | str] = {id(leaf): i for i, leaf in enumerate(args)}
-        own.update((id(parameter), name) for name, parameter in module.named_parameters())
-        traced.same = {i: own[id(result)] for i, result in enumerate(results) if id(result) in own}
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", torch.jit.TracerWarning)  # what is asked here is no part of the graph
-            traced.written = [own[id(leaf)] for leaf in mutations.written(leaves, versions)]  # type: ignore[misc]
-            if barriers:
-                views.refuse(results, traced, [*leaves, *module.parameters()])
-        buffers = dict(module.named_buffers())
-        traced.buffers, traced.checks = list(buffers), len(checked)
-        # Cloned, so that torch.export sees no output that is an input. Those that are left alone are dropped later.
-        return (*results, *(b.clone() for b in buffers.values()), *checked, *(args[i].clone() for i in traced.written))
+        traced.buffers, traced.checks, traced.written = list(buffers), len(checked), list(written)
+        return (*results, *buffers.values(), *conditions, *written.values())
+
+
+def _changes(changed: Sequence[tuple[Tensor, Tensor]], module: Graph,
+             args: Sequence[Any]) -> tuple[dict[str, Tensor], dict[int, Tensor]]:
+    """What the buffers hold that a graph has changed, by name, and its arguments, by place.
+
+    Raises Untraceable where it is something else that changes, or the shape.
+    """
+    buffers = {id(buffer): name for name, buffer in module.named_buffers()}
+    places = {id(leaf): i for i, leaf in enumerate(args)}
+    parameters = {id(parameter): name for name, parameter in module.named_parameters()}
+    held: dict[str, Tensor] = {}
+    written: dict[int, Tensor] = {}
+    for before, after in changed:
+        if after.shape != before.shape:
+            raise Untraceable("The module changes the shape of an argument or buffer in place; a graph would lose that.")
+        if id(before) in buffers:
+            held[buffers[id(before)]] = after
+        elif id(before) in places:
+            written[places[id(before)]] = after
+        elif id(before) in parameters:
+            raise Untraceable(f"The module changes its parameter {parameters[id(before)]} in place inside forward.")
+        else:
+            raise Untraceable("The module changes a tensor that is not a buffer in place inside forward.")
+    return held, written
 
 
 def export(
@@ -120,22 +136,7 @@ def export(
     Raises:
         ExportError: neither can export it faithfully.
     """
-    if exporter != "auto":
-        return _run(module, args, opset, exporter, custom, by_torch)
-    names = {"dynamo": "The default exporter", "torchscript": "TorchScript's exporter"}
-    first, second = order(opset)
-    try:
-        return _run(module, args, opset, first, custom, by_torch)
-    except ExportError as error:
-        if is_final(first, error):
-            raise  # the other would not trace it either
-        reason = error
-    try:
-        exported = _run(module, args, opset, second, custom, by_torch)
-    except ExportError as error:
-        raise ExportError(f"{reason} {names[second]}: {error}") from reason
-    exported.notes.append(f"{names[second]} was used, because of the other one: {reason}")
-    return exported
+    return _run(module, args, opset, "dynamo", custom, by_torch)
 
 
 def _run(
@@ -143,7 +144,7 @@ def _run(
     by_torch: tuple[str, ...],
 ) -> Exported:
     """One exporter, inside everything that has to be undone after it."""
-    run, opsets = (_dynamo, DYNAMO_OPSETS) if exporter == "dynamo" else (_torchscript, TORCHSCRIPT_OPSETS)
+    run, opsets = _dynamo, DYNAMO_OPSETS
     functions.register()
     notes: list[str] = []
     custom = dataclasses.replace(custom or CustomFunctions(), nodes=exporter == "dynamo", inlined=[])
@@ -157,7 +158,7 @@ def _run(
             reason = ("a subclass of Tensor may return results of its own class" if isinstance(leaf, Tensor)
                       else "it is neither a tensor nor a number")
             raise ArgumentError(f"ORTModule does not support input type {type(leaf)} for input {name}: {reason}.")
-    flat = _Flat(module, args, barriers=exporter == "torchscript")
+    flat = _Flat(module, args)
     flat.by_torch = by_torch
     start = time.perf_counter()
     try:
@@ -185,7 +186,7 @@ def _dynamo(flat: _Flat, names: list[str], leaves: list[Any], opset: int, notes:
     module = flat.module
     tensors = _apart([_without_grad(leaf) for leaf in leaves if isinstance(leaf, Tensor)], module)
     if not module._captured.reads_strides:
-        tensors = tuple([_in_a_row(tensor) for tensor in tensors])
+        tensors = tuple([_dense(tensor) for tensor in tensors])
     owned = _owned(module)
     start = time.perf_counter()
     program, relaxed = _trace(flat, tensors)
@@ -195,10 +196,10 @@ def _dynamo(flat: _Flat, names: list[str], leaves: list[Any], opset: int, notes:
         raise ExportError(f"The exported graph does not accept the arguments that it was exported with: {violated}.")
     users = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
     flat.traced.views = views.find(program, flat.traced, users, lambda target: owned[id(_lookup(module, target))])
-    mutations.check(program)
-    mutations.mark_no_grad(program)
-    functional.state_dtypes(program)
-    functional.simplify(program)
+    simplify.refuse_complex(program)
+    simplify.mark_no_grad(program)
+    simplify.state_dtypes(program)
+    simplify.simplify(program)
     traced = time.perf_counter()
     drawn = functions.drawn_by_torch() if all(t.is_cpu for t in (*tensors, *module.parameters())) else {}
     with retrace.registry_reused(), wide_numbers(), retrace.spared():
@@ -230,18 +231,24 @@ def _dynamo(flat: _Flat, names: list[str], leaves: list[Any], opset: int, notes:
 def _without_grad(tensor: Tensor) -> Tensor:
     """A leaf that holds a gradient, as one that does not: torch.export would make guards about the gradient's sizes."""
     if tensor.is_inference():
-        return mutations.copied(tensor)
+        with torch.inference_mode(False):  # a copy that counts its versions, as no tensor of inference mode does
+            return tensor.detach().clone().requires_grad_(tensor.requires_grad)
     if type(tensor) not in (Tensor, torch.nn.Parameter) or not tensor.is_leaf or tensor.grad is None:
         return tensor
     return tensor.detach().requires_grad_(tensor.requires_grad)
 
 
-def _in_a_row(tensor: Tensor) -> Tensor:
-    """A slice, say, as a tensor with its own memory: Dynamo has read the strides already and guards them."""
+def _dense(tensor: Tensor) -> Tensor:
+    """A slice, say, as a tensor with its own memory and the same order of axes in it: Dynamo has read the strides
+    already and guards them.
+    """
     if type(tensor) is not Tensor or tensor.is_contiguous() and not tensor._is_view():
         return tensor
+    strides, step = [1] * tensor.dim(), 1
+    for axis in reversed(layout_of(tensor) or range(tensor.dim())):
+        strides[axis], step = step, step * max(tensor.shape[axis], 1)
     with torch.no_grad():
-        copy = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+        copy = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
     copy.requires_grad_(tensor.requires_grad)
     return copy if tensor.is_leaf else copy.clone()
 
@@ -303,58 +310,6 @@ def _torch_export(flat: _Flat, tensors: tuple[Tensor, ...]) -> torch.export.Expo
     flat.traced = _Traced()
     with state.unchanged(flat.module), formulas.bounded():
         return torch.export.export(flat, tensors, strict=False, dynamic_shapes=dynamic)
-
-
-# --- the TorchScript exporter -----------------------------------------------------------------------------------------
-
-
-def _torchscript(flat: _Flat, names: list[str], leaves: list[Any], opset: int, notes: list[str]) -> Exported:
-    """Sizes are frozen (a trace does not say which of them it used); branches too, hence needs_verification."""
-    import onnx_ir as ir
-
-    module = flat.module
-    if module._captured.reads_contents:
-        raise ExportError("TorchScript would freeze a data-dependent number or size.")
-    # Copies: the trace runs forward, which may change its arguments.
-    tensors = tuple(mutations.copied(leaf) for leaf in leaves if isinstance(leaf, Tensor))
-    if not tensors:
-        raise ExportError("TorchScript's exporter needs at least one tensor among the arguments.")
-    owned = _owned(module)
-    register_symbolics(opset)
-    file = io.BytesIO()
-    start = time.perf_counter()
-    with state.unchanged(module), state.private_buffers(module), messages.no_log():
-        torch.onnx.export(
-            flat, tensors, file,  # type: ignore[arg-type]
-            dynamo=False, opset_version=opset, keep_initializers_as_inputs=True,
-            do_constant_folding=False, training=torch.onnx.TrainingMode.PRESERVE, export_params=False,
-            input_names=[f"leaves_{i}" for i in range(len(tensors))],
-        )
-    done = time.perf_counter()
-    import onnx
-
-    model = ir.serde.deserialize_model(onnx.load_from_string(file.getvalue()))
-    weights: dict[str, str] = {}
-    bound: dict[str, tuple[Any, Any]] = {}
-    leaf_names = [f"leaves_{i}" for i in range(len(tensors))]
-    for value in model.graph.inputs:  # those of unused leaves are gone
-        if value.name in leaf_names:
-            continue
-        tensor = _lookup(module, str(value.name))
-        if tensor is None or id(tensor) not in owned:
-            raise ExportError(f"TorchScript's exporter made an input {value.name} that is not a parameter or buffer "
-                              "of the module.")
-        kind, name = owned[id(tensor)]
-        weights[str(value.name)] = name
-        bound[name] = (kind, name)
-    seconds = {"torch_export": 0.0, "torch_onnx": done - start}
-    given = {value.name: value for value in model.graph.inputs}
-    exported = _finish(
-        model, flat, names, leaves, weights, bound, shape_guards.exact(tensors), "torchscript", opset, seconds, notes,
-        [given.get(name) for name in leaf_names],
-    )
-    exported.needs_verification = True
-    return exported
 
 
 # --- both -------------------------------------------------------------------------------------------------------------

@@ -39,6 +39,7 @@ class _Notes(NamedTuple):
     open_axes: list[set[int] | None]  # of each argument, whose sizes Dynamo has left open; None: no tensor
     reads_contents: bool
     reads_strides: bool
+    layouts: tuple[Any, ...]  # of each argument, as layout_of() gives it
     kinds: dict[str, tuple[Any, ...]]  # by a node's name the dtype and rank of each tensor of its result
 
 
@@ -58,6 +59,8 @@ class Operations:
         dynamic: of each tensor among its own arguments the axes whose sizes Dynamo has left open.
         reads_contents: whether a number in it, such as a size, depends on the values of a tensor.
         reads_strides: whether it computes something else for the same contents with other strides.
+        layouts: how the elements of each argument lie in memory, where that is not row by row: it decides which
+            results are views.
         version: how many tensors have been put into `root`.
     """
 
@@ -68,6 +71,7 @@ class Operations:
         self.user, self.graph, self._key = module, graph, key
         self.dynamic = _dynamic(noted, places)
         self.reads_contents, self.reads_strides = noted.reads_contents, noted.reads_strides
+        self.layouts = noted.layouts
         self.held = [None if not held else (getattr(_owner(root, held[0].path), held[0].kind), held[0].name)
                      for held in places]
         self._kinds = {name: {kinds} for name, kinds in noted.kinds.items()}
@@ -103,7 +107,7 @@ class Operations:
         kinds = [None if tensor is None else (len(places), places[0].kind, tensor.dtype, tensor.shape, tensor.device,
                                               tensor.requires_grad, tensor.stride())
                  for places, tensor in zip(self._places, tensors, strict=True)]
-        return self._key, tuple(kinds), tuple([frozenset(axes) for axes in self.dynamic])
+        return self._key, self.layouts, tuple(kinds), tuple([frozenset(axes) for axes in self.dynamic])
 
     @property
     def text(self) -> str | None:
@@ -116,16 +120,26 @@ class Operations:
             if isinstance(node.target, torch._ops.OpOverload | torch._ops.OpOverloadPacket) and not str(
                     node.target).startswith(("aten.", "prims.", *TRANSLATED)):
                 return None  # a library's, which may be another one in another process
-        return self.graph.code
+        return f"{self.graph.code}{self.layouts if any(self.layouts) else ''}"
+
+    def inputs(self, args: Sequence[Any]) -> list[Any]:
+        """The arguments of the graph, for the arguments of `root`."""
+        given = iter(args)
+        return [next(given) if held is None else held[0][held[1]] for held in self.held]
 
     def run(self, args: Sequence[Any]) -> Any:
         """Calls them with the arguments of `root`."""
-        given = iter(args)
-        inputs = [next(given) if held is None else held[0][held[1]] for held in self.held]
-        if not torch.compiler.is_exporting():
-            return self.graph.forward(*inputs)
-        with torch.fx.traceback.preserve_node_meta():  # names of the user's modules go along
-            return _Comparing(self.graph, self._kinds).run(*inputs)
+        return self.graph.forward(*self.inputs(args))
+
+    def trace(self, inputs: Sequence[Any], wrap: Callable[[Any], Any]) -> Any:
+        """Calls them while they are traced: names of the user's modules go along.
+
+        Args:
+            inputs: of the graph.
+            wrap: called for each constant of the graph.
+        """
+        with torch.fx.traceback.preserve_node_meta():
+            return _Comparing(self.graph, self._kinds, wrap).run(*inputs)
 
 
 class _Comparing(torch.fx.Interpreter):
@@ -133,14 +147,17 @@ class _Comparing(torch.fx.Interpreter):
 
     Args:
         kinds: by the name of a node the results that its captures had, as _kinds() has them.
+        wrap: called for each constant.
     """
 
-    def __init__(self, graph: torch.fx.GraphModule, kinds: Mapping[str, set[Any]]) -> None:
+    def __init__(self, graph: torch.fx.GraphModule, kinds: Mapping[str, set[Any]], wrap: Callable[[Any], Any]) -> None:
         super().__init__(graph)
-        self._results = kinds
+        self._results, self._wrap = kinds, wrap
 
     def run_node(self, node: torch.fx.Node) -> Any:
         result = super().run_node(node)
+        if node.op == "get_attr":
+            return self._wrap(result)
         want = self._results.get(node.name)
         if want is not None and (got := _kinds(result)) not in want:
             raise Untraceable(f"The module uses {node.target} in a way that gives {want} in PyTorch, and would give "
@@ -212,8 +229,30 @@ def _notes(operations: torch.fx.GraphModule) -> _Notes:
                 name = getattr(node.target, "__name__", str(node.target)).split(".")[0]
                 reads_strides = reads_strides or name in _OF_STRIDES
         noted = operations.meta["notes"] = _Notes([_open_axes(example) for example in examples], reads_contents,
-                                                  reads_strides, kinds)
+                                                  reads_strides, tuple([layout_of(e, reads_strides) for e in examples]),
+                                                  kinds)
     return noted
+
+
+def layouts_of(operations: torch.fx.GraphModule) -> tuple[Any, ...]:
+    """Of each argument of a graph of Dynamo's what layout_of() gives."""
+    return _notes(operations).layouts
+
+
+def layout_of(tensor: Any, whole: bool = False) -> tuple[Any, ...] | None:
+    """The order of a tensor's axes in memory, from the one with the largest stride on; with `whole`, strides and offset
+    instead. None where the elements lie row by row, and for what is no tensor.
+    """
+    if not isinstance(tensor, Tensor) or tensor.layout is not torch.strided or tensor.is_nested:
+        return None
+    strides = [stride.node.hint if isinstance(stride, torch.SymInt) else stride for stride in tensor.stride()]
+    if any([not isinstance(stride, int) for stride in strides]):
+        return None
+    order = tuple(sorted(range(len(strides)), key=lambda axis: -strides[axis]))
+    if whole:
+        return (tuple(strides), str(tensor.storage_offset())) if tensor._is_view() or order != tuple(
+            range(len(strides))) else None
+    return None if order == tuple(range(len(strides))) else order
 
 
 def _open_axes(example: Any) -> set[int] | None:

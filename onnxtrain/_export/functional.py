@@ -1,278 +1,132 @@
-"""Changes in place and casts of a traced program, written as plain operators where that is plainly the same.
+"""Changes in place, views and aliases, made functional by PyTorch's own functionalization while a graph is traced.
 
-Called by export.py between torch.export and torch.onnx. What is left here torch's decompositions would rewrite as well,
-by executing every node once more with fake tensors and symbolic sizes: for a ResNet most of the time of an export.
-retrace.py leaves them out for a program that needs none.
+export.py runs the graph of Dynamo on the tensors that Functionalized.wrap() gives: what the trace records writes
+nothing, each later reader of a changed tensor or of its views reads the new value, and what the graph's inputs hold
+afterwards are further values. What a functional graph cannot say of gradients is refused.
 """
 
 from __future__ import annotations
 
-import operator
-import sys
+import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
+from torch.utils import _pytree as pytree
 
-from onnxtrain._export import views
-from onnxtrain._export.errors import ExportError
+from onnxtrain._export.errors import Untraceable
 
-aten = torch.ops.aten
-_RENAMED = {aten.min.other: aten.minimum.default, aten.max.other: aten.maximum.default} | {
-    getattr(written, name): getattr(named, name) for name in ("Tensor", "Scalar") for written, named in (
-        (aten.__and__, aten.bitwise_and), (aten.__or__, aten.bitwise_or), (aten.__xor__, aten.bitwise_xor))}
-_FUNCTIONAL = {  # of operators that change their first argument
-    getattr(packet, name): getattr(getattr(aten, packet.__name__.removesuffix("_")), name)
-    for packet in (aten.abs_, aten.add_, aten.addcdiv_, aten.addcmul_, aten.clamp_, aten.clamp_max_, aten.clamp_min_,
-                   aten.div_, aten.dropout_, aten.elu_, aten.exp_, aten.gelu_, aten.hardswish_, aten.hardtanh_,
-                   aten.leaky_relu_, aten.masked_fill_, aten.mul_, aten.neg_, aten.pow_, aten.reciprocal_, aten.relu_,
-                   aten.rsqrt_, aten.sigmoid_, aten.silu_, aten.sqrt_, aten.square_, aten.sub_, aten.tanh_)
-    for name in packet.overloads() if name in getattr(aten, packet.__name__.removesuffix("_")).overloads()}
-_WRITES: dict[Any, Any] = {  # whatever the types are
-    aten.fill_.Tensor: aten.fill.Tensor, aten.fill_.Scalar: aten.fill.Scalar,
-    aten.index_put_.default: aten.index_put.default, aten.copy_.default: aten._to_copy.default}
-_SCATTERED: dict[Any, Any] = {
-    aten.slice.Tensor: aten.slice_scatter.default, aten.select.int: aten.select_scatter.default}
+_DROPOUT = torch.ops.aten.dropout.default
+_DETACH = torch.ops.aten.detach_.default
 
 
-def state_dtypes(program: torch.export.ExportedProgram) -> None:
-    """Gives new tensors their dtype by name where torch's default is not float32, for which torch.onnx takes it.
+class _Memory:
+    """The tensors of one storage, and whether one of them has had a value with a gradient."""
 
-    Raises:
-        ExportError: an operator makes floats of whole numbers, which it cannot be told.
+    def __init__(self, storage: torch.UntypedStorage) -> None:
+        self._storage = storage  # held, so that no other one gets its address
+        self._aliases: dict[int, weakref.ref[FunctionalTensor]] = {}
+        self.differentiable = False
+
+    def add(self, tensor: FunctionalTensor) -> None:
+        self._aliases[id(tensor)] = weakref.ref(tensor)
+        self.differentiable = self.differentiable or _wants_gradient(tensor)
+
+    def is_written(self) -> None:
+        """Makes the aliases again at once. Left alone, each is made where it is read next: within torch.no_grad(), say,
+        where it would have no gradient for later readers either.
+        """
+        for alias in self._aliases.values():
+            if (tensor := alias()) is not None:
+                torch._sync(tensor)
+                self.differentiable = self.differentiable or _wants_gradient(tensor)
+
+
+class Functionalized(FunctionalTensorMode):
+    """Entered around the call of a graph, on tensors of wrap().
+
+    Autograd does not see a change behind detach() or .data, or inside torch.no_grad(): in eager PyTorch the gradient
+    of what was there before still flows, and the functional graph has the new value alone. Raises Untraceable there.
     """
-    default = torch.get_default_dtype()
-    if default is torch.float32:
-        return
-    for module in program.graph_module.modules():
-        for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
-            value = node.meta.get("val")
-            if not (isinstance(node.target, torch._ops.OpOverload) and isinstance(value, Tensor)
-                    and value.dtype is default):
-                continue
-            read = [made.meta["val"].dtype for made in node.all_input_nodes if isinstance(made.meta.get("val"), Tensor)]
-            if any(map(_is_float, read)) or any(isinstance(given, torch.dtype)
-                                                for given in (*node.args, *node.kwargs.values())):
-                continue
-            if read or not any(argument.name == "dtype" for argument in node.target._schema.arguments):
-                raise ExportError(f"{node.target} returns {default}, torch's default dtype, for operands of other "
-                                  "dtypes; torch.onnx would return float32.")
-            node.kwargs = {**node.kwargs, "dtype": default}
+
+    def __init__(self) -> None:
+        super().__init__(pre_dispatch=True, export=True)
+        self._wrapped: dict[int, tuple[Tensor, FunctionalTensor]] = {}  # by the id of a tensor
+        self._memories: dict[int, _Memory] = {}  # by the address of a storage
+
+    def wrap(self, value: Any) -> Any:
+        """A tensor of the trace as one that this mode follows; anything else as it is."""
+        if not isinstance(value, Tensor) or isinstance(value, FunctionalTensor):
+            return value
+        if id(value) not in self._wrapped:
+            self._wrapped[id(value)] = value, FunctionalTensor.to_functional(value)
+            self._memory(self._wrapped[id(value)][1])
+        return self._wrapped[id(value)][1]
+
+    def unwrap(self, values: Any) -> Any:
+        """What tensors of this mode hold now, as tensors of the trace."""
+        return pytree.tree_map_only(FunctionalTensor, lambda tensor: tensor.from_functional(), values)
+
+    def changed(self) -> list[tuple[Tensor, Tensor]]:
+        """Tensors that were given to wrap() and hold another value now, which is the second one."""
+        pairs = [(before, tensor.from_functional()) for before, tensor in self._wrapped.values()]
+        return [(before, after) for before, after in pairs if after is not before]
+
+    def __torch_dispatch__(self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (),
+                           kwargs: dict[str, Any] | None = None) -> Any:
+        kwargs = kwargs or {}
+        if func is _DROPOUT:
+            return self._dropout(types, args, kwargs)
+        written = _written(func, args, kwargs)
+        for tensor in written:
+            self._refuse_hidden(func, tensor)
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        for leaf in pytree.tree_leaves(result):
+            if isinstance(leaf, FunctionalTensor):
+                self._memory(leaf)
+        for tensor in written:
+            memory = self._memory(tensor)
+            memory.is_written()
+            memory.differentiable = memory.differentiable and func is not _DETACH
+        return result
+
+    def _dropout(self, types: Sequence[type], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """One that drops nothing is its argument; torch forbids changes of the result of any, which may be that."""
+        source, p, train = args
+        if not train or p == 0:
+            return source
+        dropped = super().__torch_dispatch__(_DROPOUT, types, args, kwargs)
+        with self:
+            result = FunctionalTensor.to_functional(dropped.from_functional())
+        self._memory(result)
+        return result
+
+    def _memory(self, tensor: FunctionalTensor) -> _Memory:
+        storage = tensor.untyped_storage()
+        memory = self._memories.setdefault(storage._cdata, _Memory(storage))
+        memory.add(tensor)
+        return memory
+
+    def _refuse_hidden(self, func: Any, tensor: FunctionalTensor) -> None:
+        if (func is not _DETACH and self._memory(tensor).differentiable
+                and not (torch.is_grad_enabled() and _wants_gradient(tensor))):
+            raise Untraceable(f"The module changes a tensor in place ({func}) without autograd seeing it, through "
+                              "detach() or .data or inside torch.no_grad(), while its gradient still flows; a graph "
+                              "cannot express that.")
 
 
-def _is_float(dtype: torch.dtype) -> bool:
-    return dtype.is_floating_point or dtype.is_complex
+def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[FunctionalTensor]:
+    """The tensors that an operator writes into."""
+    if not isinstance(func, torch._ops.OpOverload) or not func._schema.is_mutable:
+        return []
+    arguments = func._schema.arguments
+    given = dict(zip([argument.name for argument in arguments], args)) | kwargs
+    found = [given.get(argument.name) for argument in arguments
+             if argument.alias_info is not None and argument.alias_info.is_write]
+    return [leaf for leaf in pytree.tree_leaves(found) if isinstance(leaf, FunctionalTensor)]
 
 
-def simplify(program: torch.export.ExportedProgram) -> None:
-    """Rewrites the nodes of the program's own graph, not those of branches and regions; names of results are kept."""
-    graph = program.graph
-    for node in list(graph.nodes):
-        if node.op != "call_function":
-            continue
-        if node.target is aten._assert_tensor_metadata.default:
-            graph.erase_node(node)
-        elif node.target in views.CASTS:
-            _cast(graph, node)
-        elif node.target in _RENAMED:
-            node.target = _RENAMED[node.target]
-        elif node.target in (aten.adaptive_avg_pool1d.default, aten.adaptive_avg_pool2d.default):
-            _pool(node)
-        elif node.target is aten.numpy_T.default:
-            node.target = aten.permute.default
-            node.args = (node.args[0], list(range(node.meta["val"].dim()))[::-1])
-        elif node.target is aten.chunk.default:
-            _chunk(node)
-        elif node.target is aten.detach_.default and node.args[0].target is aten.lift_fresh_copy.default:
-            node.replace_all_uses_with(node.args[0])  # a constant
-            graph.erase_node(node)
-        elif node.target is aten.rsub.Scalar:
-            _subtract(graph, node)
-        elif node.target is aten.diff.default:
-            _difference(graph, node)
-        elif node.target is aten.dropout.default and (not node.args[2] or node.args[1] == 0):  # its very argument
-            node.replace_all_uses_with(node.args[0])
-            graph.erase_node(node)
-    _functionalise(graph)
-    outputs = graph.output_node().args[0]
-    for spec, node in zip(program.graph_signature.output_specs, outputs, strict=True):
-        if isinstance(node, torch.fx.Node):
-            spec.arg.name = node.name
-    program.graph_module.recompile()
-
-
-def _cast(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
-    """A cast to what the tensor is already is the tensor."""
-    source, value = node.args[0], node.meta["val"]
-    if not views.copies(node):
-        node.replace_all_uses_with(source)
-        graph.erase_node(node)
-    elif (value.device, value.layout) == (source.meta["val"].device, source.meta["val"].layout):
-        node.target, node.args, node.kwargs = aten._to_copy.default, (source,), {"dtype": value.dtype}
-
-
-def _pool(node: torch.fx.Node) -> None:
-    """As torch decomposes it: into a mean where one cell is left."""
-    size = list(node.args[1])
-    if size == [1] * len(size):
-        node.target, node.args = aten.mean.dim, (node.args[0], [-1, -2][:len(size)], True)
-    elif len(size) == 2:
-        node.target = aten._adaptive_avg_pool2d.default
-
-
-def _chunk(node: torch.fx.Node) -> None:
-    """As torch does it: parts of one size, but for the last one."""
-    parts = node.meta["val"]
-    dim = node.args[2] if len(node.args) > 2 else node.kwargs.get("dim", 0)
-    size = parts[0].shape[dim]
-    if isinstance(size, int) and size > 0:
-        node.target, node.args, node.kwargs = aten.split.Tensor, (node.args[0], size, dim), {}
-
-
-def _subtract(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
-    """A float minus whole numbers: torch.onnx finds no operator for the operand that it has cast."""
-    source, dtype = node.args[0], node.meta["val"].dtype
-    if source.meta["val"].dtype in (dtype, torch.bool):  # of booleans eager's operator says that it has none
-        return
-    with graph.inserting_before(node):
-        made = graph.call_function(aten._to_copy.default, (source,), {"dtype": dtype})
-    with source.meta["val"].fake_mode:
-        made.meta = {**node.meta, "val": aten._to_copy.default(source.meta["val"], dtype=dtype)}
-    node.replace_input_with(source, made)
-
-
-def _difference(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
-    """The first difference of numbers, as torch decomposes it."""
-    names = [argument.name for argument in node.target._schema.arguments]
-    given = {"n": 1, "dim": -1, "prepend": None, "append": None} | dict(zip(names, node.args)) | node.kwargs
-    source = given["self"]
-    if given["n"] != 1 or node.meta["val"].dtype is torch.bool:
-        return
-
-    def call(target: Any, *args: Any) -> torch.fx.Node:
-        made = graph.call_function(target, args)
-        with source.meta["val"].fake_mode:
-            made.meta = {**node.meta, "val": target(*torch.fx.map_arg(args, lambda arg: arg.meta["val"]))}
-        return made
-
-    with graph.inserting_before(node):
-        parts = [part for part in (given["prepend"], source, given["append"]) if part is not None]
-        whole = call(aten.cat.default, parts, given["dim"]) if len(parts) > 1 else source
-        later = call(aten.slice.Tensor, whole, given["dim"], 1, sys.maxsize)
-        earlier = call(aten.slice.Tensor, whole, given["dim"], 0, -1)
-        node.replace_all_uses_with(call(aten.sub.Tensor, later, earlier))
-    graph.erase_node(node)
-
-
-def _may_alias(node: torch.fx.Node) -> bool:
-    """Whether a node's result may share memory with an argument."""
-    if node.op != "call_function" or node.target in views.CASTS and views.copies(node):
-        return False
-    if _is_part_of_results(node):
-        return _may_alias(node.args[0])
-    schema = getattr(node.target, "_schema", None)
-    if schema is None:
-        return True  # getitem, of a list of views perhaps; a region
-    return any(result.alias_info is not None for result in schema.returns)
-
-
-def _is_part_of_results(node: torch.fx.Node) -> bool:
-    """Whether it is one of several tensors of an operator, each with memory of its own or an argument's."""
-    source = node.args[0] if node.target is operator.getitem else None
-    schema = getattr(getattr(source, "target", None), "_schema", None)
-    return schema is not None and len(schema.returns) > 1
-
-
-def _viewed(node: torch.fx.Node) -> list[torch.fx.Node]:
-    """The node and what it is a slice of, up to the whole; the node alone where it is none."""
-    found = [node]
-    while found[-1].op == "call_function" and found[-1].target in _SCATTERED:
-        found.append(found[-1].args[0])
-    return found
-
-
-def _written(node: torch.fx.Node) -> Any:
-    """Target and arguments of the value that an in-place operator writes; None where a graph has no simple one."""
-    changed, value = node.args[0], node.meta.get("val")
-    if any(not isinstance(step, int) for each in _viewed(changed)[:-1] if each.target is aten.select.int
-           for step in each.args[1:]):
-        return None
-    if node.target is aten.copy_.default:
-        source = node.args[1].meta["val"] if isinstance(node.args[1], torch.fx.Node) else None
-        if source is None or [str(size) for size in source.shape] != [str(size) for size in value.shape]:
-            return None  # it is broadcast
-        return aten._to_copy.default, (node.args[1],), {"dtype": value.dtype}
-    if node.target in _WRITES:
-        return _WRITES[node.target], node.args, node.kwargs
-    other = _FUNCTIONAL.get(node.target)
-    return None if other is None or not _keeps_type(node) else (other, node.args, node.kwargs)
-
-
-def _scatter(graph: torch.fx.Graph, node: torch.fx.Node, chain: list[torch.fx.Node]) -> list[torch.fx.Node]:
-    """New nodes behind the node: each of chain[1:], which chain[0] is a slice of, with the node's value in it, and then
-    from the last of these the slices again, down to chain[0].
-    """
-    made = [node]
-
-    def call(target: Any, source: torch.fx.Node, *args: Any) -> None:
-        with graph.inserting_after(made[-1]):
-            new = graph.call_function(target, args)
-        new.meta = {**node.meta, "val": source.meta["val"]}
-        made.append(new)
-
-    for view, whole in zip(chain, chain[1:]):
-        call(_SCATTERED[view.target], whole, whole, made[-1], *view.args[1:])
-    for view in reversed(chain[:-1]):
-        call(view.target, view, made[-1], *view.args[1:])
-    return made[1:]
-
-
-def _keeps_type(node: torch.fx.Node) -> bool:
-    """Whether the functional operator's result has the dtype of what it would be written into."""
-    own = node.args[0].meta["val"].dtype
-    operands = [operand.meta.get("val") for operand in node.all_input_nodes if operand is not node.args[0]]
-    dtypes = {value.dtype for value in operands if isinstance(value, Tensor)}
-    if node.target in (aten.masked_fill_.Scalar, aten.masked_fill_.Tensor):
-        dtypes.discard(torch.bool)
-    numbers = [value for value in (*node.args, *node.kwargs.values(), *operands)
-               if isinstance(value, (float, complex, torch.SymFloat))]
-    return dtypes <= {own} and (own.is_floating_point or not numbers and not node.target._schema.name.endswith("div_"))
-
-
-def _functionalise(graph: torch.fx.Graph) -> None:
-    """Makes in-place changes functional if no other name reads the memory later."""
-    roots: dict[torch.fx.Node, frozenset[Any]] = {}  # whose memory a node's result may be
-    order = {node: i for i, node in enumerate(graph.nodes)}
-
-    def is_read_later(changed: torch.fx.Node, whole: torch.fx.Node, at: int) -> bool:
-        return any(order[user] >= at for other, found in roots.items()
-                   if other is not changed and other is not whole and found & roots[changed] for user in other.users)
-
-    def replace_later(old: torch.fx.Node, new: torch.fx.Node, at: int) -> None:
-        if old is not new:
-            old.replace_all_uses_with(new, delete_user_cb=lambda user: order[user] > at)
-
-    for node in list(graph.nodes):
-        written = _written(node) if node.op == "call_function" and node.target in (*_FUNCTIONAL, *_WRITES) else None
-        if written is not None:
-            changed, at = node.args[0], order[node]
-            chain = _viewed(changed)
-            whole = chain[-1]
-            if not is_read_later(changed, whole, at) and (whole is changed or not _may_alias(whole)):
-                node.target, node.args, node.kwargs = written
-                roots[node] = frozenset((node,))
-                made = [node, *_scatter(graph, node, chain)]
-                new_whole, new_slice = made[len(chain) - 1], made[-1]
-                for each in made[1:]:
-                    order[each], roots[each] = at, frozenset((new_whole,))
-                replace_later(whole, new_whole, at)
-                replace_later(changed, new_slice, at)
-                replace_later(node, new_slice, at)
-                for each in reversed(made[1:]):
-                    if not each.users:
-                        del order[each], roots[each]
-                        graph.erase_node(each)
-                continue
-        shared = [roots[each] for each in node.all_input_nodes] if _may_alias(node) else []
-        own = (node.args[0], node.args[1]) if _is_part_of_results(node) else node
-        roots[node] = frozenset().union(*shared) if shared else frozenset((own,))
+def _wants_gradient(tensor: FunctionalTensor) -> bool:
+    return bool(torch._from_functional_tensor(tensor.elem).requires_grad)

@@ -14,7 +14,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 from onnxtrain._export import checks, replacements
 from onnxtrain._export.checkpoint import Checkpoints
@@ -63,15 +62,6 @@ _REWRITES: dict[Any, Callable[..., Any]] = {
 }
 
 
-# Of what may give a tensor without elements to TorchScript's exporter: no Reshape is written for these.
-_NOT_RESHAPED = frozenset((
-    "linear", "cat", "to", "detach", "clone", "contiguous", "requires_grad_", "transpose", "permute", "unsqueeze",
-    "relu", "gelu", "silu", "tanh", "sigmoid", "dropout", "add", "sub", "mul", "div", "neg", "matmul", "float",
-    "zeros", "empty", "tensor", "new_empty", "new_zeros", "zeros_like", "empty_like"))
-_SIZES = frozenset((Tensor.shape.__get__, Tensor.size, Tensor.dim, Tensor.numel,  # type: ignore[attr-defined]
-                    Tensor.ndim.__get__, torch.numel))  # type: ignore[attr-defined]
-
-
 class Rewrite(TorchFunctionMode):
     """Entered around the call of the graph, so that it sees each function of torch before the exporter does.
 
@@ -79,15 +69,12 @@ class Rewrite(TorchFunctionMode):
     off while one of its calls runs: patched() replaces those.
 
     Args:
-        barriers: make every result that is computed without grad mode a gradient barrier. The default exporter marks
-            such regions in its graph; the TorchScript exporter has no trace of them, nor of detach().
         given: the arguments, parameters and buffers of the graph.
-        checked: filled with conditions without which torch would raise; see checks.py. None: there are none.
+        checked: filled with conditions without which torch would raise; see checks.py.
     """
 
-    def __init__(self, barriers: bool, given: Sequence[Tensor], checked: list[Tensor] | None = None) -> None:
+    def __init__(self, given: Sequence[Any], checked: list[Tensor]) -> None:
         super().__init__()
-        self._barriers = barriers
         self._checked = checked
         self._given = given
         self._leaves: list[Tensor] = []  # made without a gradient, of which one was asked for
@@ -115,41 +102,12 @@ class Rewrite(TorchFunctionMode):
         if any([type(value) is torch.Generator for value in (*args, *(kwargs or {}).values())]):
             raise Untraceable(f"The module draws from its own torch.Generator, in {func.__name__}; a graph draws "
                               "from torch's default generator.")
-        if self._checked is not None:
-            holds = checks.of_sizes(func, args, kwargs or {})
-            if holds is not None:
-                self._checked.append(holds)
-        result = _REWRITES.get(func, func)(*args, **(kwargs or {}))
-        if self._barriers:
-            if getattr(func, "__name__", "") not in _NOT_RESHAPED and func not in _SIZES and _any_empty(
-                    [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]):
-                raise Untraceable("TorchScript's exporter cannot reshape a tensor without elements.")
-            if func in _DETACHING or not torch.is_grad_enabled():
-                result = tree_map_only(Tensor, lambda x: _barrier(x, args), result)
-        return result
+        if (holds := checks.of_sizes(func, args, kwargs or {})) is not None:
+            self._checked.append(holds)
+        return _REWRITES.get(func, func)(*args, **(kwargs or {}))
 
 
 _FLAGS = frozenset((Tensor.requires_grad_, Tensor.requires_grad.__set__))  # type: ignore[attr-defined]
-
-
-def _any_empty(tensors: list[Tensor]) -> bool:
-    """Whether one has no elements, unseen by the trace. The exporter's inference of shapes would divide by zero."""
-    state = torch._C._get_tracing_state()
-    torch._C._set_tracing_state(None)  # type: ignore[attr-defined]
-    try:
-        return any([tensor.numel() == 0 for tensor in tensors])
-    finally:
-        torch._C._set_tracing_state(state)  # type: ignore[attr-defined]
-
-
-_DETACHING = {torch.Tensor.detach, torch.detach, torch.Tensor.data.__get__}  # type: ignore[attr-defined]
-
-
-def _barrier(result: Tensor, args: tuple[Any, ...]) -> Tensor:
-    """In-place operations and properties give back an argument or the property; those stay themselves."""
-    if not result.is_floating_point() or any(result is argument for argument in args):
-        return result
-    return torch.ops.onnxtrain.stop_gradient(result)
 
 
 # --- what has to hold for the whole export ----------------------------------------------------------------------------

@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._prims_common import suggest_memory_format
 
 from onnxtrain._export.errors import ExportError
 
@@ -29,40 +28,13 @@ class _Lost(Exception):
     """A view that cannot be made again; the message says why."""
 
 
-CASTS = (torch.ops.aten.to.dtype, torch.ops.aten.to.dtype_layout, torch.ops.aten.to.device, torch.ops.aten.to.other)
-
-
-def copies(node: fx.Node) -> bool:
-    """Whether a cast, whose result is its argument if that has all that is asked for, is another tensor."""
-    value, given = node.meta["val"], node.args[0].meta["val"]
-    schema = [argument.name for argument in node.target._schema.arguments]
-    asked = dict(zip(schema, node.args)) | node.kwargs
-    wanted = asked.get("memory_format")
-    return (asked.get("copy", False) or value.dtype != given.dtype or value.device != given.device
-            or value.layout != given.layout
-            or wanted not in (None, torch.preserve_format, suggest_memory_format(given)))
-
-
-def aliases(node: fx.Node) -> bool:
-    """Whether an operator's first result, if it has one, shares memory with its first argument."""
-    return _is_aliasing(node.target) and not (node.target in CASTS and copies(node))
-
-
-def _is_aliasing(target: Any) -> bool:
-    if not isinstance(target, torch._ops.OpOverload):
+def makes_views(target: Any) -> bool:
+    """Whether an operator of torch's returns views of its first argument, and writes nothing."""
+    if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten" or target._schema.is_mutable:
         return False
     schema = target._schema
     return (bool(schema.arguments) and schema.arguments[0].alias_info is not None
             and all(result.alias_info is not None for result in schema.returns[:1]))
-
-
-def _makes_views(target: Any) -> bool:
-    """Whether an operator of torch's may return a view of its first argument, and writes nothing."""
-    return _is_aliasing(target) and target.namespace == "aten" and not target._schema.is_mutable
-
-
-def _is_view(node: Any) -> bool:
-    return isinstance(node, fx.Node) and _makes_views(node.target) and aliases(node)
 
 
 class Scope:
@@ -77,10 +49,10 @@ class Scope:
 class _Path:
     """From a result back to the tensor whose memory it is in: steps to take, first to last."""
 
-    def __init__(self, node: Any, owner: torch.nn.Module) -> None:
+    def __init__(self, node: Any, owner: torch.nn.Module, held: Mapping[fx.Node, Any]) -> None:
         self.steps: list[tuple[Any, Scope]] = []
         scope = Scope(owner)
-        while True:
+        while node not in held:
             if node in scope.inputs and scope.outside is not None:
                 node, scope = scope.inputs[node], scope.outside
             elif node.op != "call_function":
@@ -90,19 +62,16 @@ class _Path:
                 if not isinstance(inner := results[node.args[1]], fx.Node):
                     break
                 node, scope = inner, within
-            elif node.target is operator.getitem and _is_view(node.args[0]):
+            elif node.target is operator.getitem and makes_views(getattr(node.args[0], "target", None)):
                 self.steps += [(node, scope), (node.args[0], scope)]
                 node = node.args[0].args[0]
-            elif isinstance(node.kwargs.get("out"), fx.Node):  # the result is that very tensor
-                node = node.kwargs["out"]
-            elif not aliases(node) or node.target.namespace != "aten" or not isinstance(node.args[0], fx.Node):
+            elif not makes_views(node.target) or not isinstance(node.args[0], fx.Node):
                 break
             else:
-                if _is_view(node):  # else it changes the tensor in place, and is that tensor
-                    self.steps.append((node, scope))
+                self.steps.append((node, scope))
                 node = node.args[0]
         self.steps.reverse()
-        self.root, self.outermost = node, scope.outside is None
+        self.root, self.outermost = node, scope.outside is None or node in held
 
 
 def region(node: Any, scope: Scope) -> tuple[Any, Scope] | None:
@@ -161,7 +130,7 @@ class _Writer:
         raise _Lost(f"an argument is {value!r}")
 
     def _size(self, node: fx.Node, scope: Scope) -> int:
-        """A number that is made of sizes of sources."""
+        """A number that is made of sizes of sources, or of views of these."""
         while node in scope.inputs and scope.outside is not None:
             node, scope = scope.inputs[node], scope.outside
         if isinstance(node, int):
@@ -169,13 +138,15 @@ class _Writer:
         if (source := self._sources(node)) is not None:
             return self.source(*source)
         if (node.op != "call_function" or node.target is not torch.ops.aten.sym_size.int
-            and _name(node.target, True) is None):
+            and not makes_views(node.target) and _name(node.target, True) is None):
             raise _Lost(f"a size comes from {node.name}")
         return self._call(_name(node.target), [self._argument(argument, scope) for argument in node.args], {})
 
 
 def _name(target: Any, arithmetic: bool = False) -> str | None:
     if isinstance(target, torch._ops.OpOverload):
+        # The trace has seen arguments in a row: of others, reshape() makes what eager makes.
+        target = torch.ops.aten.reshape.default if target is torch.ops.aten.view.default else target
         return None if arithmetic else str(target)
     name = getattr(target, "__name__", "")
     if name in _ARITHMETIC and getattr(operator, name, None) is target:
@@ -192,7 +163,8 @@ def find(program: torch.export.ExportedProgram, traced: Any, users: Sequence[int
     Args:
         traced: of its results, out_tensors are leaves of the user's output and `same` those that are an input or a
         parameter;
-            buffers are the program's outputs after the results.
+            buffers are the program's outputs after the results, and written its last ones: what these buffers and
+            arguments hold after forward.
         users: leaves of the input that are tensors.
         owned: a weight's name in the program -> ("parameter" or "buffer", its name).
 
@@ -206,17 +178,13 @@ def find(program: torch.export.ExportedProgram, traced: Any, users: Sequence[int
 
     def source(node: fx.Node) -> tuple[str, Any] | None:
         if node.op != "placeholder":
-            return None
+            return held.get(node)
         return ("input", inputs[node.name]) if node.name in inputs else weights.get(node.name)
 
     outputs = program.graph.output_node().args[0]
-    nodes = outputs[:len(results)]
-    exchanged = set()  # another tensor after forward: views of it are left alone
-    for name, node in zip(traced.buffers, outputs[len(results):]):
-        held = _Path(node.args[0], program.graph_module)  # below the clone
-        if held.steps or source(held.root) != ("buffer", name):
-            exchanged.add(name)
-    paths = {leaf: _Path(node, program.graph_module) for leaf, node in zip(results, nodes) if isinstance(node, fx.Node)}
+    nodes, owner = outputs[:len(results)], program.graph_module
+    held = _held_afterwards(outputs, traced, owner)
+    paths = {leaf: _Path(node, owner, held) for leaf, node in zip(results, nodes) if isinstance(node, fx.Node)}
     bases: dict[fx.Node, int] = {}
     for leaf, path in paths.items():
         if not path.steps and leaf not in same:
@@ -224,7 +192,7 @@ def find(program: torch.export.ExportedProgram, traced: Any, users: Sequence[int
     writer, made = _Writer(source), []
     for leaf, path in paths.items():
         known = source(path.root) if path.outermost else None
-        if leaf in same or known is not None and known[0] == "buffer" and known[1] in exchanged:
+        if leaf in same:
             continue
         if known is None and bases.get(path.root, leaf) == leaf:
             continue
@@ -243,16 +211,24 @@ def leaves(views: Sequence[Any] | None) -> frozenset[int]:
     return frozenset() if views is None else frozenset(leaf for leaf, _ in views[1])
 
 
-def refuse(results: Sequence[Any], traced: Any, sources: Sequence[Tensor]) -> None:
-    """TorchScript's trace does not say how a view came to be, and changes what it is given: raises ExportError."""
-    if traced.written:
-        raise ExportError("The module changes an argument in place, and this exporter's graph would lose that.")
-    held = {tensor.untyped_storage().data_ptr() for tensor in sources if tensor.numel()}
-    for leaf, result in enumerate(results):
-        if (isinstance(result, Tensor) and leaf not in traced.same and result.numel()
-            and result.untyped_storage().data_ptr() in held):
-            raise ExportError("A result shares memory with an argument or a weight, and this exporter would return a "
-                              "copy.")
+def _held_afterwards(outputs: Sequence[Any], traced: Any, owner: torch.nn.Module) -> dict[fx.Node, tuple[str, Any]]:
+    """The nodes that make what buffers and arguments hold after forward, which changes them: a view of such a value is
+    a view of the buffer or argument.
+    """
+    sources = [("buffer", name) for name in traced.buffers], [("input", leaf) for leaf in traced.written]
+    first = len(traced.out_tensors)
+    found: dict[fx.Node, tuple[str, Any]] = {}
+    for names, at in zip(sources, (first, len(outputs) - len(traced.written)), strict=True):
+        for node, source in zip(outputs[at:], names):
+            scope = Scope(owner)
+            found[node] = source
+            while node.target is operator.getitem and (within := region(node.args[0], scope)) is not None:
+                results, scope = within
+                node = results[node.args[1]]
+                if not isinstance(node, fx.Node):
+                    break
+                found[node] = source
+    return found
 
 
 class Replay:
@@ -296,6 +272,6 @@ def _function(name: str) -> Callable[..., Any]:
         return getattr(operator, rest)
     packet, _, overload = rest.partition(".")
     found: Any = getattr(getattr(torch.ops.aten, packet, None), overload, None) if family == "aten" else None
-    if found is not torch.ops.aten.sym_size.int and not _makes_views(found):
+    if found is not torch.ops.aten.sym_size.int and not makes_views(found):
         raise ValueError(f"{name} is not an operation of a view")
     return found

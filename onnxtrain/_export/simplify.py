@@ -1,0 +1,166 @@
+"""A traced program in operators that torch.onnx translates well, and refused where a graph would lose something.
+
+Called by export.py between torch.export and torch.onnx. What is left here torch's decompositions would rewrite as well,
+by executing every node once more with fake tensors and symbolic sizes: for a ResNet most of the time of an export.
+retrace.py leaves them out for a program that needs none.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from onnxtrain._export import views
+from onnxtrain._export.errors import ExportError
+
+aten = torch.ops.aten
+_RENAMED = {aten.min.other: aten.minimum.default, aten.max.other: aten.maximum.default} | {
+    getattr(written, name): getattr(named, name) for name in ("Tensor", "Scalar") for written, named in (
+        (aten.__and__, aten.bitwise_and), (aten.__or__, aten.bitwise_or), (aten.__xor__, aten.bitwise_xor))}
+
+
+def state_dtypes(program: torch.export.ExportedProgram) -> None:
+    """Gives new tensors their dtype by name where torch's default is not float32, for which torch.onnx takes it.
+
+    Raises:
+        ExportError: an operator makes floats of whole numbers, which it cannot be told.
+    """
+    default = torch.get_default_dtype()
+    if default is torch.float32:
+        return
+    for module in program.graph_module.modules():
+        for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
+            value = node.meta.get("val")
+            if not (isinstance(node.target, torch._ops.OpOverload) and isinstance(value, Tensor)
+                    and value.dtype is default):
+                continue
+            read = [made.meta["val"].dtype for made in node.all_input_nodes if isinstance(made.meta.get("val"), Tensor)]
+            if any(map(_is_float, read)) or any(isinstance(given, torch.dtype)
+                                                for given in (*node.args, *node.kwargs.values())):
+                continue
+            if read or not any(argument.name == "dtype" for argument in node.target._schema.arguments):
+                raise ExportError(f"{node.target} returns {default}, torch's default dtype, for operands of other "
+                                  "dtypes; torch.onnx would return float32.")
+            node.kwargs = {**node.kwargs, "dtype": default}
+
+
+def _is_float(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point or dtype.is_complex
+
+
+def refuse_complex(program: torch.export.ExportedProgram) -> None:
+    """Raises ExportError where a result is complex: torch.onnx writes a complex number as two real ones."""
+    for result in pytree.tree_leaves(program.graph.output_node().args):
+        value = result.meta.get("val") if isinstance(result, torch.fx.Node) else None
+        if isinstance(value, Tensor) and value.is_complex():
+            raise ExportError(f"The module returns, or keeps, a tensor of {value.dtype}, which a graph cannot hold.")
+
+
+def mark_no_grad(program: torch.export.ExportedProgram) -> None:
+    """A detach after every result of a torch.no_grad() region, which the exporter is about to inline."""
+    for module in program.graph_module.modules():
+        for region in list(module.graph.nodes) if isinstance(module, torch.fx.GraphModule) else ():
+            if region.target is torch.ops.higher_order.wrap_with_set_grad_enabled and region.args[0] is False:
+                for result in list(region.users):
+                    with module.graph.inserting_after(result):
+                        barrier = module.graph.call_function(aten.detach.default, (result,))
+                    barrier.meta.update(result.meta)
+                    result.replace_all_uses_with(
+                        barrier, delete_user_cb=lambda user, barrier=barrier: user is not barrier)  # type: ignore[misc]
+    _name_results(program)
+
+
+def simplify(program: torch.export.ExportedProgram) -> None:
+    """Rewrites the nodes of the program's own graph, not those of branches and regions; names of results are kept."""
+    graph = program.graph
+    for node in list(graph.nodes):
+        if node.op != "call_function":
+            continue
+        if node.target is aten._assert_tensor_metadata.default:
+            graph.erase_node(node)
+        elif node.target in _RENAMED:
+            node.target = _RENAMED[node.target]
+        elif node.target in (aten.adaptive_avg_pool1d.default, aten.adaptive_avg_pool2d.default):
+            _pool(node)
+        elif node.target is aten.copy.default:
+            _copy(graph, node)
+        elif node.target is aten.rsub.Scalar:
+            _subtract(graph, node)
+        elif node.target is aten.diff.default:
+            _difference(graph, node)
+    for node in reversed(graph.nodes):
+        if not node.users and views.makes_views(node.target):  # made again of something that was written
+            graph.erase_node(node)
+    _name_results(program)
+
+
+def _name_results(program: torch.export.ExportedProgram) -> None:
+    """Has the program's signature say which nodes its results are."""
+    for spec, node in zip(program.graph_signature.output_specs, program.graph.output_node().args[0], strict=True):
+        if isinstance(node, torch.fx.Node):
+            spec.arg.name = node.name
+    program.graph_module.recompile()
+
+
+def _copy(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
+    """What copy_() writes: the source, in the shape and dtype of what it is written into."""
+    made, (target, source) = node.meta["val"], node.args[:2]
+    value = source.meta["val"]
+    with graph.inserting_before(node), value.fake_mode:
+        if [str(size) for size in value.shape] != [str(size) for size in made.shape]:
+            shape = [size if isinstance(size, int) else graph.call_function(aten.sym_size.int, (target, axis))
+                     for axis, size in enumerate(made.shape)]
+            for size in shape:
+                if isinstance(size, torch.fx.Node):
+                    size.meta["val"] = made.shape[size.args[1]]
+            source = graph.call_function(aten.expand.default, (source, shape))
+            source.meta = {**node.meta, "val": value.expand(made.shape)}
+    node.target, node.args, node.kwargs = aten._to_copy.default, (source,), {"dtype": made.dtype}
+
+
+def _pool(node: torch.fx.Node) -> None:
+    """As torch decomposes it: into a mean where one cell is left."""
+    size = list(node.args[1])
+    if size == [1] * len(size):
+        node.target, node.args = aten.mean.dim, (node.args[0], [-1, -2][:len(size)], True)
+    elif len(size) == 2:
+        node.target = aten._adaptive_avg_pool2d.default
+
+
+def _subtract(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
+    """A float minus whole numbers: torch.onnx finds no operator for the operand that it has cast."""
+    source, dtype = node.args[0], node.meta["val"].dtype
+    if source.meta["val"].dtype in (dtype, torch.bool):  # of booleans eager's operator says that it has none
+        return
+    with graph.inserting_before(node):
+        made = graph.call_function(aten._to_copy.default, (source,), {"dtype": dtype})
+    with source.meta["val"].fake_mode:
+        made.meta = {**node.meta, "val": aten._to_copy.default(source.meta["val"], dtype=dtype)}
+    node.replace_input_with(source, made)
+
+
+def _difference(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
+    """The first difference of numbers, as torch decomposes it."""
+    names = [argument.name for argument in node.target._schema.arguments]
+    given = {"n": 1, "dim": -1, "prepend": None, "append": None} | dict(zip(names, node.args)) | node.kwargs
+    source = given["self"]
+    if given["n"] != 1 or node.meta["val"].dtype is torch.bool:
+        return
+
+    def call(target: Any, *args: Any) -> torch.fx.Node:
+        made = graph.call_function(target, args)
+        with source.meta["val"].fake_mode:
+            made.meta = {**node.meta, "val": target(*torch.fx.map_arg(args, lambda arg: arg.meta["val"]))}
+        return made
+
+    with graph.inserting_before(node):
+        parts = [part for part in (given["prepend"], source, given["append"]) if part is not None]
+        whole = call(aten.cat.default, parts, given["dim"]) if len(parts) > 1 else source
+        later = call(aten.slice.Tensor, whole, given["dim"], 1, sys.maxsize)
+        earlier = call(aten.slice.Tensor, whole, given["dim"], 0, -1)
+        node.replace_all_uses_with(call(aten.sub.Tensor, later, earlier))
+    graph.erase_node(node)
