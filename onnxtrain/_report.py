@@ -76,7 +76,7 @@ def stats(model: Any = None) -> dict[str, Any]:
 
     Returns:
         engine_steps, fallback_steps: calls of forward that ran in the engine, and in PyTorch.
-        exports, export_seconds, build_seconds: exports by torch's exporters, their time, and the time to load their
+        exports, export_seconds, build_seconds: exports by torch, their time, and the time to load their
             graphs.
         cached_exports: exports loaded from ORTMODULE_CACHE_DIR.
         specialisations, specialise_seconds, last_specialise_seconds: programs for new sizes of dynamic dims or new
@@ -105,10 +105,10 @@ def stats(model: Any = None) -> dict[str, Any]:
 
 
 def _explained(mode: str, program: Any) -> list[str]:
-    """Lines on one export: its exporter, where its nodes run, its times and memory."""
+    """Lines on one export: where its nodes run, its times and memory."""
     totals, exported = program.totals(), program.exported
     rows = [
-        f"  {mode} graph: exporter {exported.exporter}, opset {exported.opset}, {totals.get('steps', 0)} kernels "
+        f"  {mode} graph: opset {exported.opset}, {totals.get('steps', 0)} kernels "
         f"({totals.get('forward_steps', 0)} in forward), {program.steps} steps",
         f"    start: the export took {exported.seconds.get('total', 0.0):.2f} s, the build "
         f"{totals.get('build_seconds', 0.0) * 1e3:.1f} ms for {totals.get('programs_built', 0)} sets of sizes",
@@ -141,7 +141,7 @@ def _explained(mode: str, program: Any) -> list[str]:
 
 
 def explain(model: Any) -> str:
-    """Prints and returns, for an ORTModule, the exporter, what runs in PyTorch and why, times and memory."""
+    """Prints and returns, for an ORTModule, its graphs, what runs in PyTorch and why, times and memory."""
     lines = [f"onnxtrain: {type(model.module).__name__}"]
     for key, programs in model._all_programs():
         for program in programs:

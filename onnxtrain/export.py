@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.utils.checkpoint
@@ -34,7 +34,7 @@ from onnxtrain._export import guards as shape_guards
 from onnxtrain._export.captured import Graph, layout_of
 from onnxtrain._export.errors import ArgumentError, ExportError, NothingToCompute, Untraceable
 from onnxtrain._export.exported import (
-    DYNAMO_OPSETS,
+    OPSETS,
     PLAIN_TENSORS,
     Exported,
     GraphInput,
@@ -121,37 +121,25 @@ def _changes(changed: Sequence[tuple[Tensor, Tensor]], module: Graph,
 
 
 def export(
-    module: Graph, args: Sequence[Any], *, opset: int = 20, exporter: Literal["auto", "dynamo", "torchscript"] = "auto",
-    custom: CustomFunctions | None = None, by_torch: tuple[str, ...] = (),
+    module: Graph, args: Sequence[Any], *, opset: int = 20, custom: CustomFunctions | None = None,
+    by_torch: tuple[str, ...] = (),
 ) -> Exported:
     """Exports `module` for arguments like these: tensors, and numbers, which become constants.
 
     Args:
-        opset: wanted version of ai.onnx; the nearest one that the exporter has is used, with a note.
-        exporter: "auto" tries the default exporter, then TorchScript's; below opset 18 TorchScript's first.
+        opset: wanted version of ai.onnx; the nearest one of OPSETS is used, with a note.
         custom: what becomes of torch.autograd.Functions; PythonOp nodes where None.
-        by_torch: operators such as "aten.cross.default" that are PythonOp nodes as well, run by torch (default
-            exporter).
+        by_torch: operators such as "aten.cross.default" that are PythonOp nodes as well, run by torch.
 
     Raises:
-        ExportError: neither can export it faithfully.
+        ExportError: it cannot be exported faithfully.
     """
-    return _run(module, args, opset, "dynamo", custom, by_torch)
-
-
-def _run(
-    module: Graph, args: Sequence[Any], opset: int, exporter: str, custom: CustomFunctions | None,
-    by_torch: tuple[str, ...],
-) -> Exported:
-    """One exporter, inside everything that has to be undone after it."""
-    run, opsets = _dynamo, DYNAMO_OPSETS
     functions.register()
     notes: list[str] = []
-    custom = dataclasses.replace(custom or CustomFunctions(), nodes=exporter == "dynamo", inlined=[])
-    used = min(max(opset, opsets[0]), opsets[1])
+    custom = dataclasses.replace(custom or CustomFunctions(), inlined=[])
+    used = min(max(opset, OPSETS[0]), OPSETS[1])
     if used != opset:
-        notes.append(f"opset {opset} was requested; this exporter supports {opsets[0]} to {opsets[1]}, so it "
-                     f"uses {used}.")
+        notes.append(f"opset {opset} was requested, and {used} is used: an export has {OPSETS[0]} to {OPSETS[1]}.")
     names = module._captured.argument_names
     for leaf, name in zip(args, names, strict=True):
         if type(leaf) not in PLAIN_TENSORS and not isinstance(leaf, _NUMBERS):
@@ -165,11 +153,11 @@ def _run(
         with (exclusive.exclusive(), state.unchanged(module), state.random_unchanged(),
               state.autocast_unchanged(), rewrite.patched(notes, custom), messages.quiet(), torch.enable_grad()):
             tensor_names = [name for name, leaf in zip(names, args) if isinstance(leaf, Tensor)]
-            exported = run(flat, tensor_names, list(args), used, notes)
+            exported = _translated(flat, tensor_names, list(args), used, notes)
     except ExportError:
         raise
     except Exception as error:
-        raise ExportError(messages.reason(error, exporter)) from messages.root(error)
+        raise ExportError(messages.reason(error)) from messages.root(error)
     exported.seconds["total"] = time.perf_counter() - start
     exported.functions, exported.same = tuple(flat.traced.functions), tuple(flat.traced.same.items())
     if custom.inlined:
@@ -179,10 +167,8 @@ def _run(
     return exported
 
 
-# --- the default exporter ---------------------------------------------------------------------------------------------
-
-
-def _dynamo(flat: _Flat, names: list[str], leaves: list[Any], opset: int, notes: list[str]) -> Exported:
+def _translated(flat: _Flat, names: list[str], leaves: list[Any], opset: int, notes: list[str]) -> Exported:
+    """The export itself, inside everything that has to be undone after it."""
     module = flat.module
     tensors = _apart([_without_grad(leaf) for leaf in leaves if isinstance(leaf, Tensor)], module)
     if not module._captured.reads_strides:
@@ -225,7 +211,7 @@ def _dynamo(flat: _Flat, names: list[str], leaves: list[Any], opset: int, notes:
             weights[target] = name
             bound[name] = ("constant", constants[target])
     seconds = {"torch_export": traced - start, "torch_onnx": done - traced}
-    return _finish(model, flat, names, leaves, weights, bound, guards, "dynamo", opset, seconds, notes)
+    return _finish(model, flat, names, leaves, weights, bound, guards, opset, seconds, notes)
 
 
 def _without_grad(tensor: Tensor) -> Tensor:
@@ -312,34 +298,24 @@ def _torch_export(flat: _Flat, tensors: tuple[Tensor, ...]) -> torch.export.Expo
         return torch.export.export(flat, tensors, strict=False, dynamic_shapes=dynamic)
 
 
-# --- both -------------------------------------------------------------------------------------------------------------
-
-
 def _finish(
     model: Any, flat: _Flat, names: list[str], leaves: list[Any], weights: dict[str, str],
-    bound: dict[str, tuple[Any, Any]], guards: shape_guards.Guards, exporter: Any, opset: int,
-    seconds: dict[str, float], notes: list[str], user_inputs: Sequence[Any] | None = None,
+    bound: dict[str, tuple[Any, Any]], guards: shape_guards.Guards, opset: int, seconds: dict[str, float],
+    notes: list[str],
 ) -> Exported:
-    """Binds inputs and outputs of the translated model and serialises it.
-
-    user_inputs: for each leaf that is a tensor its graph input, None where it has none; the first inputs otherwise.
-    """
+    """Binds inputs and outputs of the translated model, whose first inputs are the user's, and serialises it."""
     onnx_graph.inline_functions(model)
     onnx_graph.sized_splits(model)
     onnx_graph.weights_to_inputs(model, weights)
     graph = model.graph
     user_indices = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
-    if user_inputs is None:
-        user_inputs = list(graph.inputs)[: len(user_indices)]
-    held = [place for place, value in enumerate(user_inputs) if value is not None]
-    user_values, user_indices = [user_inputs[i] for i in held], [user_indices[i] for i in held]
-    names = [names[i] for i in held]
+    user_values = list(graph.inputs)[:len(user_indices)]
     targets: list[tuple[Any, Any]] = [("user", i) for i in flat.traced.out_tensors]
     targets += [("buffer", name) for name in flat.traced.buffers]
     targets += [("check", i) for i in range(flat.traced.checks)]
     targets += [("argument", leaf) for leaf in flat.traced.written]
     if len(graph.outputs) != len(targets):
-        raise ExportError(f"{len(targets)} outputs were traced, and the exporter made {len(graph.outputs)}.")
+        raise ExportError(f"{len(targets)} outputs were traced, and torch.onnx made {len(graph.outputs)}.")
     kept, made = [], views.leaves(flat.traced.views)
     for value, (kind, target) in zip(list(graph.outputs), targets):
         unchanged = onnx_graph.source_input(value) if kind == "buffer" else None
@@ -353,7 +329,7 @@ def _finish(
     if not kept:
         raise NothingToCompute("All results are arguments, weights or views of them; a graph has nothing to compute.")
     onnx_graph.separate_outputs(model)
-    onnx_graph.drop_unused(model, 0)
+    onnx_graph.drop_unused(model)
     onnx_graph.rename_inputs(model, user_values, names)
     inputs = []
     users = {id(value): index for value, index in zip(user_values, user_indices)}
@@ -366,8 +342,7 @@ def _finish(
     outputs = tuple(
         GraphOutput(kind, value.name, target) for value, (_, kind, target) in zip(graph.outputs, kept)
     )
-    # TorchScript's If is Python's own.
-    conditional = onnx_graph.conditional(model) if exporter == "dynamo" else ((), ())
+    conditional = onnx_graph.conditional(model)
     data, origins = onnx_graph.serialise(model)
-    return Exported(data, tuple(inputs), outputs, len(flat.traced.out_tensors), guards, exporter, opset, seconds, notes,
+    return Exported(data, tuple(inputs), outputs, len(flat.traced.out_tensors), guards, opset, seconds, notes,
                     origins=origins, conditional=conditional, views=flat.traced.views)

@@ -149,10 +149,8 @@ _FLAG = "0, 1"
 _ON_THE_CPU = "1 on the CPU, 0 on a GPU"
 _NAMES = [
     Variable("ORTMODULE_ONNX_OPSET_VERSION", _default_opset, _integer(7, 25),
-             "a number from 7 to 25",
-             "opset of the export; if it is not supported, the nearest one. torch's default "
-             "exporter has 18 to 22, the TorchScript exporter 12 to 17; the latter freezes "
-             "sizes, so each new size makes a new export", default_text="20"),
+             "a number from 7 to 25", "opset of the export: 18 to 22; of another number the nearest of these",
+             default_text="20"),
     Variable("ORTMODULE_LOG_LEVEL", None, _one_of("VERBOSE", "DEVINFO", "INFO", "WARNING", "ERROR", "FATAL"),
              "VERBOSE, DEVINFO, INFO, WARNING, ERROR, FATAL", "overrides DebugOptions(log_level=)"),
     Variable("ORTMODULE_SAVE_ONNX_PATH", "", str, "a folder", "folder to which DebugOptions(save_onnx=True) writes"),
@@ -161,8 +159,9 @@ _NAMES = [
              default_text="FALLBACK_UNSUPPORTED_DEVICE|FALLBACK_UNSUPPORTED_DATA|FALLBACK_UNSUPPORTED_TORCH_MODEL|"
                           "FALLBACK_UNSUPPORTED_ONNX_MODEL"),
     Variable("ORTMODULE_FALLBACK_RETRY", False, _boolean, _FLAG, "after a fallback, try the engine again at each step"),
-    Variable("ONNXTRAIN_EXPORTER", "auto", _one_of("auto", "dynamo", "torchscript"), "auto, dynamo, torchscript",
-             "auto tries torch's default exporter, then the TorchScript one, compared with eager first"),
+    Variable("ONNXTRAIN_EXPORTER", "auto", _one_of("auto", "dynamo", "torchscript"), "auto, dynamo, torchscript", None,
+             "torch.export and torch.onnx export every graph; the TorchScript exporter of an earlier release was "
+             "removed"),
     Variable("ONNXTRAIN_CAPTURE", "dynamo", _one_of("dynamo", "export"), "dynamo, export", None,
              "Dynamo captures every module; the capture by torch.export of an earlier release was removed"),
     Variable("ORTMODULE_ENABLE_CUSTOM_AUTOGRAD", True, _boolean, _FLAG,

@@ -64,7 +64,7 @@ def test_no_variable_is_read_that_is_not_listed():
 
 OTHER = {"SKIPCHECK_POLICY": "SKIP_CHECK_DISABLED", "CONV_ALGO_SEARCH": "EXHAUSTIVE",
          "MAX_TUNING_DURATION_MS": "9", "TUNING_RESULTS_PATH": "x", "TRITON_CONFIG_FILE": "x",
-         "ATEN_SDPA_FALLBACK": "1", "ONNXTRAIN_CAPTURE": "export"}
+         "ATEN_SDPA_FALLBACK": "1", "ONNXTRAIN_CAPTURE": "export", "ONNXTRAIN_EXPORTER": "torchscript"}
 
 
 @pytest.mark.parametrize("variable", [v for v in options.VARIABLES.values() if v.effect is None], ids=lambda v: v.name)
@@ -147,19 +147,12 @@ def fallback_retry(monkeypatch, **_):
         raise ExportError("no")
 
     monkeypatch.setattr(onnxtrain.export, "export", failing)
-    monkeypatch.setenv("ONNXTRAIN_EXPORTER", "dynamo")
     for value, expected in (("0", 1), ("1", 3)):
         tries.clear()
         monkeypatch.setenv("ORTMODULE_FALLBACK_RETRY", value)
         model = ran()
         model(torch.ones(1, 2)), model(torch.ones(1, 2))
         assert len(tries) == expected
-
-
-def exporter(monkeypatch, **_):
-    for name in ("torchscript", "dynamo"):
-        monkeypatch.setenv("ONNXTRAIN_EXPORTER", name)
-        assert program(ran()).exported.exporter == name
 
 
 class Wrong(torch.autograd.Function):
@@ -411,7 +404,7 @@ EFFECTS = {
     "ORTMODULE_CUDA_GRAPH": cuda_graph,
     "ORTMODULE_ONNX_OPSET_VERSION": opset, "ORTMODULE_LOG_LEVEL": log_level, "ORTMODULE_SAVE_ONNX_PATH": save_path,
     "ORTMODULE_FALLBACK_POLICY": fallback_policy, "ORTMODULE_FALLBACK_RETRY": fallback_retry,
-    "ONNXTRAIN_EXPORTER": exporter, "ORTMODULE_ENABLE_CUSTOM_AUTOGRAD": custom_autograd,
+    "ORTMODULE_ENABLE_CUSTOM_AUTOGRAD": custom_autograd,
     "ORTMODULE_SKIPPED_AUTOGRAD_FUNCTIONS": skipped_functions,
     "ORTMODULE_CACHE_DIR": cache_dir, "ORTMODULE_PRINT_MEMORY_STATS": print_memory,
     "ORTMODULE_JSON_CONFIG_PATH": json_config, "ONNXTRAIN_ISA": isa, "ONNXTRAIN_GEMM": gemm,

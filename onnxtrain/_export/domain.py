@@ -1,11 +1,10 @@
-"""The domain ai.onnxtrain: operators that ONNX lacks, as ops of a torch library and as schemas for exporters and
-checkers.
+"""The domain ai.onnxtrain: operators that ONNX lacks, as ops of a torch library and as schemas for torch.onnx
+and checkers.
 
-stop_gradient is a barrier for gradients; batch_norm hands out its batch statistics; ctc_loss has no reduction;
-grouped_mm, unlike torch's own, can be traced in every dtype; matmul_bnb4 is traced alone, and becomes com.microsoft's
-MatMulBnb4; in_range hands its indices on, and raises IndexError
-unless all are from 0 to below a limit (below any, where that is negative). Imported before anything is traced;
-translations.py says what the default exporter writes for them, register_symbolics() what the TorchScript exporter does.
+batch_norm hands out its batch statistics; ctc_loss has no reduction; grouped_mm, unlike torch's own, can be traced in
+every dtype; matmul_bnb4 is traced alone, and becomes com.microsoft's MatMulBnb4; in_range hands its indices on, and
+raises IndexError unless all are from 0 to below a limit (below any, where that is negative). Imported before anything
+is traced; translations.py says what torch.onnx writes for them.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ MICROSOFT = "com.microsoft"  # onnxruntime's operators; of version 1
 
 library = torch.library.Library("onnxtrain", "DEF")
 library.define("batch_norm(Tensor x, Tensor? weight, Tensor? bias, float eps) -> (Tensor, Tensor, Tensor)")
-library.define("stop_gradient(Tensor x) -> Tensor")
 library.define("ctc_loss(Tensor log_probs, Tensor targets, Tensor input_lengths, Tensor target_lengths, int blank, "
                 "bool zero_infinity) -> Tensor")
 library.define("grouped_mm(Tensor x, Tensor w, Tensor ends) -> Tensor")
@@ -68,7 +66,6 @@ def _in_range(x: Tensor, limit: int) -> Tensor:
 library.impl("batch_norm", _batch_norm, "CompositeExplicitAutograd")
 library.impl("in_range", _in_range, "CompositeExplicitAutograd")
 torch.library.register_fake("onnxtrain::in_range", lambda x, limit: torch.empty_like(x), lib=library)
-library.impl("stop_gradient", lambda x: x.detach().clone(), "CompositeExplicitAutograd")
 torch.library.register_fake("onnxtrain::batch_norm", _batch_norm_fake, lib=library)
 
 
@@ -81,7 +78,6 @@ torch.library.register_fake("onnxtrain::grouped_mm", _grouped_mm_fake, lib=libra
 torch.library.register_fake("onnxtrain::matmul_bnb4", lambda a, b, absmax, n, *_: a.new_empty(*a.shape[:-1], n),
                             lib=library)
 library.impl("ctc_loss", _ctc_loss, "CompositeExplicitAutograd")
-torch.library.register_fake("onnxtrain::stop_gradient", torch.empty_like, lib=library)
 torch.library.register_fake("onnxtrain::ctc_loss", _ctc_loss_fake, lib=library)
 
 
@@ -233,62 +229,3 @@ def _register_schemas() -> None:
 
 
 _register_schemas()
-
-
-def register_symbolics(opset: int) -> None:
-    """The same for the TorchScript exporter, which keeps one table for the process."""
-    from torch.onnx import register_custom_op_symbolic, symbolic_helper
-
-    def stop_gradient(g, x):
-        return g.op(f"{DOMAIN}::StopGradient", x).setType(x.type())
-
-    @symbolic_helper.parse_args("v", "v", "v", "f")
-    def batch_norm(g, x, weight, bias, eps):
-        channels = g.op("Shape", x, start_i=1, end_i=2)
-        var, mean = (g.op("ConstantOfShape", channels, value_t=torch.tensor([v])) for v in (1.0, 0.0))
-        one, zero = (g.op("CastLike", v, x) for v in (var, mean))
-        if x.type().scalarType() == "Double":
-            var, mean = one, zero
-        weight = one if weight.node().mustBeNone() else weight
-        bias = zero if bias.node().mustBeNone() else bias
-        return g.op(
-            "BatchNormalization", x, weight, bias, mean, var, epsilon_f=eps, momentum_f=0.0,
-            training_mode_i=1, outputs=3,
-        )
-
-    def in_range(g, x, limit):
-        return g.op(f"{DOMAIN}::InRange", x, limit).setType(x.type())
-
-    register_custom_op_symbolic("onnxtrain::stop_gradient", stop_gradient, opset)
-    register_custom_op_symbolic("onnxtrain::in_range", in_range, opset)
-
-    @symbolic_helper.parse_args("v", "v", "v", "v", "i", "i")
-    def ctc_loss(g, log_probs, targets, input_lengths, target_lengths, blank, zero_infinity):
-        losses = g.op(f"{DOMAIN}::CTCLoss", log_probs, targets, input_lengths, target_lengths, blank_i=blank,
-                      zero_infinity_i=zero_infinity)
-        return losses.setType(log_probs.type().with_sizes([log_probs.type().sizes()[1]]))
-
-    @symbolic_helper.parse_args("v", "i", "v")
-    def cumprod(g, x, axis, dtype):
-        wanted = None if dtype.node().mustBeNone() else symbolic_helper._get_const(dtype, "i", "dtype")
-        if wanted is None and not symbolic_helper._is_fp(x):
-            wanted = symbolic_helper._type_utils.JitScalarType.INT64
-        if wanted is not None:
-            x = g.op("Cast", x, to_i=symbolic_helper._type_utils.JitScalarType(wanted).onnx_type())
-        y = g.op(f"{DOMAIN}::TorchCumProd", x, g.op("Constant", value_t=torch.tensor(axis)))
-        return y.setType(x.type())
-
-    def of_float(name):
-        def translate(g, x):
-            if not symbolic_helper._is_fp(x):
-                scalar = symbolic_helper._type_utils.JitScalarType.from_dtype(torch.get_default_dtype())
-                x = g.op("Cast", x, to_i=scalar.onnx_type()).setType(x.type().with_dtype(scalar.dtype()))
-            return g.op(f"{DOMAIN}::{name}", x).setType(x.type())
-
-        return translate
-
-    for name in ("Lgamma", "Digamma", "Erfc", "Erfinv"):
-        register_custom_op_symbolic(f"aten::{name.lower()}", of_float(name), opset)
-    register_custom_op_symbolic("aten::cumprod", cumprod, opset)
-    register_custom_op_symbolic("onnxtrain::batch_norm", batch_norm, opset)
-    register_custom_op_symbolic("onnxtrain::ctc_loss", ctc_loss, opset)

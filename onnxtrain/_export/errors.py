@@ -19,17 +19,12 @@ class Untraceable(Exception):
     """Something was reached that a trace would lose without a word; the message is a sentence."""
 
 
-def is_final(exporter: str, error: ExportError) -> bool:
-    """Whether what one exporter said of a module holds for the other one too."""
-    return isinstance(error, ArgumentError) or exporter == "dynamo" and isinstance(error.__cause__, Untraceable)
-
-
 class CustomFunctionError(Untraceable):
     """A torch.autograd.Function was reached; tracing through it would lose its backward."""
 
 
 class DefinitionError(ValueError):
-    """A gradient that the user registered is not a definition; no other exporter would mend it."""
+    """A gradient that the user registered is not a definition; PyTorch, which would ignore it, is no way out."""
 
 
 class NotKept(Exception):

@@ -14,13 +14,7 @@ from onnxtrain._export import functions
 from onnxtrain._export import guards as shape_guards
 
 PLAIN_TENSORS = frozenset((torch.Tensor, torch.nn.Parameter, torch.nn.Buffer))
-DYNAMO_OPSETS = (18, 22)
-TORCHSCRIPT_OPSETS = (12, 20)
-
-
-def order(opset: int) -> tuple[Literal["dynamo", "torchscript"], ...]:
-    """Both exporters, the one to try first in front: below opset 18 that is TorchScript's, which alone has them."""
-    return ("dynamo", "torchscript") if opset >= DYNAMO_OPSETS[0] else ("torchscript", "dynamo")
+OPSETS = (18, 22)  # the oldest and the newest that torch.onnx writes for a program of torch.export
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +52,6 @@ class Exported:
     outputs: tuple[GraphOutput, ...]
     results: int  # how many forward has
     guards: shape_guards.Guards
-    exporter: Literal["dynamo", "torchscript"]
     opset: int
     seconds: dict[str, float]
     notes: list[str]

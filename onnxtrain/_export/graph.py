@@ -1,6 +1,6 @@
-"""From the exporter's onnx_ir model to the bytes that the core loads: weights out, inputs and outputs bound.
+"""From torch.onnx's onnx_ir model to the bytes that the core loads: weights out, inputs and outputs bound.
 
-Called by export.py after either exporter. Knows nothing of torch.export; it is told what each initializer is.
+Called by export.py. Knows nothing of torch.export; it is told what each initializer is.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def mark_regions(model: ir.Model, regions: Mapping[str, str]) -> None:
 
 
 def sized_splits(model: ir.Model) -> None:
-    """A Split either has sizes or a number of outputs; the exporter wants the number in both cases."""
+    """A Split either has sizes or a number of outputs; torch.onnx wants the number in both cases."""
     for node in ir.traversal.RecursiveGraphIterator(model.graph):
         if node.op_type == "Split" and node.domain == "" and len(node.inputs) > 1 and node.inputs[1] is not None:
             node.attributes.pop("num_outputs", None)
@@ -54,10 +54,9 @@ def weights_to_inputs(model: ir.Model, weights: Mapping[str, str]) -> None:
             stays one.
     """
     graph = model.graph
-    listed = {value.name: value for value in graph.inputs}  # the TorchScript exporter makes them inputs itself
     inputs: dict[str, ir.Value] = {}
     for old, new in weights.items():
-        value = graph.initializers.pop(old, None) or listed.get(old)
+        value = graph.initializers.pop(old, None)
         if value is None:
             continue
         value.const_value = None
@@ -66,14 +65,13 @@ def weights_to_inputs(model: ir.Model, weights: Mapping[str, str]) -> None:
             continue
         value.name = new
         inputs[new] = value
-        if old not in listed:
-            graph.inputs.append(value)
+        graph.inputs.append(value)
     _rename_clashes(graph, set(inputs))
 
 
 def _rename_clashes(graph: ir.Graph, names: set[str]) -> None:
     """A result within the graph that bears the name of a weight gets another: a module's `scale`,
-    an exporter's `scale`.
+    torch.onnx's `scale`.
     """
     made = [output for node in ir.traversal.RecursiveGraphIterator(graph) for output in node.outputs]
     taken = names | {output.name for output in made}
@@ -158,8 +156,8 @@ def conditional(model: ir.Model) -> tuple[tuple[int, ...], tuple[int, ...]]:
             tuple(i for i, value in enumerate(graph.outputs) if above([value])[1]))
 
 
-def drop_unused(model: ir.Model, keep_inputs: int) -> None:
-    """Removes nodes, initializers and, past the first `keep_inputs`, inputs that no output depends on."""
+def drop_unused(model: ir.Model) -> None:
+    """Removes nodes, initializers and inputs that no output depends on."""
     graph = model.graph
     outputs = set(graph.outputs)
     for node in reversed(list(graph)):
@@ -168,13 +166,13 @@ def drop_unused(model: ir.Model, keep_inputs: int) -> None:
     for name, value in list(graph.initializers.items()):
         if not value.uses() and value not in outputs:
             del graph.initializers[name]
-    kept = [v for i, v in enumerate(graph.inputs) if i < keep_inputs or v.uses() or v in outputs]
+    kept = [value for value in graph.inputs if value.uses() or value in outputs]
     graph.inputs.clear()
     graph.inputs.extend(kept)
 
 
 def _scope(text: str | None) -> str:
-    """The user's module that a node comes from: 'encoder.layers.0.linear1' out of the exporter's list of scopes."""
+    """The user's module that a node comes from: 'encoder.layers.0.linear1' out of torch.onnx's list of scopes."""
     scopes = re.findall(r"'([^']*)'", text or "")
     inner = scopes[-2] if len(scopes) > 1 else ""
     if inner.startswith("_empty_nn_module_stack"):  # torch.export's word for no module
@@ -183,7 +181,7 @@ def _scope(text: str | None) -> str:
 
 
 def serialise(model: ir.Model) -> tuple[bytes, dict[str, str]]:
-    """The model as bytes, without the exporter's stack traces, which outweigh everything else once weights are out.
+    """The model as bytes, without torch.onnx's stack traces, which outweigh everything else once weights are out.
 
     Second: for the nodes' names, the torch operators that they come from, as "aten.cross.default".
     """

@@ -1,4 +1,4 @@
-"""When an export may be reused: the exporter's shape assumptions as one compiled Python function over sizes.
+"""When an export may be reused: torch.export's shape assumptions as one compiled Python function over sizes.
 
 Made by export.py, called at every step, so it reads each shape once and compares integers.
 """
@@ -48,16 +48,6 @@ def _compile(ranks: Sequence[int], checks: Sequence[tuple[str, str]], symbols: S
     exec(compile("\n".join(lines), "<shape guards>", "exec"), namespace)
     namespace["guards"].source = (list(ranks), list(checks), list(symbols))  # to be written down; see cache.py
     return namespace["guards"]
-
-
-def exact(tensors: Sequence[Tensor]) -> Guards:
-    """Every size as in the example: the TorchScript exporter freezes sizes without saying which."""
-    checks = [
-        (f"d{i}_{axis} == {size}", f"size {axis} of input {i} is not {size}")
-        for i, tensor in enumerate(tensors)
-        for axis, size in enumerate(tensor.shape)
-    ]
-    return _compile([tensor.dim() for tensor in tensors], checks, [])
 
 
 def from_program(program: torch.export.ExportedProgram, relaxed: AbstractSet[str] = frozenset()) -> Guards:

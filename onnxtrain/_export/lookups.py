@@ -58,7 +58,7 @@ class EmbeddingBag(torch.autograd.Function):
 
 
 def _equal_bags(input: Tensor, weight: Tensor, mode: str, per_sample_weights: Tensor | None) -> Tensor:
-    """Bags (N, L) of as many rows each, in one piece: the exporter writes a loop over bags."""
+    """Bags (N, L) of as many rows each, in one piece: torch.onnx writes a loop over bags."""
     rows = F.embedding(input, weight)
     if per_sample_weights is not None:
         if mode != "sum":

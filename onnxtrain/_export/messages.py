@@ -1,4 +1,4 @@
-"""What the exporters say: kept quiet while they work, and told in a sentence when they stop. Called by export.py."""
+"""What torch says of an export: kept quiet meanwhile, and told in a sentence when it stops. Called by export.py."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ import re
 import warnings
 from collections.abc import Iterator
 
-from onnxtrain._export import state
 from onnxtrain._export.errors import Untraceable
 
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """The exporters warn of what is put right here, and print a traced graph when they fail."""
+    """torch warns of what is put right here, and prints a traced graph when it fails."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "torch._export", "torch.fx",
                                                     "torch._subclasses.fake_tensor", "onnxscript", "onnx_ir")]
     levels = [logger.level for logger in loggers]
@@ -32,13 +31,13 @@ def quiet() -> Iterator[None]:
 
 
 def root(error: BaseException) -> BaseException:
-    """The exception that the exporters wrapped."""
+    """The exception that torch wrapped."""
     while (inner := error.__cause__) is not None:
         error = inner
     return error
 
 
-def reason(error: BaseException, exporter: str) -> str:
+def reason(error: BaseException) -> str:
     """The one sentence of an ExportError."""
     cause = root(error)
     if isinstance(cause, Untraceable):
@@ -47,14 +46,4 @@ def reason(error: BaseException, exporter: str) -> str:
     text = re.sub(r"\x1b\[\d+m", "", text).split(" For more information")[0].split("Caused by:")[0]
     if type(cause).__name__ == "GuardOnDataDependentSymNode":
         text = f"Python code branches on, or reads, the value of a tensor: {text}"
-    return f"The {exporter} exporter stopped with {type(cause).__name__}: {text[:800].strip()}"
-
-
-def no_log() -> contextlib.AbstractContextManager[None]:
-    """torch.onnx, asked for no log, switches it on for good: a graph that it cannot translate is then printed whole."""
-    try:
-        from torch.onnx._internal.torchscript_exporter import utils
-
-        return state.replaced(utils, "setup_onnx_logging", lambda verbose: contextlib.nullcontext())
-    except (ImportError, AttributeError):  # another torch: as it does
-        return contextlib.nullcontext()
+    return f"The export stopped with {type(cause).__name__}: {text[:800].strip()}"

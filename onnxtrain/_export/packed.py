@@ -16,7 +16,6 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import handle_torch_function, has_torch_function
 
 from onnxtrain._export.domain import library
-from onnxtrain._export.errors import Untraceable
 
 KINDS = ("rnn_tanh", "rnn_relu", "gru", "lstm")
 library.define("pack(Tensor input, Tensor lengths, bool batch_first) -> (Tensor, Tensor)")
@@ -74,9 +73,7 @@ for _kind in KINDS:
 
 
 def _is_traced(tensor: Tensor) -> bool:
-    """Whether there are no values. TorchScript's exporter would keep those of its example."""
-    if torch.jit.is_tracing():
-        raise Untraceable("The module uses packed sequences, whose values TorchScript's exporter would freeze.")
+    """Whether there are no values."""
     return isinstance(tensor, FakeTensor) or torch.compiler.is_exporting()
 
 
@@ -145,7 +142,7 @@ def recur_padded(kind: str, input: Tensor, states: Sequence[Tensor], weights: Se
 
     torch's own operator, traced, would be one of its steps after the other, and of this length alone.
     """
-    if isinstance(input, FakeTensor) or torch.compiler.is_exporting():
+    if _is_traced(input):
         operator = getattr(torch.ops.onnxtrain, f"{kind}_padded")
         return operator(input, states, weights, *settings)
     return getattr(torch._VF, kind)(input, states if kind == "lstm" else states[0], weights, *settings)

@@ -1,4 +1,4 @@
-"""What the default exporter writes for packed sequences: recurrent operators over padded ones, and their lengths.
+"""What torch.onnx writes for packed sequences: recurrent operators over padded ones, and their lengths.
 
 The data of a packed sequence are rows of the padded one, chosen by an index. Where a layer made the data, or they were
 packed here, what follows takes the padded form: the index is for whatever else reads the data.

@@ -1,4 +1,4 @@
-"""Torch functions written so that both exporters translate them faithfully, values and gradients.
+"""Torch functions written so that torch.onnx translates them faithfully, values and gradients.
 
 rewrite.py puts them in place of torch's own while the user's forward is traced (PATCHES, by their name in
 torch.nn.functional). Each computes what torch's does; the tests hold them against it.
@@ -35,7 +35,7 @@ _F = types.SimpleNamespace(
 
 def _unbiased(var: Tensor, count: int) -> Tensor:
     """torch normalises with the biased variance and stores the unbiased one."""
-    return var * count / (count - 1)  # by whole numbers: the exporter keeps a symbolic quotient in float32
+    return var * count / (count - 1)  # by whole numbers: torch.onnx keeps a symbolic quotient in float32
 
 
 def _update(running: Tensor, batch: Tensor, momentum: float | Tensor) -> None:
@@ -200,7 +200,7 @@ def nll_loss(
     input: Tensor, target: Tensor, weight: Tensor | None = None, size_average: bool | None = None,
     ignore_index: int = -100, reduce: bool | None = None, reduction: str = "mean",
 ) -> Tensor:
-    """F.nll_loss; positions are folded into the batch, since the exporters know two dimensions only."""
+    """F.nll_loss; positions are folded into the batch, since torch.onnx knows two dimensions only."""
     input, weight = _widened(input), _widened(weight)
     if size_average is not None or reduce is not None:
         reduction = F._Reduction.legacy_get_string(size_average, reduce)  # type: ignore[attr-defined]
@@ -212,7 +212,7 @@ def nll_loss(
 
 
 def logsigmoid(input: Tensor) -> Tensor:
-    """F.logsigmoid; the exporters write Log(Sigmoid(x)), minus infinity from x = -104 on."""
+    """F.logsigmoid; torch.onnx writes Log(Sigmoid(x)), minus infinity from x = -104 on."""
     return -F.softplus(-input, threshold=math.inf)  # with one, float64 would lose digits below -20
 
 
@@ -220,7 +220,7 @@ def binary_cross_entropy_with_logits(
     input: Tensor, target: Tensor, weight: Tensor | None = None, size_average: bool | None = None,
     reduce: bool | None = None, reduction: str = "mean", pos_weight: Tensor | None = None,
 ) -> Tensor:
-    """F.binary_cross_entropy_with_logits, which the exporters write with logarithms of a sigmoid that may be 0."""
+    """F.binary_cross_entropy_with_logits, which torch.onnx writes with logarithms of a sigmoid that may be 0."""
     if size_average is not None or reduce is not None:
         reduction = F._Reduction.legacy_get_string(size_average, reduce)  # type: ignore[attr-defined]
     log_likelihood = logsigmoid(input)

@@ -1,7 +1,7 @@
 """What torch.onnx gets wrong for training, put right while a graph is traced.
 
 export.py enters patched() around an export and Rewrite() around the call of the graph. Rewrite replaces single torch
-functions by those of replacements.py; what both exporters then write is in translations.py and domain.py.
+functions by those of replacements.py; what torch.onnx then writes is in translations.py and domain.py.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _REWRITES: dict[Any, Callable[..., Any]] = {
 
 
 class Rewrite(TorchFunctionMode):
-    """Entered around the call of the graph, so that it sees each function of torch before the exporter does.
+    """Entered around the call of the graph, so that it sees each function of torch before torch.export does.
 
     What torch's own Python calls from torch.nn.functional (multi-head attention, say) it does not see, since a mode is
     off while one of its calls runs: patched() replaces those.

@@ -1,4 +1,4 @@
-"""Functions that no exporter translates, written with those that it does: values and gradients are torch's.
+"""Functions that torch.onnx does not translate, written with those that it does: values and gradients are torch's.
 
 rewrite.py puts them in place of torch's own while the user's forward is traced (SPECIAL, by torch's function). Where a
 series loses digits it is summed in float64. Source: the asymptotic series of Abramowitz and Stegun, 6.4.12.
@@ -199,7 +199,7 @@ def interpolate(
     input: Tensor, size: Any = None, scale_factor: Any = None, mode: str = "nearest", align_corners: bool | None = None,
     recompute_scale_factor: bool | None = None, antialias: bool = False,
 ) -> Tensor:
-    """F.interpolate; by fractions that do not divide, the exporters' coordinates are not torch's in most modes, nor
+    """F.interpolate; by fractions that do not divide, torch.onnx's coordinates are not torch's in most modes, nor
     are their filters of antialiasing where corners are aligned.
 
     There it is a matrix for each dim, what torch's own kernel makes of the unit vectors: sizes become part of the

@@ -83,7 +83,7 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def private_buffers(module: torch.nn.Module) -> Iterator[None]:
-    """Runs on copies of the buffers, for an exporter that really executes forward; enter it inside unchanged()."""
+    """Runs on copies of the buffers, where forward is really executed; enter it inside unchanged()."""
     for child in module.modules():
         for name, buffer in child._buffers.items():
             if buffer is not None:

@@ -1,4 +1,4 @@
-"""What the default exporter writes where torch.onnx's own translation has other values, other slopes or a sequence.
+"""What stands in the place of torch.onnx's own translation where that has other values, other slopes or a sequence.
 
 translations() is the custom_translation_table of torch.onnx.export; one function here for each kind of reason.
 """
@@ -34,7 +34,7 @@ DEFAULTS = {torch.float32: onnx.TensorProto.FLOAT, torch.float64: onnx.TensorPro
 
 
 def translations(opset: int) -> Table:
-    """The custom_translation_table of the default exporter, for operators of the opset of that number."""
+    """The custom_translation_table of torch.onnx.export, for operators of the opset of that number."""
     import onnxscript
 
     op = getattr(onnxscript, f"opset{opset}")
@@ -113,7 +113,6 @@ def _own(op: Any, own: Any) -> Table:
         aten.item.default: item,
         aten._local_scalar_dense.default: item,
         torch.ops.onnxtrain.in_range.default: lambda x, limit: own.InRange(x, limit),
-        torch.ops.onnxtrain.stop_gradient.default: stop_gradient,
         torch.ops.onnxtrain.batch_norm.default: batch_norm,
         aten.group_norm.default: group_norm,
     }

@@ -24,7 +24,7 @@ class Twins:
         self._known: dict[tuple[Any, ...], list[tuple[list[list[str]], Exported]]] = {}
 
     def keep(self, graph: Graph, how: tuple[Any, ...], exported: Exported) -> None:
-        """Notes an export of a graph. `how` is all that it depends on besides: the kind of call, the exporter."""
+        """Notes an export of a graph. `how` is all that it depends on besides: the kind of call, the device."""
         if _is_general(exported):
             operations = graph._captured
             self._known.setdefault((operations.computes(), how), []).append((operations.names(), exported))

@@ -32,9 +32,9 @@ class ORTModuleONNXModelException(ORTModuleFallbackException, UnsupportedError):
     """The graph holds an operator that the engine does not have; the message names it and its node."""
 
 
-def named(exporter: str, error: Exception) -> ExportError:
-    """What came up from torch's exporters, or from the graph that they made, without a name."""
-    result = ExportError(f"The export by the {exporter} exporter stopped with {type(error).__name__}: {error}")
+def named(error: Exception) -> ExportError:
+    """What came up from an export, or from the graph that it made, without a name."""
+    result = ExportError(f"The export stopped with {type(error).__name__}: {error}")
     result.__cause__ = error
     return result
 

@@ -21,9 +21,8 @@ from onnxtrain._export.errors import (
     ExportError,
     NothingToCompute,
     StaleError,
-    is_final,
 )
-from onnxtrain._export.exported import order
+from onnxtrain._export.exported import OPSETS
 from onnxtrain._export.function_apply import CustomFunctions
 from onnxtrain.ortmodule import _announce, _memory_config, _random, _special
 from onnxtrain.ortmodule._captured import Parts, kind_of_call, names_of_call
@@ -63,8 +62,7 @@ class ORTModule(torch.nn.Module):
         debug_options: see DebugOptions.
 
     Dynamo captures the module at the first call, and again when a Python value that forward reads has changed. Each
-    graph is exported once; new sizes are specialised in milliseconds. If torch's default exporter fails, the
-    TorchScript exporter is tried, and used if a step's outputs and gradients equal eager's. PyTorch runs what the
+    graph is exported once; new sizes are specialised in milliseconds. PyTorch runs what torch cannot export or the
     engine does not support, with one warning, if ORTMODULE_FALLBACK_POLICY allows it.
 
     Raises:
@@ -260,17 +258,13 @@ class ORTModule(torch.nn.Module):
         _C.set_log_level(self._debug.log_level.logging_level)
         if self._runtime.cache_dir:
             products.recall(self._runtime.cache_dir)
-        choice = options.read("ONNXTRAIN_EXPORTER")
-        failures: list[tuple[str, Any]] = []
-        exporters = list(order(self._runtime.onnx_opset_version)) if choice == "auto" else [choice]
         by_torch: list[str] = []
-        while exporters:
-            exporter = exporters.pop(0)
+        while True:
             program = None
             try:
                 with exclusive.exclusive():
                     program = (self._cached(key, tensors, device) or self._twin(key, tensors, device)
-                               or self._program(key, exporter, args, failures, tuple(by_torch), device))
+                               or self._program(key, args, tuple(by_torch), device))
                 if program.chain is None:
                     program.double = Double(self._module, key, self._fallback, self._counters, self._debug)
                 if self._debug.verify:
@@ -290,15 +284,12 @@ class ORTModule(torch.nn.Module):
                 raise  # meant for the user
             except Exception as error:
                 if not isinstance(error, (ExportError, UnsupportedError, StaleError)):
-                    error = named(exporter, error)
+                    error = named(error)
                 lacking = self._lacking(error, program)
-                if lacking is not None and lacking not in by_torch and len(by_torch) < MAX_BY_TORCH:
-                    by_torch.append(lacking)  # once more, with this operator run by torch
-                    exporters.insert(0, exporter)
-                    continue
-                failures.append((exporter, error))
-                if isinstance(error, ExportError) and is_final(exporter, error):
+                if lacking is None or lacking in by_torch or len(by_torch) == MAX_BY_TORCH:
+                    failed = error
                     break
+                by_torch.append(lacking)  # once more, with this operator run by torch
                 continue
             if self._debug.save_onnx:
                 self._save(program, key.training)
@@ -308,12 +299,12 @@ class ORTModule(torch.nn.Module):
             del known[:-MAX_PROGRAMS]
             self._leave_devices(device)
             self._fallen.pop(key, None)
-            self._announce(key, program, failures)
+            self._announce(key, program)
             if self._runtime.cache_dir:
                 products.keep(self._runtime.cache_dir)
             _report.engine_step(self._counters)
             return result
-        self._give_up(key, failures)
+        self._give_up(key, failed)
         try:
             return self._in_torch(args, {})
         except Exception:
@@ -342,8 +333,8 @@ class ORTModule(torch.nn.Module):
                                 type(leaf))
 
     def _first_run(self, program: Program, leaves: Sequence[Any], grad_enabled: bool) -> Any:
-        """A graph that does not run even for the arguments that it was exported with is the exporter's fault,
-        or eager's. Whatever runs the call then draws the same random numbers.
+        """A graph that does not run even for the arguments that it was exported with is the export's fault, or
+        eager's. Whatever runs the call then draws the same random numbers.
         """
         program.in_backward = self.__dict__.get("_in_backward")
         random = _random.state(program.device)
@@ -390,7 +381,7 @@ class ORTModule(torch.nn.Module):
             return None
         runtime = self._runtime
         settings = (runtime.onnx_opset_version, runtime.enable_custom_autograd_function,
-                    runtime.skipped_autograd_functions, options.read("ONNXTRAIN_EXPORTER"))
+                    runtime.skipped_autograd_functions)
         try:
             return cache.digest(self._module, key, settings)
         except (cache.NotKept, OSError, NotImplementedError, TypeError) as reason:
@@ -423,15 +414,13 @@ class ORTModule(torch.nn.Module):
         _report.count(self._counters, build_seconds=program.build_seconds)
         return program
 
-    def _program(self, key: Key, exporter: Any, args: tuple[Any, ...], failures: list[tuple[str, Exception]],
-                 by_torch: tuple[str, ...], device: str) -> Program:
+    def _program(self, key: Key, args: tuple[Any, ...], by_torch: tuple[str, ...], device: str) -> Program:
         """Exports, loads, and compares with eager where that is needed or asked for."""
         from onnxtrain.export import export  # and with it torch's exporter, which no kept export needs
 
         runtime = self._runtime
         custom = CustomFunctions(runtime.enable_custom_autograd_function, runtime.skipped_autograd_functions)
-        exported = export(self._module, args, opset=runtime.onnx_opset_version, exporter=exporter, custom=custom,
-                          by_torch=by_torch)
+        exported = export(self._module, args, opset=runtime.onnx_opset_version, custom=custom, by_torch=by_torch)
         _report.count(self._counters, exports=1, export_seconds=exported.seconds.get("total", 0.0))
         try:
             program = Program(self._module, exported, device=device, memory=self._memory())
@@ -441,7 +430,7 @@ class ORTModule(torch.nn.Module):
         except DefinitionError:
             raise
         except ValueError as error:
-            raise ExportError(f"The {exporter} exporter's graph is not valid: {error}.") from error
+            raise ExportError(f"The exported graph is not valid: {error}.") from error
         if by_torch:
             exported.notes.append("PyTorch runs these operators between segments, because the engine does not have "
                                   f"them: {', '.join(by_torch)}.")
@@ -455,8 +444,8 @@ class ORTModule(torch.nn.Module):
             worst = max(rows, key=lambda row: row[1])
             if not worst[1] <= tolerance(self._module):
                 raise ExportError(
-                    f"The {exporter} exporter's graph is wrong: for one batch, {worst[0]} differs from eager "
-                    f"PyTorch's by {worst[1]:.1e} of its largest entry."
+                    f"The exported graph is wrong: for one batch, {worst[0]} differs from eager PyTorch's by "
+                    f"{worst[1]:.1e} of its largest entry."
                 )
             exported.notes.append("Outputs and every gradient of one batch were equal to eager PyTorch's.")
         if (parts := self.__dict__.get("_part_of", lambda: None)()) is not None and not by_torch:
@@ -464,8 +453,6 @@ class ORTModule(torch.nn.Module):
         name = self._digest(key)
         if name is not None:
             cache.store(self._runtime.cache_dir, name, exported)
-        if failures:
-            exported.notes.append(f"The {exporter} exporter was used, because: {failures[0][1]}")
         return program
 
     def _save(self, program: Program, training: bool) -> None:
@@ -479,16 +466,12 @@ class ORTModule(torch.nn.Module):
             for stage in STAGES[1:]:
                 self._debug.write_model(session.save(stage), stage + suffix, training)
 
-    def _announce(self, key: Key, program: Program, failures: list[tuple[str, Any]]) -> None:
-        if failures:
-            self._debug.log(logging.WARNING, "ORTModule: %s: exported with the %s exporter, because: %s",
-                            type(self._module).__name__, program.exported.exporter, failures[0][1])
+    def _announce(self, key: Key, program: Program) -> None:
         wanted = self._runtime.onnx_opset_version
         if program.exported.opset != wanted:
             self._debug.log(logging.WARNING,
-                            "ORTModule: %s: opset %d was requested, and %d is used, because the %s exporter does "
-                            "not support it", type(self._module).__name__, wanted, program.exported.opset,
-                            program.exported.exporter)
+                            "ORTModule: %s: opset %d was requested, and %d is used, because an export has %d to %d",
+                            type(self._module).__name__, wanted, program.exported.opset, *OPSETS)
         for note in dict.fromkeys((*program.warnings, *program.exported.notes)):
             level = logging.WARNING if note in program.warnings else logging.INFO
             self._debug.log(level, "ORTModule: %s", note)
@@ -498,18 +481,13 @@ class ORTModule(torch.nn.Module):
             if key.training and not self._runtime.memory_optimization_level:
                 _memory_config.announce(self._debug.log, self._runtime.subgraphs, program.sessions)
 
-    def _give_up(self, key: Key, failures: list[tuple[str, Any]]) -> None:
-        failures = sorted(failures, key=lambda failure: failure[0] != "dynamo")  # which knows the module better
-        error = failures[0][1]
+    def _give_up(self, key: Key, error: Exception) -> None:
         reason = FallbackPolicy.FALLBACK_UNSUPPORTED_TORCH_MODEL
         if isinstance(error, UnsupportedError):
             reason = FallbackPolicy.FALLBACK_UNSUPPORTED_ONNX_MODEL
         elif isinstance(error, ArgumentError):
             reason = FallbackPolicy.FALLBACK_UNSUPPORTED_DATA
-        text = str(error)
-        if len(failures) > 1:
-            text = f"{text.rstrip('.')}. The TorchScript exporter, tried as well: {failures[1][1]}"
-        self._fall_back(key, reason, text, error)
+        self._fall_back(key, reason, str(error), error)
 
     def _fall_back(self, key: Key | str, reason: FallbackPolicy, text: str, cause: Exception | None) -> None:
         """Remembers that this signature runs in PyTorch and says so once; raises where the policy forbids it."""

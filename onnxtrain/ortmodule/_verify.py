@@ -1,5 +1,5 @@
-"""One step of a program against eager PyTorch: for DebugOptions(verify=True),
-and before a TorchScript export is used.
+"""One step of a program against eager PyTorch: for DebugOptions(verify=True), and before an export is used in which a
+torch.autograd.Function is traced through or PyTorch runs an operator.
 """
 
 from __future__ import annotations

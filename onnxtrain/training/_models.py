@@ -172,7 +172,7 @@ class TorchModel:
             inputs, outputs: descriptions, for names and dims.
 
         Raises:
-            ExportError: no exporter takes it.
+            ExportError: torch cannot export it.
             UnsupportedError: it has operators that only this engine knows.
         """
         if self._example is None:

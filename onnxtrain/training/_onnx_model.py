@@ -156,7 +156,7 @@ class OnnxModel:
         targets += [GraphOutput("buffer", value, self._names[name]) for name, value in updated.items()]
         _give_out(graph, targets)
         exported = Exported(_functions.inline(model).SerializeToString(), tuple(sources), tuple(targets),
-                            len(self._outputs), lambda _: None, "dynamo", model.opset_import[0].version, {}, [])
+                            len(self._outputs), lambda _: None, model.opset_import[0].version, {}, [])
         device = next(iter([*self._holder.parameters(), *self._holder.buffers()]), torch.empty(0)).device
         program = Program(self._holder, exported, device=str(device))
         program.in_backward = self._reducer

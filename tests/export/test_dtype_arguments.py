@@ -59,7 +59,6 @@ def compared(function, x, **tolerance):
 @pytest.fixture(autouse=True)
 def strict(monkeypatch):
     monkeypatch.setenv("ORTMODULE_FALLBACK_POLICY", "FALLBACK_DISABLE")
-    monkeypatch.setenv("ONNXTRAIN_EXPORTER", "dynamo")
     torch.manual_seed(0)
 
 

@@ -57,9 +57,8 @@ class TorchGatherElements(OpRun):
 OWN = [StopGradient, TorchGather, TorchGatherElements]
 
 
-def export(module: nn.Module, args: tuple, kwargs: dict, *, training: bool, exporter: str = "auto",
-           opset: int = 20) -> Exported:
-    return export_whole(module.train(training), args, kwargs, exporter=exporter, opset=opset)
+def export(module: nn.Module, args: tuple, kwargs: dict, *, training: bool, opset: int = 20) -> Exported:
+    return export_whole(module.train(training), args, kwargs, opset=opset)
 
 
 def feeds_of(exported: Exported, module: nn.Module, args: tuple, kwargs: dict) -> dict[str, np.ndarray]:
@@ -80,10 +79,9 @@ def evaluate(exported: Exported, module: nn.Module, args: tuple, kwargs: dict) -
     return {(o.kind, o.target): v for o, v in zip(exported.outputs, values, strict=True)}
 
 
-def check(module: nn.Module, *args: Any, training: bool = True, tolerance: float = 1e-5, exporter: str = "dynamo",
-          **kwargs: Any) -> Exported:
+def check(module: nn.Module, *args: Any, training: bool = True, tolerance: float = 1e-5, **kwargs: Any) -> Exported:
     """Exports, and compares outputs and buffers with eager's."""
-    exported = export(module, args, kwargs, training=training, exporter=exporter)
+    exported = export(module, args, kwargs, training=training)
     onnx.checker.check_model(exported.model)
     compare(exported, module, args, kwargs, tolerance)
     return exported
@@ -155,10 +153,9 @@ class Of(nn.Module):
 # --- whole models -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("exporter", ["dynamo", "torchscript"])
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
 @pytest.mark.parametrize("name", ["mlp", "cnn", "seq2seq", "gpt2"])
-def test_models(name: str, training: bool, exporter: str) -> None:
+def test_models(name: str, training: bool) -> None:
     module, args, kwargs = {
         "mlp": lambda: (MLP(), (torch.randn(8, 12),), {}),
         "cnn": lambda: (CNN(), (torch.randn(4, 3, 12, 12),), {}),
@@ -167,8 +164,8 @@ def test_models(name: str, training: bool, exporter: str) -> None:
     }[name]()
     if name == "cnn":
         module.bn2.momentum = 0.1  # Dynamo cuts where None has it read the count
-    exported = check(module, *args, training=training, exporter=exporter, **kwargs)
-    assert exported.exporter == exporter and exported.needs_verification == (exporter == "torchscript")
+    exported = check(module, *args, training=training, **kwargs)
+    assert not exported.needs_verification
     assert not proto(exported).graph.initializer
     assert not any(n.op_type.startswith("Sequence") for n in proto(exported).graph.node)
 
@@ -179,7 +176,7 @@ def test_seq2seq_needs_help() -> None:
     with pytest.raises(Exception, match="(?i)data-dependent|GuardOnDataDependent"):
         torch.export.export(module, (src,), strict=False)  # Dynamo, once ORTModule has used it, takes the mask as it is
     exported = export(module, (src,), {}, training=True)
-    assert exported.exporter == "dynamo" and module.src_mask is None
+    assert module.src_mask is None
     assert real_dropouts(exported) == 1 + 4
     assert exported.guards([torch.zeros(9, 7, dtype=torch.long)]) is None
 
@@ -194,8 +191,6 @@ def test_detach() -> None:
     assert "fc.weight" not in ancestors(proto(exported), exported.outputs[0].name, "StopGradient")
     plain = naive(Of(lambda m, x: m.fc(x).detach() + x), torch.randn(3, 4))
     assert not ops(plain, "StopGradient")
-    script = check(module, torch.randn(3, 4), exporter="torchscript")
-    assert "fc.weight" not in ancestors(proto(script), script.outputs[0].name, "StopGradient")
 
 
 def test_no_grad() -> None:
@@ -207,30 +202,26 @@ def test_no_grad() -> None:
             c = a.exp()
         return a, b, c + x
 
-    for exporter in ("dynamo", "torchscript"):
-        module = Of(forward)
-        exported = check(module, torch.randn(3, 4), exporter=exporter)
-        paths = {o.target: ancestors(proto(exported), o.name, "StopGradient") for o in exported.outputs}
-        assert "fc.weight" not in paths[0] and "fc.weight" not in paths[2]
-        names = [i.name for i in exported.inputs if i.kind == "user"]
-        assert names[0] in paths[1] and names[0] in paths[2]
+    exported = check(Of(forward), torch.randn(3, 4))
+    paths = {o.target: ancestors(proto(exported), o.name, "StopGradient") for o in exported.outputs}
+    assert "fc.weight" not in paths[0] and "fc.weight" not in paths[2]
+    names = [i.name for i in exported.inputs if i.kind == "user"]
+    assert names[0] in paths[1] and names[0] in paths[2]
     assert not ops(naive(Of(forward), torch.randn(3, 4)), "StopGradient")
 
 
 @pytest.mark.parametrize("momentum", [0.1, 0.3])
-@pytest.mark.parametrize("exporter", ["dynamo", "torchscript"])
-def test_batch_norm(momentum: float | None, exporter: str) -> None:
+def test_batch_norm(momentum: float | None) -> None:
     module = nn.Sequential(nn.BatchNorm1d(4, momentum=momentum), nn.Linear(4, 4), nn.BatchNorm1d(4, affine=False))
     x = torch.randn(5, 4) * 2 + 1
     for _ in range(3):
         module(x + torch.randn(5, 4))
-    exported = check(module, x, exporter=exporter)
+    exported = check(module, x)
     assert module[0].momentum == momentum
     assert [next(a.i for a in n.attribute if a.name == "training_mode") for n in ops(exported, "BatchNormalization")] \
         == [1, 1]
     assert {o.target for o in exported.outputs if o.kind == "buffer"} == set(dict(module.named_buffers()))
-    if exporter == "dynamo":
-        compare(exported, module, (torch.randn(7, 4),), {})
+    compare(exported, module, (torch.randn(7, 4),), {})
     plain = ops(naive(nn.BatchNorm1d(4).train(), x), "BatchNormalization")
     assert not any(a.name == "training_mode" and a.i for n in plain for a in n.attribute)
 
@@ -327,10 +318,9 @@ def test_label_smoothing_is_ignored_by_the_plain_export() -> None:
     assert abs(wrong - module(x, y).item()) > 1e-3
 
 
-@pytest.mark.parametrize("exporter", ["dynamo", "torchscript"])
-def test_padding_row_of_an_embedding_has_no_gradient(exporter: str) -> None:
+def test_padding_row_of_an_embedding_has_no_gradient() -> None:
     module = nn.Embedding(7, 4, padding_idx=-2)
-    exported = check(module, torch.tensor([[0, 5, 6], [5, 1, 2]]), exporter=exporter)
+    exported = check(module, torch.tensor([[0, 5, 6], [5, 1, 2]]))
     [choice], [barrier] = ops(exported, "Where"), ops(exported, "StopGradient")
     assert barrier.output[0] == choice.input[1]
     assert not ops(naive(module, torch.tensor([[0, 5, 6]])), "StopGradient")
@@ -361,12 +351,10 @@ class Square(torch.autograd.Function):
         return grad * 100
 
 
-def test_custom_function_is_a_node_or_is_named() -> None:
+def test_custom_function_is_a_node() -> None:
     module = Of(lambda m, x: Square.apply(m.fc(x)))
     exported = export(module, (torch.randn(3, 4),), {}, training=True)
     assert [call.function.__qualname__ for call in exported.functions] == ["Square"] and b"PythonOp" in exported.model
-    with pytest.raises(ExportError, match="Square"):
-        export(module, (torch.randn(3, 4),), {}, training=True, exporter="torchscript")
     assert ops(naive(module, torch.randn(3, 4)), "Mul")  # traced through
     module(torch.randn(3, 4)).sum().backward()  # and apply() is itself again
 
@@ -409,18 +397,8 @@ def test_buffers() -> None:
 
 def test_branch_on_a_value() -> None:
     module = Of(lambda m, x: x * 2 if x.sum() > 0 else x * 3)
-    for exporter in ("dynamo", "torchscript"):
-        with pytest.raises(ExportError, match="Dynamo does not capture the module as one graph"):
-            export(module, (torch.ones(2, 4),), {}, training=True, exporter=exporter)
-
-
-@pytest.mark.parametrize("given, function", [(0, lambda self, x: self.fc(x).flatten(1, 2)),
-                                             (2, lambda self, x: self.fc(x)[:0].flatten(1, 2))],
-                         ids=["argument", "inside"])
-def test_torchscript_reshapes_no_tensor_without_elements(given, function) -> None:
-    """Its inference of shapes would divide by zero, which ends the process."""
-    with pytest.raises(ExportError, match="without elements"):
-        export(Of(function), (torch.randn(given, 3, 8, 4),), {}, training=True, exporter="torchscript")
+    with pytest.raises(ExportError, match="Dynamo does not capture the module as one graph"):
+        export(module, (torch.ones(2, 4),), {}, training=True)
 
 
 def test_autocast_is_baked() -> None:
@@ -459,11 +437,9 @@ def test_an_example_size_of_one_stays_dynamic_where_that_is_right() -> None:
 
 
 def test_opsets() -> None:
-    for asked, used, exporter in ((9, 12, "torchscript"), (12, 12, "torchscript"), (17, 17, "torchscript"),
-                                  (18, 18, "dynamo"), (22, 22, "dynamo"), (24, 22, "dynamo")):
+    for asked, used in ((9, 18), (17, 18), (18, 18), (22, 22), (24, 22)):
         exported = export(MLP(), (torch.randn(3, 12),), {}, training=True, opset=asked)
         assert exported.opset == used == next(o.version for o in proto(exported).opset_import if not o.domain)
-        assert exported.exporter == exporter
         assert any(str(asked) in note for note in exported.notes) == (asked != used)
 
 
@@ -504,7 +480,7 @@ def test_parameter_changed_in_forward_is_refused() -> None:
         return m.fc(x)
 
     with pytest.raises(ExportError, match="parameter"):
-        export(Of(forward), (torch.randn(3, 4),), {}, training=True, exporter="dynamo")
+        export(Of(forward), (torch.randn(3, 4),), {}, training=True)
 
 
 def test_hidden_change_of_an_activation_is_refused() -> None:
@@ -514,7 +490,7 @@ def test_hidden_change_of_an_activation_is_refused() -> None:
         return y * 2
 
     with pytest.raises(ExportError, match="in place"):
-        export(Of(forward), (torch.randn(3, 4),), {}, training=True, exporter="dynamo")
+        export(Of(forward), (torch.randn(3, 4),), {}, training=True)
 
 
 def test_a_hook_of_a_result_is_refused() -> None:
@@ -552,9 +528,8 @@ class Messy(nn.Module):
         return F.dropout(y, 0.5, self.training)
 
 
-@pytest.mark.parametrize("exporter", ["dynamo", "torchscript"])
 @pytest.mark.parametrize("fail", [False, True])
-def test_state_is_restored(fail: bool, exporter: str) -> None:
+def test_state_is_restored(fail: bool) -> None:
     module = Messy(fail).train()
     x = torch.randn(3, 4)
     buffers = {name: (b, b.clone(), b._version) for name, b in module.named_buffers()}
@@ -564,9 +539,9 @@ def test_state_is_restored(fail: bool, exporter: str) -> None:
     with torch.no_grad():
         if fail:
             with pytest.raises(ExportError, match="as one graph"):
-                export(module, (x,), {}, training=True, exporter=exporter)
+                export(module, (x,), {}, training=True)
         else:
-            export(module, (x,), {}, training=True, exporter=exporter)
+            export(module, (x,), {}, training=True)
         assert not torch.is_grad_enabled()
     assert torch.equal(states[0], torch.get_rng_state()) and states[1] == random.getstate()
     assert (states[2] == np.random.get_state()[1]).all()

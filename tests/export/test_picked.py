@@ -25,7 +25,6 @@ class Picked(nn.Module):
 @pytest.fixture(autouse=True)
 def strict(monkeypatch):
     monkeypatch.setenv("ORTMODULE_FALLBACK_POLICY", "FALLBACK_DISABLE")
-    monkeypatch.setenv("ONNXTRAIN_EXPORTER", "dynamo")
 
 
 def equal(module, x):

@@ -422,7 +422,7 @@ def test_keys_and_values_of_one_product():
 @pytest.mark.parametrize("kernel", ["", "attention_flash,attention_grad_flash"])
 @pytest.mark.parametrize("hidden", [False, True])
 def test_probabilities_that_are_nan_are_zero(kernel, hidden):
-    """The TorchScript exporter's form; a row that is hidden entirely gives zeros and no gradient, as in torch."""
+    """The form in models of the TorchScript exporter; a row that is hidden entirely gives zeros and no gradient, as in torch."""
     _C.disable_kernels([k for k in kernel.split(",") if k])
     mask = rough((5, 7))
     if hidden:

@@ -216,8 +216,7 @@ class Cut(nn.Module):
         return cut(self.fc(x) * x.shape[0]) + x
 
 
-def test_layers_that_share_a_capture_have_open_sizes_each(monkeypatch):
-    monkeypatch.setenv("ONNXTRAIN_EXPORTER", "dynamo")
+def test_layers_that_share_a_capture_have_open_sizes_each():
     model = both(lambda: nn.Sequential(Cut(), Cut()), lambda m: [step(x)(m) for x in (X, X[1:])])
     exports = in_engine(model, 2)["exports"]
     step(torch.cat([X, X]))(model)
@@ -590,7 +589,7 @@ def test_the_second_process_loads_its_graphs(tmp_path, monkeypatch):
 
 
 def test_a_parameter_changed_in_forward_runs_in_pytorch():
-    """TorchScript's exporter differentiates the clamp, which the first batch does not show."""
+    """An export would differentiate the clamp, which the first batch does not show."""
     def forward(m, x):
         with torch.no_grad():
             m.fc.weight.clamp_(-1, 1)

@@ -162,22 +162,3 @@ def test_a_function_of_torch_inside_is_named(caplog):
     assert totals(model)["recomputed_nodes"] > 0
     for a, b in zip(got, step(eager, x), strict=True):
         assert (a - b).abs().max() <= 1e-5 * b.abs().max()
-
-
-def test_the_other_exporter_marks_nothing_and_says_so(caplog, monkeypatch):
-    monkeypatch.setenv("ONNXTRAIN_EXPORTER", "torchscript")
-    torch.manual_seed(0)
-    eager = Net("plain", blocks=3)
-    x, slabs = torch.randn(4 * ROWS, 2 * WIDTH)[:, :WIDTH].contiguous().requires_grad_(), []
-    for kind in ("", "plain"):
-        eager.kind = kind
-        model = ORTModule(copy.deepcopy(eager).eval())
-        caplog.clear()
-        with caplog.at_level(logging.WARNING, "onnxtrain"):
-            got = step(model, x)
-        assert bool(warnings_of(caplog)) == bool(kind)
-        slabs.append(totals(model)["slab_bytes"])
-    assert all("No recompute region" in text for text in warnings_of(caplog))
-    assert slabs[1] < 0.9 * slabs[0]  # level 1
-    for a, b in zip(got, step(eager.eval(), x), strict=True):
-        assert (a - b).abs().max() <= 1e-5 * b.abs().max()

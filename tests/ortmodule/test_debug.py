@@ -214,13 +214,13 @@ def test_profile_is_a_trace_with_names_of_modules(tmp_path, capsys):
         DebugOptions(profile=tmp_path / "no" / "trace.json")
 
 
-def test_explain_names_exporter_time_and_fallbacks(capsys):
+def test_explain_names_opset_time_and_fallbacks(capsys):
     model = ORTModule(nn.Linear(3, 3))
     model(torch.randn(2, 3))
     model(torch.randn(5, 3))
     text = explain(model)
     assert capsys.readouterr().out.strip() == text
-    for part in ("exporter dynamo, opset 20", "2 steps", "ms a step", "MiB", "2 in the engine, 0 in PyTorch"):
+    for part in ("training graph: opset 20", "2 steps", "ms a step", "MiB", "2 in the engine, 0 in PyTorch"):
         assert part in text
 
 

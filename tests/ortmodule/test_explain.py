@@ -13,7 +13,7 @@ from agree import Linear, X, Y, module
 
 import onnxtrain
 from onnxtrain import _C, UnsupportedError
-from onnxtrain.ortmodule import ORTModule, _program
+from onnxtrain.ortmodule import ORTModule, _module, _program
 from onnxtrain.ortmodule._fallback import (
     ORTModuleDeviceException,
     ORTModuleFallbackException,
@@ -86,7 +86,7 @@ def test_an_operator_that_the_engine_lacks(monkeypatch):
         return real(model, *args, **kwargs)
 
     monkeypatch.setattr(_program._C, "Session", session)
-    monkeypatch.setenv("ONNXTRAIN_EXPORTER", "torchscript")
+    monkeypatch.setattr(_module, "MAX_BY_TORCH", 0)
     make = module(lambda self, x: self.fc(x).sin())
     model = ORTModule(make())
     model(Y)
@@ -106,10 +106,8 @@ def test_a_policy_that_forces_it(monkeypatch):
     assert len(onnxtrain.stats(model)["reasons"]) == 1
 
 
-@pytest.mark.parametrize("exporter", ["dynamo", "torchscript"])
-def test_a_size_that_does_not_fit_runs_in_the_engine(exporter, monkeypatch):
+def test_a_size_that_does_not_fit_runs_in_the_engine(monkeypatch):
     monkeypatch.setenv("ORTMODULE_FALLBACK_POLICY", "FALLBACK_DISABLE")
-    monkeypatch.setenv("ONNXTRAIN_EXPORTER", exporter)
     make = module(lambda self, x: self.fc(x) if x.size(0) > 4 else -self.fc(x))
     model = ORTModule(make())
     for rows in (3, 7, 2, 9, 3):

@@ -14,11 +14,6 @@ MODES = (contextlib.nullcontext, torch.no_grad, torch.inference_mode)
 TWO = {"two": lambda: nn.Linear(4, 4)}
 
 
-@pytest.fixture(params=["dynamo", "torchscript"], autouse=True)
-def exporter(request, monkeypatch):
-    monkeypatch.setenv("ONNXTRAIN_EXPORTER", request.param)
-
-
 def in_every_mode(model, n=1):
     """Calls in train and eval mode, in every grad mode; results without their gradients."""
     results = []

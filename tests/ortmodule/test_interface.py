@@ -86,23 +86,12 @@ OUTPUTS = {
 }
 
 
-@pytest.fixture(params=["dynamo", "torchscript"])
-def exporter(request, monkeypatch):
-    """Each form by either exporter."""
-    monkeypatch.setenv("ONNXTRAIN_EXPORTER", request.param)
-    return request.param
-
-
 @pytest.mark.parametrize("name", OUTPUTS)
-def test_outputs(name, exporter):
-    model = both(module(lambda self, x, y: OUTPUTS[name](self, x, y)), step(X, Y))
-    if name == "a view of an input" and exporter == "torchscript":  # its trace would make a copy of it
-        assert onnxtrain.stats(model)["fallback_steps"]
-    else:
-        in_engine(model)
+def test_outputs(name):
+    in_engine(both(module(lambda self, x, y: OUTPUTS[name](self, x, y)), step(X, Y)))
 
 
-def test_dataclass_outputs_are_rebuilt_as_they_were(exporter):
+def test_dataclass_outputs_are_rebuilt_as_they_were():
     made = module(lambda self, x, y: Result(self.fc(x), {"frozen": Frozen(x * y)}, "named"))
     model = both(made, lambda m: pytree.tree_leaves((m(X, Y).value, m(X, Y).extra["frozen"].a)))
     result = model(X, Y)
@@ -111,7 +100,7 @@ def test_dataclass_outputs_are_rebuilt_as_they_were(exporter):
     in_engine(model)
 
 
-def test_registered_containers_and_subclasses_of_dict(exporter):
+def test_registered_containers_and_subclasses_of_dict():
     model = both(module(lambda self, x, y: (Bag([self.fc(x), y]), Record(loss=self.fc(x).sum()))),
                  lambda m: (m(X, Y)[0].items, m(X, Y)[1].loss))
     assert type(model(X, Y)[1]) is Record
@@ -155,13 +144,13 @@ def test_one_tensor_twice_and_then_two():
 
 
 @pytest.mark.parametrize("name", INPUTS)
-def test_inputs(name, exporter):
+def test_inputs(name):
     forward, args, kwargs = INPUTS[name]
     model = both(module(forward), step(*args, **kwargs))
     in_engine(model)
 
 
-def test_values_are_constants_of_their_own_graph(exporter):
+def test_values_are_constants_of_their_own_graph():
     def forward(self, x, k, how="add", flag=False):
         return (self.fc(x) + k if how == "add" else self.fc(x) * k) * (2 if flag else 1)
 

@@ -78,9 +78,7 @@ def _set(m, x):
 
 
 @pytest.mark.parametrize("name", REGIONS)
-@pytest.mark.parametrize("exporter", ["dynamo", "torchscript"])
-def test_gradients_stop_where_the_user_stopped_them(name, exporter, monkeypatch):
-    monkeypatch.setenv("ONNXTRAIN_EXPORTER", exporter)
+def test_gradients_stop_where_the_user_stopped_them(name):
     model = both(module(lambda self, x: REGIONS[name](self, x), two=lambda: nn.Linear(4, 4)), step(X))
     in_engine(model)
 

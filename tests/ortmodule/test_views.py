@@ -189,13 +189,6 @@ def test_steps_that_are_no_views_are_refused():
             views.Replay([[["input", 0], ["call", name, [{"v": 0}], {}, None]], [[0, 1]]])
 
 
-def test_torchscript_refuses_what_it_cannot_say(monkeypatch):
-    monkeypatch.setenv("ONNXTRAIN_EXPORTER", "torchscript")
-    model = both(module(lambda self, x: (x.view(-1), self.fc(x))), step(X))
-    counts = onnxtrain.stats(model)
-    assert counts["fallback_steps"] and "shares memory" in counts["reasons"][0]
-
-
 # --- arguments that forward changes -----------------------------------------------------------------------------------
 
 
@@ -260,17 +253,6 @@ def test_an_argument_of_another_shape_afterwards():
         return model(X.detach(), y), y
 
     in_engine(both(module(lambda self, x, y: self.fc(x) * y.squeeze_(1)), use))
-
-
-def test_torchscript_refuses_arguments_that_change(monkeypatch):
-    monkeypatch.setenv("ONNXTRAIN_EXPORTER", "torchscript")
-
-    def use(model):
-        y = Y.clone()
-        return model(X.detach(), y), y
-
-    counts = onnxtrain.stats(both(module(WRITTEN["added"]), use))
-    assert counts["fallback_steps"] == 1 and "in place" in counts["reasons"][0]
 
 
 def test_an_argument_with_a_history_goes_on_from_the_change():

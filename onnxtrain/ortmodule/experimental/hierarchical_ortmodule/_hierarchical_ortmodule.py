@@ -63,7 +63,7 @@ class HierarchicalORTModule(torch.nn.Module):
         if not any(isinstance(leaf, torch.Tensor) for leaf in torch.utils._pytree.tree_leaves((args, kwargs))):
             return False
         try:
-            export_whole(module, args, kwargs, exporter="dynamo")
+            export_whole(module, args, kwargs)
         except ExportError:
             return False
         return True
