@@ -509,7 +509,8 @@ class Parts:
         from onnxtrain.ortmodule._module import ORTModule
 
         places = places_of(self._module, inputs)
-        key = dynamo.key(operations), layouts_of(operations), *[tuple([(place.path, place.name) for place in held]) for held in places]
+        layouts = layouts_of(operations)
+        key = dynamo.key(operations), layouts, *[tuple([(place.path, place.name) for place in held]) for held in places]
         model = self._graphs.get(key)
         if model is None:
             whole = self._model()

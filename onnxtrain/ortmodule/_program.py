@@ -184,13 +184,10 @@ class Program:
         model = exported.model if model is None else model
         model = graph_optimizer_registry.applied(model, type(module).__name__, device)
         model, calls = gradients.applied(model, exported.functions)
-        if any(note.startswith(checkpoint.LOST) for note in exported.notes) and not memory.get("budget"):
-            memory = {**memory, "recompute": memory.get("recompute") or 1}  # asked to compute again instead of keeping
         parameters = {i.name for i in exported.inputs if i.kind == "parameter"}
         self.chain: Chain | None = None
-        self.warnings = [note for note in exported.notes if note.startswith(checkpoint.LOST)]
+        self.warnings = checkpoint.cut(model) if calls else []
         if calls:
-            self.warnings += checkpoint.cut(model)
             self.chain = Chain(model, calls, [i.name for i in exported.inputs], [o.name for o in exported.outputs],
                                parameters, _ORTModuleFunction.apply, device, memory)
             self.sessions = self.chain.sessions
