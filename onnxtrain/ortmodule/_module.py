@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import re
 from collections.abc import Iterable, Sequence
@@ -41,6 +40,7 @@ from onnxtrain.ortmodule._forward import Adopted, Forward, calls_forward_of, wat
 from onnxtrain.ortmodule._key import Key, describe, function_mode, torch_modes
 from onnxtrain.ortmodule._managers import View
 from onnxtrain.ortmodule._program import CheckError, Program, SharedMemoryError
+from onnxtrain.ortmodule._utils import leave_alone
 from onnxtrain.ortmodule._verify import VerificationError, compare, tolerance, verify
 from onnxtrain.ortmodule.options import RuntimeOptions
 
@@ -621,17 +621,6 @@ class ORTModule(torch.nn.Module):
         return (self._module.get_base_model() if adapted else self._module)._get_name()
 
 
-def _leave_alone(function: Any) -> None:
-    """Makes torch.compile skip this function and its callees: around an ORTModule it compiles the rest of a model."""
-    function._torchdynamo_disable = True
-    # Torch's own switch of a frame, without importing its compiler.
-    with contextlib.suppress(ImportError, AttributeError):
-        from torch._C._dynamo import eval_frame
-
-        skip = eval_frame._FrameAction.SKIP
-        eval_frame.set_code_exec_strategy(function.__code__, eval_frame._FrameExecStrategy(skip, skip))
-
-
 def _warn_of_collisions(module: torch.nn.Module, debug: DebugOptions) -> None:
     """Warns about attributes of the user's module whose names ORTModule uses too: ORTModule's are found first."""
     ours = {name for name in (*vars(ORTModule), *_OWN) if not name.startswith("__")}
@@ -673,5 +662,5 @@ def _requires_grad_(self: ORTModule, requires_grad: bool = True) -> ORTModule:
 
 
 ORTModule.requires_grad_ = _requires_grad_  # type: ignore[assignment, method-assign]
-_leave_alone(ORTModule._call)
+leave_alone(ORTModule._call)
 _OF_ORTMODULE = frozenset(name for name in vars(ORTModule) if not hasattr(torch.nn.Module, name))
