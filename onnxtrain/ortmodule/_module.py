@@ -542,9 +542,13 @@ class ORTModule(torch.nn.Module):
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
         value = getattr(module, name)
         function = getattr(value, "__func__", None)
-        if function is None or value.__self__ is not module or hasattr(torch.nn.Module, name):
+        if function is None or value.__self__ is not module:
             return value
         return _special.bound(self, value)
+
+    def __init_subclass__(cls, **settings: Any) -> None:
+        if not hasattr(cls, "_plain_class"):  # a class that is made for a wrapper is no news for the user's
+            super().__init_subclass__(**settings)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in _OWN:
@@ -552,8 +556,10 @@ class ORTModule(torch.nn.Module):
         elif name == "__class__":
             object.__setattr__(self, name, value)  # fully_shard's is a subclass with state that belongs to the wrapper
             self.__dict__["_ort_is_root"] = True
-        elif "_module" not in self.__dict__ or name in self.__dict__ or name == "training":
+        elif "_module" not in self.__dict__ or name in self.__dict__:
             super().__setattr__(name, value)
+            if name == "training" and "_module" in self.__dict__:
+                self._module.training = value
         elif name in _OF_ORTMODULE or _special.is_custom_method(self._module, name) or calls_forward_of(self, value):
             self.__dict__[name] = value
             if name == "forward":
