@@ -26,7 +26,7 @@ from onnxtrain._export import bitsandbytes, functions
 from onnxtrain._export.captured import graph_of
 from onnxtrain._export.checkpoint import region
 from onnxtrain._export.function_apply import is_traced, traced
-from onnxtrain.ortmodule import ORTModule, _deferred, _unread
+from onnxtrain.ortmodule import ORTModule, _deferred, _double, _unread
 from onnxtrain.ortmodule._captured import Bound
 from onnxtrain.ortmodule._key import function_mode
 
@@ -71,6 +71,8 @@ def compiled(graph: torch.fx.GraphModule, parts: Callable[[], Any] | None = None
         return graph.forward
     whole = graph
     try:
+        if parts is None and (derivative := _double.differentiates(graph)) is not None:
+            raise LookupError(derivative)
         if parts is None and checks_contents(graph):  # an ORTModule captures once more without such numbers
             raise LookupError("it checks a number that a tensor holds")
         graph, numbers, floats, kept = prepared(graph)

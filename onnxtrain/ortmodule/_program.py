@@ -24,6 +24,7 @@ from onnxtrain.ortmodule import _double, _held, _outside_loss, _random, graph_op
 from onnxtrain.ortmodule._chain import Chain
 from onnxtrain.ortmodule._device import matmul_precision, tell_tf32
 from onnxtrain.ortmodule._reach import Conditional, Reach
+from onnxtrain.ortmodule._utils import leave_alone
 
 PROGRAMS = 64  # kept of a graph: batches differ in sizes, and in how many rows count
 LOOK_EVERY = 16  # steps between two looks at how large the outputs are, for the loss behind them
@@ -122,6 +123,8 @@ def _forward_again(ctx: Any) -> None:
     ctx.run.again()
 
 
+for _function in (_ORTModuleFunction, _SteppingFunction, _held.HeldFunction):
+    leave_alone(_function.backward)  # a forward that is captured in parts may differentiate between them
 NODES = (_ORTModuleFunction._backward_cls, _SteppingFunction._backward_cls, _held.HeldFunction._backward_cls)
 
 
