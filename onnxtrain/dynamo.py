@@ -24,7 +24,9 @@ from torch.utils import checkpoint
 from onnxtrain import _memory, _report
 from onnxtrain._export import bitsandbytes, functions
 from onnxtrain._export.captured import graph_of
-from onnxtrain.ortmodule import ORTModule, _deferred, _unread
+from onnxtrain._export.checkpoint import region
+from onnxtrain._export.function_apply import is_traced, traced
+from onnxtrain.ortmodule import ORTModule, _deferred, _double, _unread
 from onnxtrain.ortmodule._captured import Bound
 from onnxtrain.ortmodule._key import function_mode
 
@@ -69,6 +71,8 @@ def compiled(graph: torch.fx.GraphModule, parts: Callable[[], Any] | None = None
         return graph.forward
     whole = graph
     try:
+        if parts is None and (derivative := _double.differentiates(graph)) is not None:
+            raise LookupError(derivative)
         if parts is None and checks_contents(graph):  # an ORTModule captures once more without such numbers
             raise LookupError("it checks a number that a tensor holds")
         graph, numbers, floats, kept = prepared(graph)
@@ -336,9 +340,9 @@ def _copied(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
 
 
 def _undo_operators(graph: torch.fx.GraphModule) -> None:
-    """Makes a torch.autograd.Function, a checkpoint() and a mode again of what Dynamo has made of them.
+    """Puts functions in the place of Dynamo's operators for a torch.autograd.Function, a checkpoint() and a mode: what
+    each is to a trace, and to PyTorch where it runs the graph.
 
-    An export would go through Dynamo's operators: through a function's forward under no_grad(), without a gradient.
     Raises LookupError for what torch.export would lose.
     """
     regions = 0  # of autocast, around a node
@@ -349,7 +353,7 @@ def _undo_operators(graph: torch.fx.GraphModule) -> None:
             node.args, node.kwargs = node.args[2:], {}
         elif node.target is torch.ops.higher_order.tag_activation_checkpoint:
             node.target = _checkpointed(getattr(graph, node.args[0].target))
-            node.args, node.kwargs = node.args[1:], {**node.kwargs, "use_reentrant": False}
+            node.args = node.args[1:]
         elif node.target is torch.ops.aten._assert_scalar.default:  # eager's operators check and say it themselves
             graph.graph.erase_node(node)
         elif node.target is torch.ops.higher_order.cond:
@@ -413,8 +417,8 @@ def _set_grad_enabled(enabled: bool) -> None:
     for trace, _ in regions:
         trace.__torch_function__(torch.amp.autocast_mode._exit_autocast, ())
     torch._C._set_grad_enabled(enabled)
-    for trace, region in regions:
-        trace.__torch_function__(torch.amp.autocast_mode._enter_autocast, (), region.args)
+    for trace, entered in regions:
+        trace.__torch_function__(torch.amp.autocast_mode._enter_autocast, (), entered.args)
 
 
 _MODES = {torch.amp.autocast_mode._enter_autocast: _enter_autocast,
@@ -425,9 +429,12 @@ def _checkpointed(part: torch.fx.GraphModule) -> Callable[..., Any]:
     context = part.meta.get("_checkpoint_context_fn")
 
     def apply(*args: Any, **options: Any) -> Any:
+        if is_traced():
+            with region(part):
+                return part(*args)
         if context is not None:
             options["context_fn"] = context
-        return checkpoint.checkpoint(part, *args, **options)
+        return checkpoint.checkpoint(part, *args, **{**options, "use_reentrant": False})
 
     if context is None:
         apply.computes = key(part)  # type: ignore[attr-defined]
@@ -493,14 +500,14 @@ def _function(run: torch.fx.GraphModule, differentiate: torch.fx.GraphModule, tr
             found = differentiate(*gradients, *kept)
             return tuple([found[i] for i in taken])
 
+    in_graph = None
     if user is not None:
         Captured.__module__, Captured.__qualname__ = user.__module__, user.__qualname__
         in_graph = bitsandbytes.in_graph(functions.name_of(user), run, differentiate)
-        if in_graph is not None:  # read by function_apply.py during an export
-            Captured.onnxtrain_in_graph = staticmethod(in_graph)  # type: ignore[attr-defined]
 
     def apply(*args: Any) -> Any:  # a target of a graph has a name and a module
-        return Captured.apply(*[args[i] for i in taken])
+        given = [args[i] for i in taken]
+        return traced(Captured, run, given, in_graph) if is_traced() else Captured.apply(*given)
 
     apply.computes = (key(run), key(differentiate), *non_differentiable_idx, None,  # type: ignore[attr-defined]
                       *saved_for_backward_idx, None, *dirty_idx)

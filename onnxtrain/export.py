@@ -41,7 +41,7 @@ from onnxtrain._export.exported import (
     GraphOutput,
 )
 from onnxtrain._export.function_apply import CustomFunctions
-from onnxtrain._export.functional import Functionalized
+from onnxtrain._export.functional import Functionalized, follow
 from onnxtrain._export.translations import translations, wide_numbers
 
 _NUMBERS = (bool, int, float, complex)
@@ -79,6 +79,7 @@ class _Flat(torch.nn.Module):
         traced, module = self.traced, self.module
         functions.begin(traced.functions)
         checked: list[Tensor] = []
+        follow(module._captured.graph)
         with Functionalized() as mode:
             inputs = [mode.wrap(value) for value in module._captured.inputs(args)]
             with (patch := rewrite.Rewrite(inputs, checked)):
@@ -108,7 +109,8 @@ def _changes(changed: Sequence[tuple[Tensor, Tensor]], module: Graph,
     written: dict[int, Tensor] = {}
     for before, after in changed:
         if after.shape != before.shape:
-            raise Untraceable("The module changes the shape of an argument or buffer in place; a graph would lose that.")
+            raise Untraceable("The module changes the shape of an argument or buffer in place; a graph would lose "
+                              "that.")
         if id(before) in buffers:
             held[buffers[id(before)]] = after
         elif id(before) in places:
@@ -287,6 +289,18 @@ def _trace(flat: _Flat, tensors: tuple[Tensor, ...]) -> tuple[torch.export.Expor
     return program, set()
 
 
+def _as_parameters(module: torch.nn.Module) -> None:
+    """Makes a Parameter of each tensor that stands in the place of one, as torch.func.functional_call puts them there:
+    torch.export wants Parameters.
+    """
+    made: dict[int, torch.nn.Parameter] = {}
+    for child in module.modules():
+        for name, tensor in child._parameters.items():
+            if tensor is not None and not isinstance(tensor, torch.nn.Parameter):
+                made.setdefault(id(tensor), torch.nn.Parameter(tensor.detach(), tensor.requires_grad))
+                child._parameters[name] = made[id(tensor)]
+
+
 def _torch_export(flat: _Flat, tensors: tuple[Tensor, ...]) -> torch.export.ExportedProgram:
     auto = torch.export.Dim.AUTO
     # Of images the planes' sizes are fixed: what strides and pooling make of them are long formulas.
@@ -295,6 +309,7 @@ def _torch_export(flat: _Flat, tensors: tuple[Tensor, ...]) -> torch.export.Expo
     dynamic = [tuple(dict.fromkeys(each, auto) for each in axes)] if axes else None
     flat.traced = _Traced()
     with state.unchanged(flat.module), formulas.bounded():
+        _as_parameters(flat.module)
         return torch.export.export(flat, tensors, strict=False, dynamic_shapes=dynamic)
 
 

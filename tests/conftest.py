@@ -1,17 +1,16 @@
-"""For every test: the day's sample, the seed of the run, and where child processes find helpers."""
+"""For every test: the sample of its sweep, the seed of the run, and where child processes find helpers."""
 
 import os
-import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from seeds import SEED, drawn_seed
+from seeds import SEED, drawn_seed, of_tree
 
 SWEEP = 8  # cases of one test function from which on it is a sweep
-DAY = "ONNXTRAIN_TEST_DAY"
-PARTS = "ONNXTRAIN_TEST_PARTS"  # days in which runs of the whole suite see every case of every sweep
+SAMPLE = "ONNXTRAIN_TEST_SAMPLE"  # a number: which cases of each sweep a run takes
+PARTS = "ONNXTRAIN_TEST_PARTS"  # of how many cases of a sweep a run of whole folders takes one
 USUAL_PARTS = "28"
 # Folders that are one sweep each: their tests take seconds and ask the same of many libraries, models and trainers.
 SWEPT = ("tests/cuda/", "tests/ecosystem/", "tests/models/", "tests/training/")
@@ -40,17 +39,16 @@ def no_progress_lines(monkeypatch: pytest.MonkeyPatch) -> None:
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true",
                      help=f"every case of every sweep; without it, a run of whole folders without -k takes 1 of "
-                          f"{PARTS} ({USUAL_PARTS}), others each day")
+                          f"{PARTS} ({USUAL_PARTS}), others for each commit")
     parser.addoption("--find-slow", action="store_true",
                      help=f"afterwards, write {SLOW.name}: the tests of this run of more than {SECONDS} s, and what was "
                           "known of others")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    os.environ.setdefault(DAY, str(int(time.time()) // 86400))  # which the workers inherit
+    os.environ.setdefault(SAMPLE, str(of_tree()))  # which the workers inherit
     os.environ.setdefault(PARTS, USUAL_PARTS)
     os.environ.setdefault("ORTMODULE_CACHE_DIR", "")  # tests must not read what others exported
-    drawn_seed()
     paths = list(filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)))
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([*paths, *map(str, config.getini("pythonpath"))]))
 
@@ -77,10 +75,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     slow = set(SLOW.read_text().splitlines())
     sweeps = [_sweep(item.nodeid, slow) for item in items]
     cases, seen = Counter(sweeps), Counter[str]()
-    day, parts = int(os.environ[DAY]), int(os.environ[PARTS])
+    sample, parts = int(os.environ[SAMPLE]), int(os.environ[PARTS])
     kept, left = [], []
     for item, sweep in zip(items, sweeps, strict=True):
-        turn = item.path in whole or cases[sweep] < SWEEP or (seen[sweep] + day) % min(parts, cases[sweep]) == 0
+        turn = item.path in whole or cases[sweep] < SWEEP or (seen[sweep] + sample) % min(parts, cases[sweep]) == 0
         (kept if turn else left).append(item)
         seen[sweep] += 1
     config.hook.pytest_deselected(items=left)
@@ -102,8 +100,8 @@ def _write_slow(terminalreporter: pytest.TerminalReporter) -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     if _samples(config):
-        terminalreporter.write_line(f"Of each sweep 1 case in {os.environ[PARTS]} ran; {DAY}={os.environ[DAY]} repeats "
-                                    "this sample, --full runs every case.")
+        terminalreporter.write_line(f"Of each sweep 1 case in {os.environ[PARTS]} ran, by HEAD's tree; "
+                                    f"{SAMPLE}={os.environ[SAMPLE]} repeats this sample, --full runs every case.")
     if config.option.find_slow:
         _write_slow(terminalreporter)
     if terminalreporter.stats.keys() & {"failed", "error"}:

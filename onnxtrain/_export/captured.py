@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import re
 import types
@@ -16,6 +17,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
 
 from onnxtrain._export.errors import Untraceable
+from onnxtrain._export.function_apply import refused
 
 TRANSLATED = ("transformers.grouped_mm_fallback",)  # operators of libraries that an export knows by their names
 _ROOT = re.compile(r"(\w*\['[^']*'\]|[^.]*).*")  # in Dynamo's expression of a module: the one whose forward it follows
@@ -155,7 +157,8 @@ class _Comparing(torch.fx.Interpreter):
         self._results, self._wrap = kinds, wrap
 
     def run_node(self, node: torch.fx.Node) -> Any:
-        result = super().run_node(node)
+        with refused() if _is_whole(node) else contextlib.nullcontext():
+            result = super().run_node(node)
         if node.op == "get_attr":
             return self._wrap(result)
         want = self._results.get(node.name)
@@ -163,6 +166,12 @@ class _Comparing(torch.fx.Interpreter):
             raise Untraceable(f"The module uses {node.target} in a way that gives {want} in PyTorch, and would give "
                               f"{got} in the engine.")
         return result
+
+
+def _is_whole(node: torch.fx.Node) -> bool:
+    """Whether this is a Python function of others, which Dynamo has not followed."""
+    return isinstance(node.target, types.FunctionType) and node.target.__module__.split(".")[0] not in (
+        "torch", "onnxtrain")
 
 
 def _kinds(value: Any) -> tuple[tuple[torch.dtype, int], ...]:

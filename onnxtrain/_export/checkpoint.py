@@ -11,7 +11,7 @@ import contextlib
 import itertools
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import onnx
@@ -21,47 +21,35 @@ import torch.fx.traceback
 from onnxtrain._export.segments import is_python_op
 
 REGION = "onnxtrain.region"
-LOST = "No recompute region: "  # how the note of a checkpoint begins that the exporter cannot mark
+_notes: list[str] | None = None  # of the export that is under way
+_count = itertools.count(1)
 
 
-class Checkpoints:
-    """The checkpoints of one export.
+@contextlib.contextmanager
+def noting(notes: list[str]) -> Iterator[None]:
+    """Within, this thread traces a graph; `notes` is filled with a sentence for each region."""
+    global _notes, _count
+    before = _notes, _count
+    _notes, _count = notes, itertools.count(1)
+    try:
+        yield
+    finally:
+        _notes, _count = before
 
-    Args:
-        notes: filled with a sentence for each.
-        marked: whether the exporter keeps what is noted at the traced program's nodes.
-    """
 
-    def __init__(self, notes: list[str], marked: bool) -> None:
-        self._notes, self._marked = notes, marked
-        self._count = itertools.count(1)
-
-    @contextlib.contextmanager
-    def region(self, run: Any) -> Iterator[None]:
-        """Within, what is traced is in a region of `run`, which a checkpoint is around."""
-        name = _name(run)
-        if self._marked:
-            note = (f"torch.utils.checkpoint around {name} is a recompute region: backward keeps its inputs and "
-                    "outputs, and recomputes the rest.")
-        else:
-            note = (f"{LOST}TorchScript's exporter does not mark torch.utils.checkpoint around {name}. Results are the "
-                    "same. ORTMODULE_MEMORY_OPT_LEVEL=1 or above, or ORTMODULE_MEMORY_OPT_BUDGET, chooses for the "
-                    "whole step what backward recomputes.")
-        if note not in self._notes:
-            self._notes.append(note)
-        outer = torch.fx.traceback.get_current_meta().get("custom", {}).get(REGION, "")
-        path = f"{outer}{next(self._count)} {name.replace('/', '|')}/"
-        with torch.fx.traceback.annotate({REGION: path}):
-            yield
-
-    def inlined(self) -> Callable[..., Iterator[None]]:
-        """checkpoint() advances this generator before and after the call that it makes."""
-
-        def generator(run: Any, *_args: Any, **_kwargs: Any) -> Iterator[None]:
-            with self.region(run):
-                yield
-
-        return generator
+@contextlib.contextmanager
+def region(run: Any) -> Iterator[None]:
+    """Within, what is traced is in a region of `run`, which a checkpoint is around."""
+    assert _notes is not None
+    name = _name(run)
+    note = (f"torch.utils.checkpoint around {name} is a recompute region: backward keeps its inputs and "
+            "outputs, and recomputes the rest.")
+    if note not in _notes:
+        _notes.append(note)
+    outer = torch.fx.traceback.get_current_meta().get("custom", {}).get(REGION, "")
+    path = f"{outer}{next(_count)} {name.replace('/', '|')}/"
+    with torch.fx.traceback.annotate({REGION: path}):
+        yield
 
 
 def _name(run: Any) -> str:

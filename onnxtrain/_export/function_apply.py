@@ -1,24 +1,23 @@
-"""torch.autograd.Function.apply while a module is exported: user-defined functions become nodes, or stop the export.
+"""Calls of torch.autograd.Function while a graph is traced: nodes that run the function itself, or plain operators.
 
-rewrite.patched() enters applied() for the length of an export. What a node is, functions.py knows.
+dynamo.py calls traced() for each of Dynamo's operators autograd_function_apply; rewrite.patched() enters deciding() for
+the length of an export. What a node is, functions.py knows.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import inspect
+import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
 from onnxtrain._export import functions
-from onnxtrain._export.checkpoint import Checkpoints
-from onnxtrain._export.errors import CustomFunctionError, Untraceable
+from onnxtrain._export.errors import CustomFunctionError
 from onnxtrain._export.exclusive import here
-from onnxtrain._export.state import replaced
 
 
 @dataclasses.dataclass
@@ -26,87 +25,78 @@ class CustomFunctions:
     """What becomes of the user's torch.autograd.Functions.
 
     enabled: they are PythonOp nodes, but for those in `skipped` (full names); the rest are traced through, and named in
-    `inlined`: autograd then differentiates their forward. nodes: whether the exporter can write such nodes.
+    `inlined`: the engine then differentiates their forward.
     """
 
     enabled: bool = True
     skipped: tuple[str, ...] = ()
-    nodes: bool = True
     inlined: list[str] = dataclasses.field(default_factory=list)
 
 
-_STATIC = inspect.getattr_static(torch.autograd.Function, "apply")  # of C where torch has it there
-_APPLY = getattr(_STATIC, "__func__", None)
-
-
-def _original_apply() -> Callable[..., Any]:
-    """The Function.apply that is in force outside an export; it takes the class first."""
-    if not isinstance(_APPLY, types.FunctionType):
-        return lambda cls, *args, **kwargs: _STATIC.__get__(None, cls)(*args, **kwargs)
-    return types.FunctionType(_APPLY.__code__, _APPLY.__globals__, _APPLY.__name__, _APPLY.__defaults__,
-                              _APPLY.__closure__)
-
-
-_ORIGINAL_APPLY = _original_apply()
-_dispatch: Callable[..., Any] = _ORIGINAL_APPLY
-
-
-class _Trampoline:
-    def apply(cls, *args, **kwargs):  # noqa: B902, N805  its code stands in for that of torch.autograd.Function.apply
-        __class__  # type: ignore[name-defined]  # noqa: B018  the same free variable as torch's
-        from onnxtrain._export import function_apply
-
-        return function_apply._dispatch(cls, *args, **kwargs)
+_custom: CustomFunctions | None = None  # of the export that is under way
+_APPLY = getattr(torch.autograd.Function.apply, "__code__", None)  # None where torch has it in C
 
 
 @contextlib.contextmanager
-def applied(checkpoints: Checkpoints, custom: CustomFunctions) -> Iterator[None]:
-    """Every use of Function.apply ends in what _applier() makes, also of a method bound before: `self.f =
-    MyFunction.apply`.
-
-    So it is the code of torch's function that is exchanged, not the attribute; where it has none, the attribute.
-    """
-    global _dispatch
-    dispatch = _applier(checkpoints, custom)
-    if not isinstance(_APPLY, types.FunctionType):
-        with replaced(torch.autograd.Function, "apply", classmethod(dispatch)):
-            yield
-        return
-    code, before = _APPLY.__code__, _dispatch
-    if code.co_freevars != _Trampoline.apply.__code__.co_freevars and before is _ORIGINAL_APPLY:
-        raise Untraceable("torch.autograd.Function.apply differs from the one that this release of onnxtrain supports.")
-    _dispatch = dispatch
-    _APPLY.__code__ = _Trampoline.apply.__code__
+def deciding(custom: CustomFunctions) -> Iterator[None]:
+    """Within, this thread traces a graph."""
+    global _custom
+    before, _custom = _custom, custom
     try:
         yield
     finally:
-        _APPLY.__code__, _dispatch = code, before
+        _custom = before
 
 
-def _applier(checkpoints: Checkpoints, custom: CustomFunctions) -> Callable[..., Any]:
-    """torch.autograd.Function.apply during an export."""
-    original = _ORIGINAL_APPLY
+def is_traced() -> bool:
+    """Whether this thread traces a graph, and not the forward of a function for the shapes of its results."""
+    return _custom is not None and here() and not functions.inside()
 
-    def apply(cls, *args, **kwargs):
-        if not here() or functions.inside():
-            return original(cls, *args, **kwargs)
-        if cls is torch.utils.checkpoint.CheckpointFunction:
-            run, _preserve_rng_state, *rest = args
-            with checkpoints.region(run):
-                return run(*rest)
-        if cls.__module__.split(".")[0] == "torch":
-            return original(cls, *args, **kwargs)
-        if custom.nodes and (in_graph := getattr(cls, "onnxtrain_in_graph", None)) is not None:  # dynamo.py
-            return in_graph(*args)
-        name = functions.name_of(cls)
-        if not custom.enabled or name in custom.skipped:
-            custom.inlined.append(name)
-            return original(cls, *args, **kwargs)
-        if custom.nodes:
-            try:
-                return functions.record(cls, args)
-            except functions.Unrunnable as error:
-                raise CustomFunctionError(str(error)) from error
-        raise CustomFunctionError(f"The module calls torch.autograd.Function {name}; a graph would lose its backward.")
 
-    return apply
+def traced(function: type[torch.autograd.Function], run: Callable[..., Any], args: Sequence[Any],
+           in_graph: Callable[..., Any] | None) -> Any:
+    """The results of a function that a graph calls; is_traced() must hold.
+
+    Args:
+        run: its forward in plain operators: (results, what backward wants).
+        in_graph: a form that the engine has operators for.
+    """
+    assert _custom is not None
+    if in_graph is not None:
+        return in_graph(*args)
+    name = functions.name_of(function)
+    if not _custom.enabled or name in _custom.skipped:
+        _custom.inlined.append(name)
+        return run(*args)[0]
+    try:
+        return functions.record(function, tuple(args))
+    except functions.Unrunnable as error:
+        raise CustomFunctionError(str(error)) from error
+
+
+@contextlib.contextmanager
+def refused() -> Iterator[None]:
+    """Within, Python runs that Dynamo has kept whole, as torch.compiler.allow_in_graph asks: of a Function in it the
+    trace would see the forward alone.
+
+    Raises:
+        CustomFunctionError: it calls one.
+    """
+    before = sys.getprofile()
+
+    def look(frame: types.FrameType, event: str, called: Any) -> None:
+        kind: Any = None
+        if event == "call" and frame.f_code is _APPLY:
+            kind = frame.f_locals.get("cls")
+        elif event == "c_call" and getattr(called, "__name__", "") == "apply":
+            kind = getattr(called, "__self__", None)
+        if isinstance(kind, type) and issubclass(kind, torch.autograd.Function):
+            sys.setprofile(before)
+            raise CustomFunctionError(f"The module calls torch.autograd.Function {functions.name_of(kind)} in a "
+                                      "function that Dynamo keeps whole; a graph would lose its backward.")
+
+    sys.setprofile(look)
+    try:
+        yield
+    finally:
+        sys.setprofile(before)

@@ -117,6 +117,17 @@ class Functionalized(FunctionalTensorMode):
                               "cannot express that.")
 
 
+def follow(graph: torch.fx.GraphModule) -> None:
+    """Has operators of a graph that take parts of it, as torch.cond takes branches, work in our mode as in PyTorch's:
+    they have a rule for each class of modes.
+    """
+    for part in graph.modules():
+        for node in part.graph.nodes if isinstance(part, torch.fx.GraphModule) else ():
+            rules = getattr(node.target, "python_key_table", {})
+            if FunctionalTensorMode in rules and Functionalized not in rules:
+                node.target.py_impl(Functionalized)(rules[FunctionalTensorMode])
+
+
 def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[FunctionalTensor]:
     """The tensors that an operator writes into."""
     if not isinstance(func, torch._ops.OpOverload) or not func._schema.is_mutable:

@@ -40,7 +40,7 @@ from onnxtrain._export import formulas
 from onnxtrain._export.captured import Place, graph_of, layouts_of, places_of
 from onnxtrain._export.state import replaced
 from onnxtrain._export.twins import Twins
-from onnxtrain.ortmodule import _announce, _kept_results, _lean, _packed, _random, _repeats, _sharded
+from onnxtrain.ortmodule import _announce, _double, _kept_results, _lean, _packed, _random, _repeats, _sharded, _utils
 from onnxtrain.ortmodule._device import names_of
 from onnxtrain.ortmodule._fallback import FallbackPolicy
 from onnxtrain.ortmodule._gone import forget
@@ -117,6 +117,8 @@ class _Call:
     captures: int = 0  # of the entry, before this call
     is_whole: bool = False  # this call was captured from end to end
     leaves_numpy: bool = False
+    derivative: str | None = None  # where forward differentiates
+    random: Any = None  # torch's generators, as the capture found them
 
     def capture_begins(self) -> None:
         """Puts settings in force until the call is over."""
@@ -128,6 +130,7 @@ class _Call:
                 self.before.enter_context(config.patch(trace_numpy=False))
             return
         self.cuts, self.captures = _cuts(), _captures(self.entry)
+        self.random = _utils.get_random_states()
         wanted = CAPTURE | (CONTENTS if self.parts.keeps_contents else {})
         self.before = contextlib.ExitStack()
         whole = self.parts._model()
@@ -172,6 +175,31 @@ class _Running(threading.local):
             self.call.capture_begins()
 
 
+def _is(value: Any, kinds: type | tuple[type, ...]) -> bool:
+    """isinstance() that does not ask the value, whose class may have a __class__ of its own."""
+    return issubclass(type(value), kinds)
+
+
+_SEQUENCES = (list, tuple, set, frozenset, collections.deque)
+
+
+def _items(value: Any, most: float = math.inf) -> list[Any] | None:
+    """Those of a sequence or set, read as its builtin class does: a subclass may forbid len() and iteration. None for
+    other objects, and where there are more items.
+    """
+    kind: Any = next((kind for kind in _SEQUENCES if _is(value, kind)), None)
+    return None if kind is None or kind.__len__(value) > most else list(kind.__iter__(value))
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    """Those in the object's __dict__, without asking its class for them."""
+    try:
+        found = object.__getattribute__(value, "__dict__")
+    except Exception:  # it has none, or its class makes one
+        return {}
+    return found if type(found) is dict else {}
+
+
 def _tensors(name: str, value: Any, depth: int = 5) -> Iterator[tuple[str, torch.Tensor]]:
     """The tensors of an argument, named as Dynamo names what it reads them from."""
     if isinstance(value, torch.Tensor):
@@ -180,13 +208,13 @@ def _tensors(name: str, value: Any, depth: int = 5) -> Iterator[tuple[str, torch
         parts: Iterable[tuple[str, Any]] = ()
         if type(value) is dict:
             parts = [(f"{name}[{key!r}]", part) for key, part in value.items()]
-        elif isinstance(value, dict):
+        elif _is(value, dict):
             parts = [(f"dict.__getitem__({name}, list(dict.keys({name}))[{i}])", part)
-                     for i, part in enumerate(value.values())]
-        elif isinstance(value, (list, tuple)):
-            parts = [(f"{name}[{i}]", part) for i, part in enumerate(value)]
-        elif type(getattr(value, "__dict__", None)) is dict:
-            parts = [(f"{name}.{key}", part) for key, part in value.__dict__.items()]
+                     for i, part in enumerate(dict.values(value))]
+        elif (items := _items(value)) is not None:
+            parts = [(f"{name}[{i}]", part) for i, part in enumerate(items)]
+        else:
+            parts = [(f"{name}.{key}", part) for key, part in _attributes(value).items()]
         for name, part in parts:
             yield from _tensors(name, part, depth - 1)
 
@@ -294,6 +322,7 @@ def _misread(module: torch.nn.Module) -> str | None:
     """What the module leads to that Dynamo reads wrongly: it takes a deque for one without an end, and the numbers of a
     generator from another one.
     """
+    limit = vars(collections.deque)["maxlen"].__get__
     seen: dict[int, Any] = {}  # held, so that no other object gets an address
     pending: list[tuple[Any, str]] = [(module, "")]
     while pending and len(seen) < MAX_OBJECTS:
@@ -301,12 +330,12 @@ def _misread(module: torch.nn.Module) -> str | None:
         if id(value) in seen:
             continue
         seen[id(value)] = value
-        if isinstance(value, random.Random):
+        if _is(value, random.Random):
             return f"Dynamo does not follow the random.Random {path!r}"
-        if isinstance(value, collections.deque) and value.maxlen is not None:
-            return f"Dynamo does not follow the deque(maxlen={value.maxlen}) {path!r}"
-        pending += [(part, f"{path}.{name}".strip(".")) for name, part in _held_by(value)
-                    if not isinstance(part, _PLAIN)]
+        if _is(value, collections.deque) and (most := limit(value)) is not None:
+            return f"Dynamo does not follow the deque(maxlen={most}) {path!r}"
+        pending += [(part, f"{path}.{name if type(name) in (str, int) else type(name).__name__}".strip(".")) for name, part in _held_by(value)
+                    if not _is(part, _PLAIN)]
     return None
 
 
@@ -326,26 +355,24 @@ def _held_by(value: Any) -> Iterator[tuple[Any, Any]]:
     alone.
     """
     kind = type(value)
-    if isinstance(value, dict):
-        if len(value) <= MAX_ITEMS:
+    if _is(value, dict):
+        if dict.__len__(value) <= MAX_ITEMS:
             yield from dict.items(value)
-    elif isinstance(value, (list, tuple, set, frozenset, collections.deque)):
-        if len(value) <= MAX_ITEMS:
-            yield from enumerate(value)
+    elif _is(value, _SEQUENCES):
+        yield from enumerate(_items(value, MAX_ITEMS) or ())
     elif kind in _INSIDE:
         if kind is not types.FunctionType or not _is_others(value):
             for name in _INSIDE[kind]:
                 with contextlib.suppress(ValueError):  # a cell that is still empty
                     yield "", getattr(value, name)
         return
-    elif isinstance(value, type):
+    elif _is(value, type):
         if not _is_others(value):
             yield from vars(value).items()
         return
-    if not isinstance(value, torch.nn.Module) and _is_others(kind):
+    if not _is(value, torch.nn.Module) and _is_others(kind):
         return
-    with contextlib.suppress(AttributeError):
-        yield from object.__getattribute__(value, "__dict__").items()
+    yield from _attributes(value).items()
     for base in kind.__mro__:
         if not _is_others(base):
             yield base.__qualname__, base
@@ -401,6 +428,12 @@ def names_of_call() -> dict[int, str]:
     return {} if call is None else names_of(call.parts._module.forward, call.args, call.kwargs)
 
 
+def note_derivative() -> None:
+    """Notes that the module's call that goes on in this thread, if there is one, wants gradients of the engine's."""
+    if _running.call is not None:
+        _running.call.derivative = _running.call.derivative or _double.differentiates_here()
+
+
 def _negative_zeros(values: Sequence[Any]) -> list[bool]:
     """Which arguments are -0.0, empty where none is: to a guard of Dynamo's it equals 0.0."""
     found = [type(value) is float and value == 0.0 and math.copysign(1.0, value) < 0.0 for value in values]
@@ -412,7 +445,7 @@ class _Refused:
     """A kind of call that ran in PyTorch: after how many it is tried again, as the module may have changed."""
 
     calls: int = 0
-    again: int = 0
+    again: float = 0
 
 
 class Bound:
@@ -484,6 +517,10 @@ class Parts:
 
             if _running.call is not None:
                 here()._note_seeds(_running.call.new_cuts())  # before a graph behind a cut runs
+                if here()._module.training or _double.has_paths(graph):  # else the engine's gradients may be enough
+                    _running.call.derivative = _running.call.derivative or _double.differentiates(graph)
+                if _running.call.derivative is not None:
+                    return here().by_torch(graph, _running.call.derivative)
             if dynamo.checks_contents(graph):
                 here().keeps_contents = False
                 raise LookupError("Python runs this call, and checks the contents of a tensor in later ones")
@@ -509,7 +546,8 @@ class Parts:
         from onnxtrain.ortmodule._module import ORTModule
 
         places = places_of(self._module, inputs)
-        key = dynamo.key(operations), layouts_of(operations), *[tuple([(place.path, place.name) for place in held]) for held in places]
+        layouts = layouts_of(operations)
+        key = dynamo.key(operations), layouts, *[tuple([(place.path, place.name) for place in held]) for held in places]
         model = self._graphs.get(key)
         if model is None:
             whole = self._model()
@@ -619,6 +657,18 @@ class Parts:
         refused = self._refused.setdefault((mode, _kind(args, kwargs)), _Refused())
         refused.again = TRY_AGAIN * max(refused.again, 1)
 
+    def _leave(self, call: _Call, mode: tuple[bool, ...]) -> None:
+        """Says that forward differentiates: PyTorch runs such calls from now on."""
+        self._refused[mode, _kind(call.args, call.kwargs)] = _Refused(again=math.inf)
+        self._fall_back(str(call.derivative))
+
+    def _repeated(self, call: _Call, mode: tuple[bool, ...]) -> Any:
+        """PyTorch's result for a call that has failed in parts, with the random numbers that it began with."""
+        self._leave(call, mode)
+        if call.random is not None:
+            _utils.set_random_states(call.random)
+        return self._model()._in_torch(call.args, call.kwargs)
+
     def _note_wrong(self, mode: tuple[bool, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Forward raised while Dynamo captured it, which may leave out the code from now on: another one has to be
         captured. Arguments that are wrong twice are PyTorch's, until it takes them.
@@ -664,6 +714,10 @@ class Parts:
         try:
             result = call(*args, **kwargs)
         except Exception as error:
+            if current.derivative is None and engine < counters.engine_graphs and _double.is_of_a_cut(error):
+                current.derivative = _double.differentiated(error)
+            if current.derivative is not None:
+                return self._repeated(current, mode)
             if (engine, by_torch) != (counters.engine_graphs, counters.torch_graphs) or not _is_of_dynamo(error):
                 if current.before is not None:
                     self._note_wrong(mode, args, kwargs)
@@ -685,6 +739,8 @@ class Parts:
                 self._nothing.add(mode)
             elif not current.is_whole:
                 self._nothing.discard(mode)
+        if current.derivative is not None:
+            self._leave(current, mode)
         gave_up = kept and not self.keeps_contents
         if gave_up:
             self._drop(mode)  # the next call is captured in parts

@@ -3,12 +3,19 @@
 The engine's gradients are numbers; a gradient penalty, MAML's inner loop or a Hessian-vector product want a graph of
 them. So the node of a forward, asked for one, calls the module as it was called, on the very tensors of that forward,
 and leaves the rest to autograd. Called by _program.py.
+
+A forward that differentiates, as for forces, is found where its graph ends (differentiates()), or where it asks a node
+for such gradients (_captured.note_derivative()): PyTorch runs its later calls.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import os
+import re
+import sys
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -21,6 +28,51 @@ from onnxtrain.ortmodule._fallback import FallbackPolicy, ORTModuleTorchModelExc
 
 _NOTE = ("backward(create_graph=True) runs the module a second time, in PyTorch, whose gradients can be differentiated "
          "again")
+
+_DERIVATIVE = re.compile(r"autograd\.grad\b|Tensor\.backward\b|function `(grad|backward)` in file .*autograd")
+_OF_TORCH = os.path.dirname(torch.__file__) + os.sep
+_OF_ENGINE = os.path.dirname(os.path.dirname(__file__)) + os.sep
+
+
+def differentiates(graph: torch.fx.GraphModule) -> str | None:
+    """Where forward differentiates, in words; None where Dynamo has ended the graph for another reason."""
+    reason = getattr(graph, "compile_subgraph_reason", None)
+    if reason is None or not reason.graph_break or not _DERIVATIVE.search(reason.reason):
+        return None
+    return _place(reason.user_stack)
+
+
+def differentiates_here() -> str:
+    """As differentiates(), of the code that runs."""
+    return _place(traceback.extract_stack(sys._getframe(1)))
+
+
+def differentiated(error: Exception) -> str:
+    """As differentiates(), of the code that has raised the error."""
+    return _place(traceback.extract_tb(error.__traceback__))
+
+
+def is_of_a_cut(error: Exception) -> bool:
+    """Whether autograd found no path from one result of a graph to another: both come from one node."""
+    return isinstance(error, RuntimeError) and "appears to not have been used in the graph" in str(error)
+
+
+def has_paths(graph: torch.fx.GraphModule) -> bool:
+    """Whether one of the graph's results is computed from another one, of which autograd sees nothing."""
+    (results,) = next(node for node in reversed(graph.graph.nodes) if node.op == "output").args
+    wanted = {node for node in results if isinstance(node, torch.fx.Node) and node.op != "placeholder"}
+    behind: set[torch.fx.Node] = set()  # what is computed from a result
+    for node in graph.graph.nodes:
+        if node.op != "output" and any(source in wanted or source in behind for source in node.all_input_nodes):
+            behind.add(node)
+    return not wanted.isdisjoint(behind)
+
+
+def _place(frames: Sequence[traceback.FrameSummary]) -> str:
+    """The innermost of the frames that is the user's, in words."""
+    own = [frame for frame in frames if not frame.filename.startswith((_OF_TORCH, _OF_ENGINE))]
+    line = f" in {own[-1].filename}, line {own[-1].lineno} ({own[-1].line})" if own else ""
+    return f"forward differentiates{line}, and the engine's gradients cannot be differentiated"
 
 
 def refuse_changes(program: Any, run: Any, who: str) -> None:
@@ -45,6 +97,9 @@ def gradients(ctx: Any, grads: tuple[Tensor | None, ...], plain: Callable[..., A
         plain: gives the engine's own, for a graph that PyTorch cannot run again: these raise where they are
             differentiated.
     """
+    from onnxtrain.ortmodule import _captured  # which has the calls, and imports this
+
+    _captured.note_derivative()
     program = ctx.program
     lacking = _lacking(program)
     if lacking is None:

@@ -68,14 +68,19 @@ class Forward:
 
         __name__ = "forward"
 
-    def __init__(self) -> None:
+    def __init__(self, wrapped: Any = None) -> None:
         kinds = inspect.Parameter
         self.__signature__ = inspect.Signature([  # of the class's attribute, which no wrapped module belongs to
             kinds("self", kinds.POSITIONAL_OR_KEYWORD), kinds("args", kinds.VAR_POSITIONAL),
             kinds("kwargs", kinds.VAR_KEYWORD)])
+        with contextlib.suppress(ValueError, TypeError, AttributeError):
+            self.__signature__ = inspect.signature(wrapped.forward)
 
-    def __get__(self, model: Any, _owner: type) -> Any:
-        return self if model is None else self.Bound(model)
+    def __get__(self, model: Any, owner: type) -> Any:
+        if model is not None:
+            return self.Bound(model)
+        wrapped = getattr(owner, "_wrapped_class", None)
+        return self if wrapped is None else Forward(wrapped)
 
     def __call__(self, model: Any, *args: Any, **kwargs: Any) -> Any:
         """As ORTModule.forward(model, ...), which a subclass may call."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import re
 from collections.abc import Iterable, Sequence
@@ -40,6 +39,7 @@ from onnxtrain.ortmodule._forward import Adopted, Forward, calls_forward_of, wat
 from onnxtrain.ortmodule._key import Key, describe, function_mode, torch_modes
 from onnxtrain.ortmodule._managers import View
 from onnxtrain.ortmodule._program import CheckError, Program, SharedMemoryError
+from onnxtrain.ortmodule._utils import leave_alone
 from onnxtrain.ortmodule._verify import VerificationError, compare, tolerance, verify
 from onnxtrain.ortmodule.options import RuntimeOptions
 
@@ -520,9 +520,13 @@ class ORTModule(torch.nn.Module):
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
         value = getattr(module, name)
         function = getattr(value, "__func__", None)
-        if function is None or value.__self__ is not module or hasattr(torch.nn.Module, name):
+        if function is None or value.__self__ is not module:
             return value
         return _special.bound(self, value)
+
+    def __init_subclass__(cls, **settings: Any) -> None:
+        if not hasattr(cls, "_plain_class"):  # a class that is made for a wrapper is no news for the user's
+            super().__init_subclass__(**settings)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in _OWN:
@@ -530,8 +534,10 @@ class ORTModule(torch.nn.Module):
         elif name == "__class__":
             object.__setattr__(self, name, value)  # fully_shard's is a subclass with state that belongs to the wrapper
             self.__dict__["_ort_is_root"] = True
-        elif "_module" not in self.__dict__ or name in self.__dict__ or name == "training":
+        elif "_module" not in self.__dict__ or name in self.__dict__:
             super().__setattr__(name, value)
+            if name == "training" and "_module" in self.__dict__:
+                self._module.training = value
         elif name in _OF_ORTMODULE or _special.is_custom_method(self._module, name) or calls_forward_of(self, value):
             self.__dict__[name] = value
             if name == "forward":
@@ -599,17 +605,6 @@ class ORTModule(torch.nn.Module):
         return (self._module.get_base_model() if adapted else self._module)._get_name()
 
 
-def _leave_alone(function: Any) -> None:
-    """Makes torch.compile skip this function and its callees: around an ORTModule it compiles the rest of a model."""
-    function._torchdynamo_disable = True
-    # Torch's own switch of a frame, without importing its compiler.
-    with contextlib.suppress(ImportError, AttributeError):
-        from torch._C._dynamo import eval_frame
-
-        skip = eval_frame._FrameAction.SKIP
-        eval_frame.set_code_exec_strategy(function.__code__, eval_frame._FrameExecStrategy(skip, skip))
-
-
 def _warn_of_collisions(module: torch.nn.Module, debug: DebugOptions) -> None:
     """Warns about attributes of the user's module whose names ORTModule uses too: ORTModule's are found first."""
     ours = {name for name in (*vars(ORTModule), *_OWN) if not name.startswith("__")}
@@ -651,5 +646,5 @@ def _requires_grad_(self: ORTModule, requires_grad: bool = True) -> ORTModule:
 
 
 ORTModule.requires_grad_ = _requires_grad_  # type: ignore[assignment, method-assign]
-_leave_alone(ORTModule._call)
+leave_alone(ORTModule._call)
 _OF_ORTMODULE = frozenset(name for name in vars(ORTModule) if not hasattr(torch.nn.Module, name))

@@ -24,6 +24,7 @@ from onnxtrain.ortmodule import _double, _held, _outside_loss, _random, graph_op
 from onnxtrain.ortmodule._chain import Chain
 from onnxtrain.ortmodule._device import matmul_precision, tell_tf32
 from onnxtrain.ortmodule._reach import Conditional, Reach
+from onnxtrain.ortmodule._utils import leave_alone
 
 PROGRAMS = 64  # kept of a graph: batches differ in sizes, and in how many rows count
 LOOK_EVERY = 16  # steps between two looks at how large the outputs are, for the loss behind them
@@ -122,6 +123,8 @@ def _forward_again(ctx: Any) -> None:
     ctx.run.again()
 
 
+for _function in (_ORTModuleFunction, _SteppingFunction, _held.HeldFunction):
+    leave_alone(_function.backward)  # a forward that is captured in parts may differentiate between them
 NODES = (_ORTModuleFunction._backward_cls, _SteppingFunction._backward_cls, _held.HeldFunction._backward_cls)
 
 
@@ -184,13 +187,10 @@ class Program:
         model = exported.model if model is None else model
         model = graph_optimizer_registry.applied(model, type(module).__name__, device)
         model, calls = gradients.applied(model, exported.functions)
-        if any(note.startswith(checkpoint.LOST) for note in exported.notes) and not memory.get("budget"):
-            memory = {**memory, "recompute": memory.get("recompute") or 1}  # asked to compute again instead of keeping
         parameters = {i.name for i in exported.inputs if i.kind == "parameter"}
         self.chain: Chain | None = None
-        self.warnings = [note for note in exported.notes if note.startswith(checkpoint.LOST)]
+        self.warnings = checkpoint.cut(model) if calls else []
         if calls:
-            self.warnings += checkpoint.cut(model)
             self.chain = Chain(model, calls, [i.name for i in exported.inputs], [o.name for o in exported.outputs],
                                parameters, _ORTModuleFunction.apply, device, memory)
             self.sessions = self.chain.sessions

@@ -1,7 +1,8 @@
-"""Devices and random states, by the names that scripts import."""
+"""Devices and random states, by the names that scripts import; and what Dynamo leaves alone."""
 
 from __future__ import annotations
 
+import contextlib
 import random
 from typing import Any
 
@@ -49,3 +50,14 @@ def set_random_states(states: tuple[Any, Any, torch.Tensor, torch.Tensor | None]
     torch.set_rng_state(cpu)
     if cuda is not None:
         torch.cuda.set_rng_state(cuda)
+
+
+def leave_alone(function: Any) -> None:
+    """Makes torch.compile skip this function and its callees: around an ORTModule it compiles the rest of a model."""
+    function._torchdynamo_disable = True
+    # Torch's own switch of a frame, without importing its compiler.
+    with contextlib.suppress(ImportError, AttributeError):
+        from torch._C._dynamo import eval_frame
+
+        skip = eval_frame._FrameAction.SKIP
+        eval_frame.set_code_exec_strategy(function.__code__, eval_frame._FrameExecStrategy(skip, skip))

@@ -155,7 +155,7 @@ def test_averages_of_the_wrapped_module(wrapped):
         averages.append(pairs)
     rows = torch.randn(9, 6)
     for a, b in zip(*averages, strict=True):
-        assert type(b.module) is ORTModule and list(a.state_dict()) == list(b.state_dict())
+        assert isinstance(b.module, ORTModule) and list(a.state_dict()) == list(b.state_dict())
         torch.testing.assert_close(b(rows), a(rows), rtol=1e-3, atol=1e-5)
         assert onnxtrain.stats(b.module)["engine_steps"] == 1 and onnxtrain.stats(b.module)["fallback_steps"] == 0
     loader = [(torch.randn(8, 6, generator=torch.Generator().manual_seed(s)),) for s in range(3)]
@@ -176,7 +176,7 @@ def test_saving_the_module_and_a_checkpoint_of_a_run():
     want = steps(model, optimizer, n=3)
     whole.seek(0), file.seek(0)
     loaded, kept = torch.load(whole, weights_only=False), torch.load(file)
-    assert type(loaded) is ORTModule and loaded.training
+    assert isinstance(loaded, ORTModule) and loaded.training
     loaded.load_state_dict(kept["model"])
     again = torch.optim.AdamW(loaded.parameters(), 1e-2)
     again.load_state_dict(kept["optimizer"])

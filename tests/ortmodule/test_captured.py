@@ -486,6 +486,37 @@ def test_a_second_gradient():
     in_engine(both(lambda: nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2)), use))
 
 
+def _forbidden(*_args):
+    raise NotImplementedError("not for others")
+
+
+FORBIDDING = {"__len__": _forbidden, "__iter__": _forbidden, "__eq__": _forbidden, "__bool__": _forbidden,
+              "__format__": _forbidden, "__str__": _forbidden, "__repr__": _forbidden, "keys": _forbidden,
+              "items": _forbidden, "values": _forbidden, "__hash__": object.__hash__}
+FOREIGN = {kind.__name__: type("Foreign", (kind,), FORBIDDING)
+           for kind in (tuple, list, dict, set, frozenset, str, collections.deque, object)}
+FOREIGN["a class of its own"] = type("Foreign", (), {"__class__": property(_forbidden), **FORBIDDING})
+FOREIGN["attributes of its own"] = type("Foreign", (), {"__dict__": property(_forbidden), **FORBIDDING})
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_foreign_attributes_are_left_alone(name):
+    def make():
+        m = module(lambda m, x: m.fc(x))()
+        for place in (m, m.fc):
+            place.kept = {"one": FOREIGN[name](), "two": [FOREIGN[name]()]}
+            if name == "object":
+                place.kept[FOREIGN[name]()] = 1
+        return m
+
+    torch.manual_seed(0)
+    eager = module(lambda m, x: m.fc(x))()
+    torch.manual_seed(0)
+    model = ORTModule(make())
+    equal([step(x)(model)[0] for x in (X, Y)], [step(x)(eager)[0] for x in (X, Y)])
+    in_engine(model, 2)
+
+
 @pytest.mark.parametrize("forward, parts, reason", [
     (lambda m, x: m.fc(x) * m.rng.random(), {"rng": lambda: random.Random(3)}, "random.Random 'rng'"),
     (lambda m, x: m.past.append(1) or m.fc(x) * len(m.past), {"past": lambda: collections.deque(maxlen=2)},

@@ -1,0 +1,194 @@
+"""Derivatives inside forward, as forces and gradient penalties are: PyTorch runs such a module, and its results,
+gradients and buffers are eager's from the first call on."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn as nn
+from agree import X, both, module
+
+import onnxtrain
+from onnxtrain.ortmodule import ORTModule, ORTModuleTorchModelException
+
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
+
+
+def net():
+    return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 1))
+
+
+def slope(energy, x, **options):
+    (found,) = torch.autograd.grad(energy.sum(), x, create_graph=True, **options)
+    return found
+
+
+@torch.compiler.disable
+def hidden_slope(energy, x):
+    return slope(energy, x)
+
+
+def forces(m, x):
+    x = x.detach().requires_grad_()
+    energy = m.net(x * m.cutoff)
+    return energy + slope(energy, x).square().sum()
+
+
+def behind_a_cut(m, x):
+    x = x.detach().requires_grad_()
+    rows = m.scale(m.fc(x))
+    torch._dynamo.graph_break()
+    energy = m.net(rows * m.cutoff)
+    return energy + slope(energy, x).square().sum()
+
+
+def of_an_inner_tensor(m, x):
+    rows = m.fc(x)
+    energy = m.net(rows * m.cutoff)
+    return energy + slope(energy, rows).square().sum()
+
+
+def of_an_inner_tensor_of_an_earlier_part(m, x):
+    rows = m.scale(m.fc(x))
+    twice = rows * 2
+    torch._dynamo.graph_break()
+    energy = m.net(rows * m.cutoff + twice)
+    return energy + slope(energy, twice).square().sum()
+
+
+def where_dynamo_does_not_look(m, x):
+    x = x.detach().requires_grad_()
+    energy = m.net(m.fc(x) * m.cutoff)
+    return energy + hidden_slope(energy, x).square().sum()
+
+
+def of_an_inner_tensor_where_dynamo_does_not_look(m, x):
+    rows = m.fc(x)
+    energy = m.net(rows * m.cutoff)
+    return energy + hidden_slope(energy, rows).square().sum()
+
+
+def twice(m, x):
+    x = x.detach().requires_grad_()
+    values = m.net(x * m.cutoff)
+    first = slope(values, x)
+    return values + sum([slope(first[:, i], x)[:, i] for i in range(4)])[:, None]
+
+
+def with_dropout(m, x):
+    x = x.detach().requires_grad_()
+    energy = m.net(nn.functional.dropout(m.fc(x), 0.3))
+    return energy + slope(energy, x).square().sum()
+
+
+def by_backward(m, x):
+    x = x.detach().requires_grad_()
+    energy = m.net(x * m.cutoff)
+    energy.sum().backward(create_graph=True)
+    return energy + x.grad.square().sum()
+
+
+def jacobian(m, x):
+    found = torch.autograd.functional.jacobian(lambda x: m.net(m.fc(x) * m.cutoff).sum(0), x, create_graph=True)
+    return m.net(x) + found.square().sum()
+
+
+def only_while_dynamo_is_away(m, x):
+    x = x.clone()
+    if not torch.compiler.is_compiling():
+        x.requires_grad_()
+    energy = m.net(m.fc(x))
+    return energy + slope(energy, x).square().sum()
+
+
+FORWARDS = (forces, behind_a_cut, of_an_inner_tensor, of_an_inner_tensor_of_an_earlier_part, where_dynamo_does_not_look,
+            of_an_inner_tensor_where_dynamo_does_not_look, twice, with_dropout, by_backward, jacobian,
+            only_while_dynamo_is_away)
+
+
+def made(forward):
+    class Made(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc, self.net, self.scale = nn.Linear(4, 4, bias=False), net(), nn.BatchNorm1d(4)
+            self.register_buffer("cutoff", torch.tensor([2.0]))
+
+        def forward(self, x):
+            return forward(self, x)
+
+    return Made
+
+
+def three_steps(m):
+    results = []
+    for i in range(3):
+        torch.manual_seed(i)
+        m.zero_grad()
+        loss = m(X + i).square().mean()
+        loss.backward()
+        results.append(loss.detach())
+    return results, list(m.buffers())
+
+
+@pytest.mark.parametrize("forward", FORWARDS, ids=lambda forward: forward.__name__)
+def test_training_is_eagers_and_said_once(forward, caplog):
+    model = both(made(forward), three_steps, tolerance=1e-4)
+    counts = onnxtrain.stats(model)
+    assert (counts["engine_steps"], counts["fallback_steps"]) == (0, 3)
+    said = [record.getMessage() for record in caplog.records if "forward differentiates" in record.getMessage()]
+    assert len(said) == 1
+    assert f"in {__file__}, line " in said[0]
+    assert any(reason.startswith("forward differentiates in ") for reason in counts["reasons"])
+    model(X).sum().backward()
+    assert onnxtrain.stats(model)["exports"] == counts["exports"]
+
+
+@pytest.mark.parametrize("forward", [forces, behind_a_cut, of_an_inner_tensor, where_dynamo_does_not_look],
+                         ids=lambda forward: forward.__name__)
+def test_as_a_backend_of_torch_compile(forward):
+    torch.manual_seed(0)
+    eager = made(forward)()
+    compiled = torch.compile(copy.deepcopy(eager), backend="onnxtrain")
+    want, got = three_steps(eager), three_steps(compiled)
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+    for p, q in zip(eager.parameters(), compiled.parameters(), strict=True):
+        assert (p.grad is None) == (q.grad is None)
+        if p.grad is not None:
+            torch.testing.assert_close(q.grad, p.grad, rtol=1e-4, atol=1e-5)
+
+
+def test_gradients_that_need_no_graph_are_the_engines():
+    def forward(m, x):
+        x = x.detach().requires_grad_()
+        energy = m.net(x).sum()
+        (found,) = torch.autograd.grad(energy, x, retain_graph=True)
+        return energy + found.square().sum()
+
+    def use(m):
+        m.eval()
+        return [m(X).detach() for _ in range(3)]
+
+    model = both(module(forward, net=net), use)
+    assert onnxtrain.stats(model)["fallback_steps"] == 0
+
+
+def test_calls_that_do_not_differentiate_stay_in_the_engine():
+    def forward(m, x, penalty=None):
+        if penalty is None:
+            return m.net(x)
+        x = x.detach().requires_grad_()
+        energy = m.net(x)
+        return energy + slope(energy, x).square().sum() * penalty
+
+    def use(m):
+        return [m(X, **more).detach() for more in ({}, {"penalty": 0.5}, {}, {"penalty": 0.5}, {})]
+
+    model = both(module(forward, net=net), use)
+    counts = onnxtrain.stats(model)
+    assert (counts["engine_steps"], counts["fallback_steps"]) == (3, 2)
+
+
+def test_the_policy_may_forbid_it(monkeypatch):
+    monkeypatch.setenv("ORTMODULE_FALLBACK_POLICY", "FALLBACK_DISABLE")
+    with pytest.raises(ORTModuleTorchModelException, match=r"forward differentiates in .*test_derivatives.py, line \d+"):
+        ORTModule(made(forces)())(X)
