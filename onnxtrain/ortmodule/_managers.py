@@ -151,20 +151,23 @@ class GraphExecutionManager:
     _graph_builder = _execution_agent
 
 
+class GraphExecutionManagerFactory:
+    """The two modes: a call with a bool gives one."""
+
+    def __init__(self, model: ORTModule) -> None:
+        self._training_manager = GraphExecutionManager(model, True)
+        self._inference_manager = GraphExecutionManager(model, False)
+
+    def __call__(self, is_training: bool) -> GraphExecutionManager:
+        return self._training_manager if is_training else self._inference_manager
+
+
 class TorchModule:
-    """Holds the two modes; calling `_execution_manager` with a bool gives one."""
-
-    class Managers:
-        def __init__(self, model: ORTModule) -> None:
-            self._training_manager = GraphExecutionManager(model, True)
-            self._inference_manager = GraphExecutionManager(model, False)
-
-        def __call__(self, is_training: bool) -> GraphExecutionManager:
-            return self._training_manager if is_training else self._inference_manager
+    """Holds the two modes."""
 
     def __init__(self, model: ORTModule) -> None:
         self._model = model
-        self._execution_manager = self.Managers(model)
+        self._execution_manager = GraphExecutionManagerFactory(model)
         self._original_module = self._flattened_module = model.module
 
     @property
@@ -186,3 +189,8 @@ class View:
         if view is None:
             view = model.__dict__["_view"] = TorchModule(model)
         return view
+
+
+def _get_onnx_file_name(name_prefix: str, name: str, export_mode: torch.onnx.TrainingMode) -> str:
+    """`{prefix}_{name}_{training|inference}.onnx`, as DebugOptions(save_onnx=True) writes it."""
+    return f"{name_prefix}_{name}_{'training' if export_mode == torch.onnx.TrainingMode.TRAINING else 'inference'}.onnx"
