@@ -71,26 +71,20 @@ def _attribute(module: str, name: str) -> object:
     raise AttributeError(f"module {module!r} has no attribute {name!r}{made}")
 
 
-class _Made(importlib.abc.Loader):
-    """The loader of a package that has nothing but such attributes."""
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> None:
-        """Python's own."""
-
-    def exec_module(self, module: types.ModuleType) -> None:
-        _fill(module)
+def _fill(module: types.ModuleType) -> None:
+    module.__dict__.setdefault("__getattr__", functools.partial(_attribute, module.__name__))
 
 
-class _Same(importlib.abc.Loader):
-    """The loader of a module of ours under another name."""
+class _Loader(importlib.abc.Loader):
+    """Of a module of ours under another name, or of a package that has nothing but attributes that are looked up."""
 
-    def __init__(self, here: str) -> None:
+    def __init__(self, here: str = "") -> None:
         self.here = here
 
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> None:
-        """Python's own, which exec_module() replaces."""
-
     def exec_module(self, module: types.ModuleType) -> None:
+        if not self.here:
+            _fill(module)
+            return
         sys.modules[module.__name__] = importlib.import_module(self.here)
         for theirs, _ in OURS:  # `from package import name` asks the package, which has another name, only for its own
             if theirs.rpartition(".")[0] == module.__name__:
@@ -100,10 +94,6 @@ class _Same(importlib.abc.Loader):
         """For `python -m`."""
         spec: Any = importlib.util.find_spec(self.here)
         return spec.loader.get_code(self.here)
-
-
-def _fill(module: types.ModuleType) -> None:
-    module.__dict__.setdefault("__getattr__", functools.partial(_attribute, module.__name__))
 
 
 class Finder:
@@ -120,12 +110,12 @@ class Finder:
         if getattr(getattr(sys.modules.get("onnxruntime"), "__spec__", None), "_initializing", False):
             return None
         if name == TRAINING:
-            return importlib.machinery.ModuleSpec(name, _Made(), is_package=True)
+            return importlib.machinery.ModuleSpec(name, _Loader(), is_package=True)
         here = ours(name)
-        found = None if here is None else importlib.util.find_spec(here)
+        found = importlib.util.find_spec(here) if here else None
         if here is None or found is None:
             return None
-        spec = importlib.machinery.ModuleSpec(name, _Same(here), origin=found.origin)
+        spec = importlib.machinery.ModuleSpec(name, _Loader(here), origin=found.origin)
         spec.submodule_search_locations = found.submodule_search_locations
         return spec
 
@@ -136,7 +126,7 @@ class Finder:
                   if finder is not cls and hasattr(finder, "find_spec"))
         spec = next(filter(None, others), None)
         if spec is None or spec.loader is None:  # none, or a folder that only has this name
-            return importlib.machinery.ModuleSpec(name, _Made(), is_package=True)
+            return importlib.machinery.ModuleSpec(name, _Loader(), is_package=True)
         execute = spec.loader.exec_module
 
         def exec_module(module: types.ModuleType) -> None:

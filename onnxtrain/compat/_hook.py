@@ -17,12 +17,12 @@ class Hook:
         from importlib import util
 
         package = util.find_spec("onnxtrain")
-        if package is None or not package.submodule_search_locations:
+        if package is None or package.origin is None:  # none, or a folder that only has this name
             return None
         finder = sys.modules.get("onnxtrain.compat._alias")
         if finder is None:
-            spec = util.spec_from_file_location("onnxtrain.compat._alias",
-                                                f"{package.submodule_search_locations[0]}/compat/_alias.py")
+            file = package.origin.replace("__init__.py", "compat/_alias.py")
+            spec = util.spec_from_file_location("onnxtrain.compat._alias", file)
             if spec is None or spec.loader is None:
                 return None
             finder = sys.modules[spec.name] = util.module_from_spec(spec)

@@ -124,6 +124,7 @@ def test_on_and_off_for_the_user(environment):
 def test_without_onnxtrain_the_hook_does_nothing(environment):
     _environment.on(environment)
     (environment / _environment.START).write_text(f"import {_environment.HOOK}\n")  # of an installed one that is gone
+    (environment.parents[3] / "onnxtrain").mkdir()  # a folder of that name where it runs is no package
     done = python(environment, "-c", "import onnxruntime.training")
     assert done.stderr.strip().splitlines()[-1] == "ModuleNotFoundError: No module named 'onnxruntime'"
 
