@@ -174,7 +174,9 @@ loss_desc = IODescription("loss", [], torch.float32)
 output_desc = IODescription("output", ["batch", 4], torch.float32)
 model_description = ModelDescription([input_desc, label_desc], [loss_desc, output_desc])
 trainer = ORTTrainer(model, loss_fn, model_description, "SGDOptimizer", None,
-                     IODescription("Learning_Rate", [1], torch.float32), torch.device("cpu"), _opset_version=12)
+                     IODescription("Learning_Rate", [1], torch.float32), torch.device("cpu"),
+                     gradient_accumulation_steps=1, world_rank=0, world_size=1, use_mixed_precision=False,
+                     allreduce_post_accumulation=True, deepspeed_zero_stage=0, _opset_version=12)
 losses = [trainer.train_step(x, y, torch.tensor([0.1]))[0] for x, y in batches]
 eager = torch.optim.SGD(plain.parameters(), lr=0.1)
 """ + END,
