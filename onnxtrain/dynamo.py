@@ -280,58 +280,9 @@ def _copy(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
     return copied
 
 
-# What may return its argument itself, in eager as in a trace; and what returns a view of it where a trace has the
-# argument itself.
-_ITSELF = frozenset((
-    "to", "type", "type_as", "float", "double", "half", "bfloat16", "cpu", "cuda", "contiguous", "flatten", "ravel",
-    "atleast_1d", "atleast_2d", "atleast_3d", "real", "conj", "resolve_conj", "resolve_neg", "positive", "as_tensor",
-    "asarray", "sum_to_size"))
-_VIEWS = frozenset(("expand", "expand_as", "broadcast_to", "broadcast_tensors", "reshape", "reshape_as", "view_as"))
-_DROPOUTS = frozenset(("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout"))
-
-
-def _separate_identities(graph: torch.fx.GraphModule) -> None:
-    """Removes calls that return their argument, such as h.float() of a float32 tensor. In a trace each later reader of
-    h would read the result of that call, and have no gradient where it was made under no_grad().
-    """
-    known: dict[int, torch.fx.Node] = {}  # by id of the value: the node that gave it first
-    for node in list(graph.graph.nodes):
-        value = _example(node)
-        first = known.setdefault(id(value), node) if isinstance(value, Tensor) else node
-        if node.op not in ("call_function", "call_method"):
-            continue
-        caller = node.args[0] if node.target is operator.getitem and isinstance(node.args[0], torch.fx.Node) else node
-        name = caller.target if caller.op == "call_method" else getattr(caller.target, "__name__", "")
-        if node.target is getattr:
-            name = node.args[1]
-        if name in _DROPOUTS:  # one that works in place returns its argument as well
-            first = node.args[0] if caller is node and _drops_nothing(node) else node
-        if first is not node and name in _VIEWS:
-            with graph.graph.inserting_before(node):
-                view = graph.graph.call_function(torch.ops.aten.alias.default, (first,))
-            view.meta.update(node.meta)
-            node.replace_all_uses_with(view)
-            graph.graph.erase_node(node)
-            if caller is not node and not caller.users:
-                graph.graph.erase_node(caller)
-        elif first is not node and name in _ITSELF | _DROPOUTS:
-            if known[id(value)] is node:  # a dropout that drops nothing: its value is one of its own
-                known[id(value)] = first
-            node.replace_all_uses_with(first)
-            graph.graph.erase_node(node)
-
-
-def _drops_nothing(call: torch.fx.Node) -> bool:
-    """Whether a call of one of torch.nn.functional's dropouts returns its argument."""
-    p, training = (call.kwargs.get(name, call.args[place] if len(call.args) > place else None)
-                   for place, name in ((1, "p"), (2, "training")))
-    return bool(call.args) and (training is False or isinstance(p, float) and p == 0.0)
-
-
 def _copied(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
     """A copy whose operators an export can follow, in graphs inside as well."""
     copied = _copy(graph)
-    _separate_identities(copied)
     for name, part in graph.named_children():
         if isinstance(part, torch.fx.GraphModule) and hasattr(copied, name):
             setattr(copied, name, _copied(part))

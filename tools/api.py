@@ -16,7 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = {
     "api.md": ["onnxtrain", "onnxtrain.ortmodule"],
-    "api/optim.md": ["onnxtrain.optim", "onnxtrain.optim.fp16_optimizer"],
+    "api/optim.md": ["onnxtrain.optim"],
     "api/training.md": ["onnxtrain.training", "onnxtrain.training.optim", "onnxtrain.training.amp",
                         "onnxtrain.training.checkpoint"],
     "api/utils.md": ["onnxtrain.integrations", "onnxtrain.utils", "onnxtrain.utils.data", "onnxtrain.utils.hooks",

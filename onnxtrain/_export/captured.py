@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 
 from onnxtrain._export.errors import Untraceable
 from onnxtrain._export.function_apply import refused
+from onnxtrain._export.functional import traced_value
 
 TRANSLATED = ("transformers.grouped_mm_fallback",)  # operators of libraries that an export knows by their names
 _ROOT = re.compile(r"(\w*\['[^']*'\]|[^.]*).*")  # in Dynamo's expression of a module: the one whose forward it follows
@@ -43,6 +44,7 @@ class _Notes(NamedTuple):
     reads_strides: bool
     layouts: tuple[Any, ...]  # of each argument, as layout_of() gives it
     kinds: dict[str, tuple[Any, ...]]  # by a node's name the dtype and rank of each tensor of its result
+    orders: dict[str, tuple[int, ...] | None]  # by a node's name the order of its result's axes in memory
 
 
 class Operations:
@@ -77,6 +79,7 @@ class Operations:
         self.held = [None if not held else (getattr(_owner(root, held[0].path), held[0].kind), held[0].name)
                      for held in places]
         self._kinds = {name: {kinds} for name, kinds in noted.kinds.items()}
+        self._orders = noted.orders
         self.version = 0
         self.argument_names = _names(module, graph, places)
         self._hold(root, places)
@@ -141,7 +144,7 @@ class Operations:
             wrap: called for each constant of the graph.
         """
         with torch.fx.traceback.preserve_node_meta():
-            return _Comparing(self.graph, self._kinds, wrap).run(*inputs)
+            return _Comparing(self.graph, self._kinds, self._orders, wrap).run(*inputs)
 
 
 class _Comparing(torch.fx.Interpreter):
@@ -149,12 +152,15 @@ class _Comparing(torch.fx.Interpreter):
 
     Args:
         kinds: by the name of a node the results that its captures had, as _kinds() has them.
+        orders: by the name of a node the order of its result's axes in memory, which its result gets here too.
         wrap: called for each constant.
     """
 
-    def __init__(self, graph: torch.fx.GraphModule, kinds: Mapping[str, set[Any]], wrap: Callable[[Any], Any]) -> None:
+    def __init__(self, graph: torch.fx.GraphModule, kinds: Mapping[str, set[Any]],
+                 orders: Mapping[str, tuple[int, ...] | None], wrap: Callable[[Any], Any]) -> None:
         super().__init__(graph)
-        self._results, self._wrap = kinds, wrap
+        self._results, self._orders, self._wrap = kinds, orders, wrap
+        self.extra_traceback = False  # the operator and its arguments in each exception
 
     def run_node(self, node: torch.fx.Node) -> Any:
         with refused() if _is_whole(node) else contextlib.nullcontext():
@@ -165,7 +171,20 @@ class _Comparing(torch.fx.Interpreter):
         if want is not None and (got := _kinds(result)) not in want:
             raise Untraceable(f"The module uses {node.target} in a way that gives {want} in PyTorch, and would give "
                               f"{got} in the engine.")
+        return _laid_out(result, self._orders.get(node.name), self.map_nodes_to_values(node.all_input_nodes, node))
+
+
+def _laid_out(result: Any, order: tuple[int, ...] | None, given: Sequence[Any]) -> Any:
+    """A new tensor with the axes in memory in the order that Dynamo had: whether view() takes it, and what as_strided()
+    reads of it, is then as in eager. simplify.py removes the two transpositions, which have no effect on values.
+    """
+    if not isinstance(result, Tensor) or order is None or order_of(traced_value(result)) == order:
         return result
+    memory = result.untyped_storage()._cdata
+    if any(isinstance(leaf, Tensor) and leaf.untyped_storage()._cdata == memory for leaf in pytree.tree_leaves(given)):
+        return result
+    copy = result.permute(order).clone(memory_format=torch.contiguous_format)
+    return copy.permute([order.index(axis) for axis in range(result.dim())])
 
 
 def _is_whole(node: torch.fx.Node) -> bool:
@@ -232,6 +251,8 @@ def _notes(operations: torch.fx.GraphModule) -> _Notes:
         reads_strides = False
         kinds = {node.name: _kinds(node.meta["example_value"]) for node in operations.graph.nodes
                  if node.op in ("call_function", "call_method") and node.meta.get("example_value") is not None}
+        orders = {node.name: order_of(node.meta["example_value"]) for node in operations.graph.nodes
+                  if node.name in kinds and isinstance(node.meta["example_value"], Tensor)}
         for part in operations.modules():
             for node in part.graph.nodes if isinstance(part, torch.fx.GraphModule) else ():
                 _name_modules(node)
@@ -239,7 +260,7 @@ def _notes(operations: torch.fx.GraphModule) -> _Notes:
                 reads_strides = reads_strides or name in _OF_STRIDES
         noted = operations.meta["notes"] = _Notes([_open_axes(example) for example in examples], reads_contents,
                                                   reads_strides, tuple([layout_of(e, reads_strides) for e in examples]),
-                                                  kinds)
+                                                  kinds, orders)
     return noted
 
 
@@ -248,20 +269,22 @@ def layouts_of(operations: torch.fx.GraphModule) -> tuple[Any, ...]:
     return _notes(operations).layouts
 
 
-def layout_of(tensor: Any, whole: bool = False) -> tuple[Any, ...] | None:
-    """The order of a tensor's axes in memory, from the one with the largest stride on; with `whole`, strides and offset
-    instead. None where the elements lie row by row, and for what is no tensor.
-    """
+def order_of(tensor: Any) -> tuple[int, ...] | None:
+    """The axes of a tensor in memory, from the one with the largest stride on; None where that is not known."""
     if not isinstance(tensor, Tensor) or tensor.layout is not torch.strided or tensor.is_nested:
         return None
     strides = [stride.node.hint if isinstance(stride, torch.SymInt) else stride for stride in tensor.stride()]
     if any([not isinstance(stride, int) for stride in strides]):
         return None
-    order = tuple(sorted(range(len(strides)), key=lambda axis: -strides[axis]))
-    if whole:
-        return (tuple(strides), str(tensor.storage_offset())) if tensor._is_view() or order != tuple(
-            range(len(strides))) else None
-    return None if order == tuple(range(len(strides))) else order
+    return tuple(sorted(range(len(strides)), key=lambda axis: -strides[axis]))
+
+
+def layout_of(tensor: Any, whole: bool = False) -> tuple[Any, ...] | None:
+    """order_of(), or None where the elements lie row by row; with `whole`, strides and offset instead."""
+    order = order_of(tensor)
+    if order is None or order == tuple(range(len(order))) and not (whole and tensor._is_view()):
+        return None
+    return (str(tensor.stride()), str(tensor.storage_offset())) if whole else order
 
 
 def _open_axes(example: Any) -> set[int] | None:

@@ -18,8 +18,12 @@ from torch.utils import _pytree as pytree
 
 from onnxtrain._export.errors import Untraceable
 
-_DROPOUT = torch.ops.aten.dropout.default
-_DETACH = torch.ops.aten.detach_.default
+aten = torch.ops.aten
+_DROPOUTS = frozenset((aten.dropout.default, aten.alpha_dropout.default, aten.feature_dropout.default,
+                       aten.feature_alpha_dropout.default))
+_IN_PLACE = {aten.dropout_.default: aten.dropout.default, aten.alpha_dropout_.default: aten.alpha_dropout.default,
+             aten.feature_dropout_.default: aten.feature_dropout.default,
+             aten.feature_alpha_dropout_.default: aten.feature_alpha_dropout.default}
 
 
 class _Memory:
@@ -77,8 +81,8 @@ class Functionalized(FunctionalTensorMode):
     def __torch_dispatch__(self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (),
                            kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
-        if func is _DROPOUT:
-            return self._dropout(types, args, kwargs)
+        if func in _DROPOUTS or func in _IN_PLACE:
+            return self._dropout(func, types, args, kwargs)
         written = _written(func, args, kwargs)
         for tensor in written:
             self._refuse_hidden(func, tensor)
@@ -89,16 +93,18 @@ class Functionalized(FunctionalTensorMode):
         for tensor in written:
             memory = self._memory(tensor)
             memory.is_written()
-            memory.differentiable = memory.differentiable and func is not _DETACH
+            memory.differentiable = memory.differentiable and func is not aten.detach_.default
         return result
 
-    def _dropout(self, types: Sequence[type], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _dropout(self, func: Any, types: Sequence[type], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """One that drops nothing is its argument; torch forbids changes of the result of any, which may be that."""
         source, p, train = args
         if not train or p == 0:
             return source
-        dropped = super().__torch_dispatch__(_DROPOUT, types, args, kwargs)
+        dropped = super().__torch_dispatch__(_IN_PLACE.get(func, func), types, args, kwargs)
         with self:
+            if func in _IN_PLACE:
+                return source.copy_(dropped)
             result = FunctionalTensor.to_functional(dropped.from_functional())
         self._memory(result)
         return result
@@ -110,7 +116,7 @@ class Functionalized(FunctionalTensorMode):
         return memory
 
     def _refuse_hidden(self, func: Any, tensor: FunctionalTensor) -> None:
-        if (func is not _DETACH and self._memory(tensor).differentiable
+        if (func is not aten.detach_.default and self._memory(tensor).differentiable
                 and not (torch.is_grad_enabled() and _wants_gradient(tensor))):
             raise Untraceable(f"The module changes a tensor in place ({func}) without autograd seeing it, through "
                               "detach() or .data or inside torch.no_grad(), while its gradient still flows; a graph "
@@ -140,4 +146,9 @@ def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[F
 
 
 def _wants_gradient(tensor: FunctionalTensor) -> bool:
-    return bool(torch._from_functional_tensor(tensor.elem).requires_grad)
+    return bool(traced_value(tensor).requires_grad)
+
+
+def traced_value(tensor: Tensor) -> Tensor:
+    """The tensor of the trace in one of ours: what is asked of that one is not recorded."""
+    return torch._from_functional_tensor(tensor.elem) if isinstance(tensor, FunctionalTensor) else tensor

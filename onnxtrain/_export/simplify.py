@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from onnxtrain._export import views
+from onnxtrain._export.captured import layout_of
 from onnxtrain._export.errors import ExportError
 
 aten = torch.ops.aten
@@ -88,6 +89,10 @@ def simplify(program: torch.export.ExportedProgram) -> None:
             _pool(node)
         elif node.target is aten.copy.default:
             _copy(graph, node)
+        elif node.target is aten.permute.default:
+            _permute(node)
+        elif node.target is aten.as_strided.default:
+            _as_strided(graph, node)
         elif node.target is aten.rsub.Scalar:
             _subtract(graph, node)
         elif node.target is aten.diff.default:
@@ -120,6 +125,46 @@ def _copy(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
             source = graph.call_function(aten.expand.default, (source, shape))
             source.meta = {**node.meta, "val": value.expand(made.shape)}
     node.target, node.args, node.kwargs = aten._to_copy.default, (source,), {"dtype": made.dtype}
+
+
+def _permute(node: torch.fx.Node) -> None:
+    """A transposition, a copy, and the transposition back are what was there before: captured.py asks for the copy."""
+    copy = node.args[0]
+    first = copy.args[0] if copy.target is aten.clone.default else copy
+    if first.target is aten.permute.default:
+        there, back = ([axis % len(node.args[1]) for axis in each.args[1]] for each in (first, node))
+        if [there[axis] for axis in back] == list(range(len(there))):
+            node.replace_all_uses_with(first.args[0])
+
+
+def _as_strided(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
+    """Reads memory: that of the tensor which its argument is a view of, whose elements a graph has row by row."""
+    viewed = root = node.args[0]
+    while root.op == "call_function" and views.makes_views(root.target):
+        root = root.args[0]
+    value = root.meta["val"]
+    order = list(layout_of(value) or range(value.dim()))
+    if value._is_view() or not _is_dense(value, order):
+        raise ExportError("The module calls as_strided() on a part of an argument; a graph has no more of its memory.")
+    offset = node.args[3] if len(node.args) > 3 and node.args[3] is not None else viewed.meta["val"].storage_offset()
+    if not isinstance(offset, int):
+        raise ExportError("The module calls as_strided() on a view whose offset depends on sizes.")
+    with graph.inserting_before(node), value.fake_mode:
+        if order != list(range(value.dim())):
+            root = graph.call_function(aten.permute.default, (root, order))
+            root.meta = {**node.meta, "val": value.permute(order)}
+    node.args = (root, *node.args[1:3], offset)
+
+
+def _is_dense(tensor: Tensor, order: list[int]) -> bool:
+    """Whether a tensor's elements, with the axes in this order, fill its memory one behind another."""
+    step: Any = 1
+    for axis in reversed(order):
+        size, stride = tensor.shape[axis], tensor.stride(axis)
+        if str(size) != "1" and str(stride) != str(step):
+            return False
+        step = step * size
+    return True
 
 
 def _pool(node: torch.fx.Node) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from onnxtrain.ortmodule.experimental.json_config._load import PropagateCastOpsStrategy
+from onnxtrain.ortmodule.experimental.json_config import PropagateCastOpsStrategy
 from onnxtrain.training._collectives import local_rank as get_mpi_context_local_rank
 from onnxtrain.training._collectives import local_size as get_mpi_context_local_size
 from onnxtrain.training._collectives import world_rank as get_mpi_context_world_rank

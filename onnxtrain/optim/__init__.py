@@ -7,6 +7,7 @@ from onnxtrain.optim._in_backward import StepInBackward, step_in_backward
 from onnxtrain.optim._lamb import Lamb
 from onnxtrain.optim._lion import Lion
 from onnxtrain.optim._sgd import SGD
+from onnxtrain.optim.fp16_optimizer import FP16_Optimizer
 
-__all__ = ["SGD", "Adagrad", "AdamWMode", "FusedAdam", "Lamb", "Lion", "StepInBackward", "clip_grad_norm_",
-           "step_in_backward"]
+__all__ = ["SGD", "Adagrad", "AdamWMode", "FP16_Optimizer", "FusedAdam", "Lamb", "Lion", "StepInBackward",
+           "clip_grad_norm_", "step_in_backward"]

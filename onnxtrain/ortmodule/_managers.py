@@ -21,33 +21,19 @@ class ModelInfo:
     """One export: the model, the names of its inputs, and the schema of the call that it was made for."""
 
     def __init__(self, program: Program) -> None:
+        exported = program.exported
         self._program = program
-
-    @property
-    def exported_model(self) -> onnx.ModelProto:
-        """As torch exported it, weights as inputs."""
-        return onnx.load_model_from_string(self._program.exported.model)
-
-    @property
-    def onnx_graph_input_names(self) -> list[str]:
-        """The user's tensors and buffers, by name."""
-        return [i.name for i in self._program.exported.inputs if i.kind in ("user", "buffer")]
+        self.exported_model = onnx.load_model_from_string(exported.model)  # as torch made it, weights as inputs
+        self.onnx_graph_input_names = [i.name for i in exported.inputs if i.kind in ("user", "buffer")]
+        self.module_forward_args_schema = program.called_with  # of the arguments by position and by name
+        self.module_forward_kwargs_schema = None
 
     @property
     def onnx_graph_input_names_require_grad(self) -> list[str]:
         """Those of the user's tensors that wanted a gradient in the latest step."""
         return self._program.wanting("user")
 
-    @property
-    def onnx_graph_input_names_require_grad_user_defined(self) -> list[str]:
-        return self.onnx_graph_input_names_require_grad
-
-    @property
-    def module_forward_args_schema(self) -> Any:
-        """Of the arguments by position and by name."""
-        return self._program.called_with
-
-    module_forward_kwargs_schema = None
+    onnx_graph_input_names_require_grad_user_defined = onnx_graph_input_names_require_grad
 
 
 _SET_HERE = frozenset((  # arguments of torch.onnx.export that an export of ours decides about
@@ -89,23 +75,11 @@ class OnnxModels:
         found = self._manager._latest()
         return None if found is None else onnx.load_model_from_string(found[1].save(stage))
 
-    @property
-    def exported_model(self) -> onnx.ModelProto | None:
-        found = self._manager._latest()
-        return None if found is None else onnx.load_model_from_string(found[1].exported.model)
-
-    @property
-    def processed_model(self) -> onnx.ModelProto | None:
-        return self._stage("post_processed")
-
-    @property
-    def optimized_pre_grad_model(self) -> onnx.ModelProto | None:
-        return self._stage("optimized_pre_grad")
-
-    @property
-    def optimized_model(self) -> onnx.ModelProto | None:
-        """With its backward part."""
-        return self._stage("optimized")
+    exported_model = property(lambda self: getattr(
+        self._manager._graph_transition_manager._exported_model_info, "exported_model", None))
+    processed_model = property(lambda self: self._stage("post_processed"))
+    optimized_pre_grad_model = property(lambda self: self._stage("optimized_pre_grad"))
+    optimized_model = property(lambda self: self._stage("optimized"))  # with its backward part
 
 
 class GraphExecutionManager:
@@ -123,17 +97,9 @@ class GraphExecutionManager:
                  if key.training == self._training]
         return max(found, key=lambda pair: pair[1].used, default=None)
 
-    @property
-    def _runtime_options(self) -> Any:
-        return self._model._runtime
-
-    @property
-    def _debug_options(self) -> Any:
-        return self._model._debug
-
-    @property
-    def _fallback_manager(self) -> Any:
-        return self._model._fallback
+    _runtime_options = property(lambda self: self._model._runtime)
+    _debug_options = property(lambda self: self._model._debug)
+    _fallback_manager = property(lambda self: self._model._fallback)
 
     @property
     def _device(self) -> torch.device | None:
@@ -151,20 +117,23 @@ class GraphExecutionManager:
     _graph_builder = _execution_agent
 
 
+class GraphExecutionManagerFactory:
+    """The two modes: a call with a bool gives one."""
+
+    def __init__(self, model: ORTModule) -> None:
+        self._training_manager = GraphExecutionManager(model, True)
+        self._inference_manager = GraphExecutionManager(model, False)
+
+    def __call__(self, is_training: bool) -> GraphExecutionManager:
+        return self._training_manager if is_training else self._inference_manager
+
+
 class TorchModule:
-    """Holds the two modes; calling `_execution_manager` with a bool gives one."""
-
-    class Managers:
-        def __init__(self, model: ORTModule) -> None:
-            self._training_manager = GraphExecutionManager(model, True)
-            self._inference_manager = GraphExecutionManager(model, False)
-
-        def __call__(self, is_training: bool) -> GraphExecutionManager:
-            return self._training_manager if is_training else self._inference_manager
+    """Holds the two modes."""
 
     def __init__(self, model: ORTModule) -> None:
         self._model = model
-        self._execution_manager = self.Managers(model)
+        self._execution_manager = GraphExecutionManagerFactory(model)
         self._original_module = self._flattened_module = model.module
 
     @property
@@ -186,3 +155,8 @@ class View:
         if view is None:
             view = model.__dict__["_view"] = TorchModule(model)
         return view
+
+
+def _get_onnx_file_name(name_prefix: str, name: str, export_mode: torch.onnx.TrainingMode) -> str:
+    """`{prefix}_{name}_{training|inference}.onnx`, as DebugOptions(save_onnx=True) writes it."""
+    return f"{name_prefix}_{name}_{'training' if export_mode == torch.onnx.TrainingMode.TRAINING else 'inference'}.onnx"

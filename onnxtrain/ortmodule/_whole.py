@@ -1,6 +1,6 @@
-"""A module as one graph, which Dynamo captures from end to end: for files, and to see whether a module is one.
+"""A module as one graph, which Dynamo captures from end to end, for files.
 
-Used by training/_saved.py and by HierarchicalORTModule. A file is a snapshot: nothing is guarded.
+Used by training/_saved.py. A file is a snapshot: nothing is guarded.
 """
 
 from __future__ import annotations

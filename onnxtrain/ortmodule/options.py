@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import os
 
 from onnxtrain import options
 from onnxtrain.ortmodule._memory_config import Plan, parse
@@ -28,6 +29,11 @@ class _SkipCheck(enum.IntFlag):
 
 def _read(name: str) -> object:
     return dataclasses.field(default_factory=lambda: options.read(name))
+
+
+def enable_custom_autograd_support(to_enable: bool = True) -> None:
+    """For modules wrapped from now on; the same as setting ORTMODULE_ENABLE_CUSTOM_AUTOGRAD."""
+    os.environ["ORTMODULE_ENABLE_CUSTOM_AUTOGRAD"] = "1" if to_enable else "0"
 
 
 @dataclasses.dataclass

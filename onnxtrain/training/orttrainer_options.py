@@ -6,7 +6,7 @@ import logging
 from typing import Any
 
 from onnxtrain import UnsupportedError
-from onnxtrain.ortmodule.experimental.json_config._load import PropagateCastOpsStrategy
+from onnxtrain.ortmodule.experimental.json_config import PropagateCastOpsStrategy
 from onnxtrain.training import _validation as of
 from onnxtrain.training.amp.loss_scaler import LossScaler
 from onnxtrain.training.optim.lr_scheduler import _LRScheduler

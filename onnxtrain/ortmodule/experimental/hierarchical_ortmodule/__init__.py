@@ -1,5 +1,5 @@
-"""A module whose exportable parts run in the engine, where the whole cannot."""
+"""HierarchicalORTModule, for scripts that import it: ORTModule itself runs in the engine what it can of a module."""
 
-from onnxtrain.ortmodule.experimental.hierarchical_ortmodule._hierarchical_ortmodule import HierarchicalORTModule
+from onnxtrain.ortmodule._module import ORTModule as HierarchicalORTModule
 
 __all__ = ["HierarchicalORTModule"]
