@@ -24,6 +24,13 @@ _DROPOUTS = frozenset((aten.dropout.default, aten.alpha_dropout.default, aten.fe
 _IN_PLACE = {aten.dropout_.default: aten.dropout.default, aten.alpha_dropout_.default: aten.alpha_dropout.default,
              aten.feature_dropout_.default: aten.feature_dropout.default,
              aten.feature_alpha_dropout_.default: aten.feature_alpha_dropout.default}
+# Composite operators that may return an argument, and whose schemas do not say so. Left whole, their results would
+# stand for the argument from then on.
+_ITSELF = frozenset(getattr(aten, name).default for name in (
+    "type_as", "broadcast_tensors", "sum_to_size", "atleast_1d", "atleast_2d", "atleast_3d", "to_dense",
+    "cartesian_prod"))
+_OVERWRITES = frozenset((aten.copy_.default, aten.fill_.Scalar, aten.fill_.Tensor, aten.zero_.default,
+                         aten.normal_.default, aten.uniform_.default))
 
 
 class _Memory:
@@ -33,8 +40,10 @@ class _Memory:
         self._storage = storage  # held, so that no other one gets its address
         self._aliases: dict[int, weakref.ref[FunctionalTensor]] = {}
         self.differentiable = False
+        self.elements: str | None = None
 
     def add(self, tensor: FunctionalTensor) -> None:
+        self.elements = self.elements or str(traced_value(tensor).numel())  # of the first one, which is the whole
         self._aliases[id(tensor)] = weakref.ref(tensor)
         self.differentiable = self.differentiable or _wants_gradient(tensor)
 
@@ -59,6 +68,7 @@ class Functionalized(FunctionalTensorMode):
         super().__init__(pre_dispatch=True, export=True)
         self._wrapped: dict[int, tuple[Tensor, FunctionalTensor]] = {}  # by the id of a tensor
         self._memories: dict[int, _Memory] = {}  # by the address of a storage
+        self._restores = False  # what is written now depends on what was there before
 
     def wrap(self, value: Any) -> Any:
         """A tensor of the trace as one that this mode follows; anything else as it is."""
@@ -83,10 +93,20 @@ class Functionalized(FunctionalTensorMode):
         kwargs = kwargs or {}
         if func in _DROPOUTS or func in _IN_PLACE:
             return self._dropout(func, types, args, kwargs)
+        if func in _ITSELF:
+            with self:
+                if (parts := func.decompose(*args, **kwargs)) is not NotImplemented:
+                    return parts
         written = _written(func, args, kwargs)
         for tensor in written:
             self._refuse_hidden(func, tensor)
+        before = self._before(args[0]) if func in _OVERWRITES else None
         result = super().__torch_dispatch__(func, types, args, kwargs)
+        if before is not None:
+            self._restores = True
+            with self:
+                args[0].copy_(torch.where(torch.ones((), dtype=torch.bool, device=before.device), args[0], before))
+            self._restores = False
         for leaf in pytree.tree_leaves(result):
             if isinstance(leaf, FunctionalTensor):
                 self._memory(leaf)
@@ -108,6 +128,15 @@ class Functionalized(FunctionalTensorMode):
             result = FunctionalTensor.to_functional(dropped.from_functional())
         self._memory(result)
         return result
+
+    def _before(self, tensor: FunctionalTensor) -> Tensor | None:
+        """The value of a tensor whose elements are all written anew: its gradient is zero then, and not None."""
+        value = traced_value(tensor)
+        if not (torch.is_grad_enabled() and value.requires_grad and str(value.numel()) == self._memory(tensor).elements
+                and not self._restores):
+            return None
+        with self:
+            return tensor.clone()
 
     def _memory(self, tensor: FunctionalTensor) -> _Memory:
         storage = tensor.untyped_storage()
