@@ -109,6 +109,7 @@ class _Call:
     """A call of an ORTModule that goes on."""
 
     parts: Parts
+    model: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     entry: Callable[..., Any]
@@ -133,7 +134,7 @@ class _Call:
         self.random = _utils.get_random_states()
         wanted = CAPTURE | (CONTENTS if self.parts.keeps_contents else {})
         self.before = contextlib.ExitStack()
-        whole = self.parts._model()
+        whole = self.model
         self.before.enter_context(_announce.progress(type(whole._module).__name__, whole._debug))
         kept = _kept_results.of(whole._module, whole._runtime.cache_dir)
         if kept is not None:
@@ -284,18 +285,18 @@ def _hear_of_captures() -> None:
         callback_handler.register_start_callback(_running.capture_begins)
 
 
-def entry_of(module: torch.nn.Module) -> Callable[..., Any]:
-    """A function that calls the module: with code of its own, by which Dynamo keeps what it compiled; a name of its
-    own, by which it keeps what it saw change: another module's number is no change of this one's; and globals of its
-    own, to which it adds the Python modules that it reads, by name: another module may take that name later.
+def entry() -> Callable[..., Any]:
+    """A function that calls a module: with code of its own, by which Dynamo keeps what it compiled; a name of its own,
+    by which it keeps what it saw change: another module's number is no change of this one's; and globals of its own,
+    to which it adds the Python modules that it reads, by name: another module may take that name later.
     """
-    def call(*args: Any, **kwargs: Any) -> Any:
-        kind = torch.nn.Module  # noqa: F841  a class of modules in a variable: a capture without operations is kept too
-        return module(*args, **kwargs)
+    code = _call_of.__code__.replace(co_name=f"call_{next(_entries)}")
+    return types.FunctionType(code, {"__name__": __name__, "__builtins__": builtins, "torch": torch}, code.co_name)
 
-    code = call.__code__.replace(co_name=f"call_{next(_entries)}")
-    scope = {"__name__": __name__, "__builtins__": builtins, "torch": torch}
-    return types.FunctionType(code, scope, code.co_name, None, call.__closure__)
+
+def _call_of(module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+    kind = torch.nn.Module  # noqa: F841  a class of modules in a variable: a capture without operations is kept too
+    return module(*args, **kwargs)
 
 
 def _captures(entry: Callable[..., Any]) -> int:
@@ -425,7 +426,7 @@ def kind_of_call() -> tuple[Any, ...] | None:
 def names_of_call() -> dict[int, str]:
     """_device.names_of() of the module's call that goes on in this thread."""
     call = _running.call
-    return {} if call is None else names_of(call.parts._module.forward, call.args, call.kwargs)
+    return {} if call is None else names_of(call.model._module.forward, call.args, call.kwargs)
 
 
 def note_derivative() -> None:
@@ -471,7 +472,7 @@ class Bound:
 
 
 class Parts:
-    """The graphs of one ORTModule, and the functions that run them.
+    """The graphs of one ORTModule and of its clones, and the functions that run them.
 
     Attributes:
         twins: the exports of the graphs.
@@ -480,8 +481,7 @@ class Parts:
     """
 
     def __init__(self, model: Any) -> None:
-        self._module: torch.nn.Module = model._module
-        self._model: Callable[[], Any] = weakref.ref(model)
+        self._latest: Callable[[], Any] = weakref.ref(model)  # the one that was called last
         self._here: Callable[[], Any] = weakref.ref(self)  # for what Dynamo keeps, which must not keep this
         self._graphs: dict[tuple[Any, ...], Any] = {}  # the ORTModule of each, by what it computes
         self._numbered: dict[bool, list[Any]] = {}
@@ -494,6 +494,16 @@ class Parts:
         self._refused: dict[tuple[Any, ...], _Refused] = {}
         self._wrong: dict[tuple[Any, ...], int] = {}  # how often a capture of such a call ended in an exception
         self.keeps_contents = True
+
+    def _model(self) -> Any:
+        """The ORTModule whose call goes on in this thread, or the latest one."""
+        call = _running.call
+        return call.model if call is not None and call.parts is self else self._latest()
+
+    @property
+    def _module(self) -> torch.nn.Module:
+        module: torch.nn.Module = self._model()._module
+        return module
 
     def models(self) -> Iterable[Any]:
         """The ORTModules of the graphs."""
@@ -531,10 +541,10 @@ class Parts:
         known = inspect.signature(torch.compile).parameters
         limit: dict[str, Any]
         limit = {"recompile_limit": MAX_CAPTURES, "isolate_recompiles": True} if "recompile_limit" in known else {}
-        entry = entry_of(self._module)
-        weakref.finalize(entry, forget, entry.__code__).atexit = False
+        called = entry()
+        weakref.finalize(called, forget, called.__code__).atexit = False
         with _lean.backend_as_it_is():
-            return torch.compile(entry, backend=backend, **limit)
+            return torch.compile(called, backend=backend, **limit)
 
     def bind(self, operations: torch.fx.GraphModule, inputs: Sequence[Any]) -> Bound:
         """What runs a graph for as long as these tensors, those that are no arguments, stand where they stand.
@@ -545,12 +555,13 @@ class Parts:
         from onnxtrain import dynamo
         from onnxtrain.ortmodule._module import ORTModule
 
-        places = places_of(self._module, inputs)
+        here, places = self._here, places_of(self._module, inputs)
         key = dynamo.key(operations), *[tuple([(place.path, place.name) for place in held]) for held in places]
         model = self._graphs.get(key)
         if model is None:
             whole = self._model()
-            model = self._graphs[key] = ORTModule(graph_of(self._module, operations, places, key[0]), whole._debug)
+            model = self._graphs[key] = ORTModule(graph_of(
+                self._module, operations, places, key[0], lambda: here()._module), whole._debug)
             model._fallback, model._runtime, model._announced = whole._fallback, whole._runtime, whole._announced
             model._counters = _report.Counters(whole=whole._counters, reasons=whole._counters.reasons)
             model._in_backward = whole.__dict__.get("_in_backward")
@@ -678,11 +689,11 @@ class Parts:
         wrong = mode, _kind(args, kwargs, sizes=True)
         self._wrong[wrong] = self._wrong.get(wrong, 0) + 1
 
-    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """One call of the module: in the engine if each of its graphs is."""
-        whole = self._model()
-        counters = whole._counters
-        mode = (self._module.training, torch.is_grad_enabled(), torch.is_inference_mode_enabled(),
+    def __call__(self, whole: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """One call of an ORTModule's module: in the engine if each of its graphs is."""
+        self._latest = weakref.ref(whole)
+        module, counters = whole._module, whole._counters
+        mode = (module.training, torch.is_grad_enabled(), torch.is_inference_mode_enabled(),
                 *_negative_zeros((*args, *kwargs.values())))
         if self._refused and self._settled(mode, args, kwargs):
             return whole._in_torch(args, kwargs)
@@ -700,18 +711,18 @@ class Parts:
         call = self._calls.get(mode)
         if call is None:
             whole._say_constants(pytree.tree_leaves((args, kwargs)))
-            reason = _sharded.reason(self._module) or _misread(self._module)
-            call = self._calls[mode] = self._compiled() if reason is None else self.by_torch(self._module, reason)
-            self._methods = self._methods or Methods(self._module)
+            reason = _sharded.reason(module) or _misread(module)
+            call = self._calls[mode] = self._compiled() if reason is None else self.by_torch(_call_of, reason)
+            self._methods = self._methods or Methods(module)
         engine, by_torch, kept = counters.engine_graphs, counters.torch_graphs, self.keeps_contents
-        outer, _running.call = _running.call, (current := _Call(self, args, kwargs, call))
+        outer, _running.call = _running.call, (current := _Call(self, whole, args, kwargs, call))
         if outer is not None:
             outer.note_cuts()
         _hear_of_captures()
         # Dynamo would cut the graph where this module's gradients fill a bucket.
         around, DistributedDataParallel._active_ddp_module = DistributedDataParallel._active_ddp_module, None
         try:
-            result = call(*args, **kwargs)
+            result = call(module, *args, **kwargs)
         except Exception as error:
             if current.derivative is None and engine < counters.engine_graphs and _double.is_of_a_cut(error):
                 current.derivative = _double.differentiated(error)
