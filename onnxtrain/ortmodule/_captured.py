@@ -192,7 +192,7 @@ def _items(value: Any, most: float = math.inf) -> list[Any] | None:
     return None if kind is None or kind.__len__(value) > most else list(kind.__iter__(value))
 
 
-def _attributes(value: Any) -> dict[str, Any]:
+def attributes(value: Any) -> dict[str, Any]:
     """Those in the object's __dict__, without asking its class for them."""
     try:
         found = object.__getattribute__(value, "__dict__")
@@ -215,7 +215,7 @@ def _tensors(name: str, value: Any, depth: int = 5) -> Iterator[tuple[str, torch
         elif (items := _items(value)) is not None:
             parts = [(f"{name}[{i}]", part) for i, part in enumerate(items)]
         else:
-            parts = [(f"{name}.{key}", part) for key, part in _attributes(value).items()]
+            parts = [(f"{name}.{key}", part) for key, part in attributes(value).items()]
         for name, part in parts:
             yield from _tensors(name, part, depth - 1)
 
@@ -335,7 +335,7 @@ def _misread(module: torch.nn.Module) -> str | None:
             return f"Dynamo does not follow the random.Random {path!r}"
         if _is(value, collections.deque) and (most := limit(value)) is not None:
             return f"Dynamo does not follow the deque(maxlen={most}) {path!r}"
-        pending += [(part, f"{path}.{name if type(name) in (str, int) else type(name).__name__}".strip(".")) for name, part in _held_by(value)
+        pending += [(part, f"{path}.{name if type(name) in (str, int) else type(name).__name__}".strip(".")) for name, part in held_by(value)
                     if not _is(part, _PLAIN)]
     return None
 
@@ -351,7 +351,7 @@ _INSIDE: dict[type, tuple[str, ...]] = {
     types.FunctionType: ("__closure__", "__defaults__", "__kwdefaults__")}
 
 
-def _held_by(value: Any) -> Iterator[tuple[Any, Any]]:
+def held_by(value: Any) -> Iterator[tuple[Any, Any]]:
     """What an object of the user's leads to; objects of the standard library and of torch, but for modules, are left
     alone.
     """
@@ -373,7 +373,7 @@ def _held_by(value: Any) -> Iterator[tuple[Any, Any]]:
         return
     if not _is(value, torch.nn.Module) and _is_others(kind):
         return
-    yield from _attributes(value).items()
+    yield from attributes(value).items()
     for base in kind.__mro__:
         if not _is_others(base):
             yield base.__qualname__, base
