@@ -8,7 +8,6 @@ operations as a module that has the user's parameters and buffers. Used by _modu
 from __future__ import annotations
 
 import builtins
-import collections
 import contextlib
 import dataclasses
 import functools
@@ -19,9 +18,7 @@ import logging
 import math
 import operator
 import os
-import random
 import re
-import sys
 import threading
 import types
 import weakref
@@ -40,7 +37,18 @@ from onnxtrain._export import formulas
 from onnxtrain._export.captured import Place, graph_of, places_of
 from onnxtrain._export.state import replaced
 from onnxtrain._export.twins import Twins
-from onnxtrain.ortmodule import _announce, _double, _kept_results, _lean, _packed, _random, _repeats, _sharded, _utils
+from onnxtrain.ortmodule import (
+    _announce,
+    _attributes,
+    _double,
+    _kept_results,
+    _lean,
+    _packed,
+    _random,
+    _repeats,
+    _sharded,
+    _utils,
+)
 from onnxtrain.ortmodule._device import names_of
 from onnxtrain.ortmodule._fallback import FallbackPolicy
 from onnxtrain.ortmodule._gone import forget
@@ -176,31 +184,6 @@ class _Running(threading.local):
             self.call.capture_begins()
 
 
-def _is(value: Any, kinds: type | tuple[type, ...]) -> bool:
-    """isinstance() that does not ask the value, whose class may have a __class__ of its own."""
-    return issubclass(type(value), kinds)
-
-
-_SEQUENCES = (list, tuple, set, frozenset, collections.deque)
-
-
-def _items(value: Any, most: float = math.inf) -> list[Any] | None:
-    """Those of a sequence or set, read as its builtin class does: a subclass may forbid len() and iteration. None for
-    other objects, and where there are more items.
-    """
-    kind: Any = next((kind for kind in _SEQUENCES if _is(value, kind)), None)
-    return None if kind is None or kind.__len__(value) > most else list(kind.__iter__(value))
-
-
-def attributes(value: Any) -> dict[str, Any]:
-    """Those in the object's __dict__, without asking its class for them."""
-    try:
-        found = object.__getattribute__(value, "__dict__")
-    except Exception:  # it has none, or its class makes one
-        return {}
-    return found if type(found) is dict else {}
-
-
 def _tensors(name: str, value: Any, depth: int = 5) -> Iterator[tuple[str, torch.Tensor]]:
     """The tensors of an argument, named as Dynamo names what it reads them from."""
     if isinstance(value, torch.Tensor):
@@ -209,13 +192,13 @@ def _tensors(name: str, value: Any, depth: int = 5) -> Iterator[tuple[str, torch
         parts: Iterable[tuple[str, Any]] = ()
         if type(value) is dict:
             parts = [(f"{name}[{key!r}]", part) for key, part in value.items()]
-        elif _is(value, dict):
+        elif _attributes.is_a(value, dict):
             parts = [(f"dict.__getitem__({name}, list(dict.keys({name}))[{i}])", part)
                      for i, part in enumerate(dict.values(value))]
-        elif (items := _items(value)) is not None:
+        elif (items := _attributes.items(value)) is not None:
             parts = [(f"{name}[{i}]", part) for i, part in enumerate(items)]
         else:
-            parts = [(f"{name}.{key}", part) for key, part in attributes(value).items()]
+            parts = [(f"{name}.{key}", part) for key, part in _attributes.attributes(value).items()]
         for name, part in parts:
             yield from _tensors(name, part, depth - 1)
 
@@ -317,74 +300,6 @@ def _is_of_dynamo(error: Exception) -> bool:
     return isinstance(error, (TorchDynamoException, GuardOnDataDependentSymNode,
                               fake_tensor.DataDependentOutputException, fake_tensor.DynamicOutputShapeException,
                               fake_tensor.UnsupportedFakeTensorException))
-
-
-def _misread(module: torch.nn.Module) -> str | None:
-    """What the module leads to that Dynamo reads wrongly: it takes a deque for one without an end, and the numbers of a
-    generator from another one.
-    """
-    limit = vars(collections.deque)["maxlen"].__get__
-    seen: dict[int, Any] = {}  # held, so that no other object gets an address
-    pending: list[tuple[Any, str]] = [(module, "")]
-    while pending and len(seen) < MAX_OBJECTS:
-        value, path = pending.pop()
-        if id(value) in seen:
-            continue
-        seen[id(value)] = value
-        if _is(value, random.Random):
-            return f"Dynamo does not follow the random.Random {path!r}"
-        if _is(value, collections.deque) and (most := limit(value)) is not None:
-            return f"Dynamo does not follow the deque(maxlen={most}) {path!r}"
-        pending += [(part, f"{path}.{name if type(name) in (str, int) else type(name).__name__}".strip(".")) for name, part in held_by(value)
-                    if not _is(part, _PLAIN)]
-    return None
-
-
-MAX_OBJECTS = 200_000  # that a module leads to; beyond that nothing more is looked into
-MAX_ITEMS = 4096  # of a container whose items are looked into
-_PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.Tensor, types.ModuleType)
-_OTHERS = sys.stdlib_module_names - {"types", "collections", "argparse"} | {"torch", "numpy", "onnxtrain"}
-_INSIDE: dict[type, tuple[str, ...]] = {
-    types.MethodType: ("__self__", "__func__"), functools.partial: ("func", "args", "keywords"),
-    functools._lru_cache_wrapper: ("__wrapped__",), staticmethod: ("__func__",), classmethod: ("__func__",),
-    property: ("fget", "fset"), types.CellType: ("cell_contents",),
-    types.FunctionType: ("__closure__", "__defaults__", "__kwdefaults__")}
-
-
-def held_by(value: Any) -> Iterator[tuple[Any, Any]]:
-    """What an object of the user's leads to; objects of the standard library and of torch, but for modules, are left
-    alone.
-    """
-    kind = type(value)
-    if _is(value, dict):
-        if dict.__len__(value) <= MAX_ITEMS:
-            yield from dict.items(value)
-    elif _is(value, _SEQUENCES):
-        yield from enumerate(_items(value, MAX_ITEMS) or ())
-    elif kind in _INSIDE:
-        if kind is not types.FunctionType or not _is_others(value):
-            for name in _INSIDE[kind]:
-                with contextlib.suppress(ValueError):  # a cell that is still empty
-                    yield "", getattr(value, name)
-        return
-    elif _is(value, type):
-        if not _is_others(value):
-            yield from vars(value).items()
-        return
-    if not _is(value, torch.nn.Module) and _is_others(kind):
-        return
-    yield from attributes(value).items()
-    for base in kind.__mro__:
-        if not _is_others(base):
-            yield base.__qualname__, base
-            for name, member in vars(base).items():
-                if type(member) is types.MemberDescriptorType:  # of a slot
-                    with contextlib.suppress(AttributeError):
-                        yield name, member.__get__(value)
-
-
-def _is_others(kind: Any) -> bool:
-    return str(getattr(kind, "__module__", "")).split(".")[0] in _OTHERS
 
 
 _LEFT = "Dynamo could not trace a function, so Python runs it"
@@ -711,7 +626,7 @@ class Parts:
         call = self._calls.get(mode)
         if call is None:
             whole._say_constants(pytree.tree_leaves((args, kwargs)))
-            reason = _sharded.reason(module) or _misread(module)
+            reason = _sharded.reason(module) or _attributes.misread(module)
             call = self._calls[mode] = self._compiled() if reason is None else self.by_torch(_call_of, reason)
             self._methods = self._methods or Methods(module)
         engine, by_torch, kept = counters.engine_graphs, counters.torch_graphs, self.keeps_contents

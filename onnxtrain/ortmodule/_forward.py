@@ -22,6 +22,7 @@ from torch.utils import _pytree as pytree
 
 from onnxtrain import _report
 from onnxtrain._export import exclusive
+from onnxtrain.ortmodule._attributes import attributes, held_by
 from onnxtrain.ortmodule._program import NODES
 
 MAX_OBJECTS = 256  # that a forward which is set leads to; beyond that nothing more is looked into
@@ -97,8 +98,6 @@ def calls_forward_of(model: Any, value: Any) -> bool:
     """Whether what is set as forward leads to the wrapper's forward, by a closure, attributes or what it wraps:
     on the module it would call itself for ever.
     """
-    from onnxtrain.ortmodule._captured import attributes, held_by  # which imports this module's model
-
     seen: dict[int, Any] = {}  # held, so that no other object gets an address
     pending = [value]
     while pending and len(seen) < MAX_OBJECTS:
