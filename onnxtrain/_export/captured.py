@@ -56,6 +56,7 @@ class Operations:
         graph: the operations, which take parameters and buffers as arguments.
         places: for each argument every place in `module` that holds it; empty for those that are arguments of `root`.
         key: equal for operations that compute the same.
+        user: gives the user's module, or the clone of it, that runs; None: `module`.
 
     Attributes:
         argument_names: of the arguments of `root`.
@@ -69,10 +70,11 @@ class Operations:
     """
 
     def __init__(self, root: torch.nn.Module, module: torch.nn.Module, graph: torch.fx.GraphModule,
-                 places: Sequence[Sequence[Place]], key: Any = None) -> None:
+                 places: Sequence[Sequence[Place]], key: Any = None,
+                 user: Callable[[], torch.nn.Module] | None = None) -> None:
         noted = _notes(graph)
         self._root: Callable[[], Any] = weakref.ref(root)
-        self.user, self.graph, self._key = module, graph, key
+        self.user, self.graph, self._key = user or (lambda: module), graph, key
         self.dynamic = _dynamic(noted, places)
         self.reads_contents, self.reads_strides = noted.reads_contents, noted.reads_strides
         self.layouts = noted.layouts
@@ -210,23 +212,23 @@ class Graph(torch.nn.Module):
     @property
     def training(self) -> bool:
         """The user's module's: a graph that depends on it is guarded."""
-        return self._captured.user.training
+        return self._captured.user().training
 
     @training.setter
     def training(self, mode: bool) -> None:
         if "_captured" in self.__dict__:
-            self._captured.user.training = mode
+            self._captured.user().training = mode
 
     def forward(self, *args: Any) -> Any:
         return self._captured.run(args)
 
 
 def graph_of(module: torch.nn.Module, operations: torch.fx.GraphModule, places: Sequence[Sequence[Place]],
-             key: Any) -> Graph:
+             key: Any, user: Callable[[], torch.nn.Module] | None = None) -> Graph:
     """A Graph whose class has the name of the user's module, for what is said of it; arguments as Operations has them.
     """
     graph = type(type(module).__name__, (Graph,), {})()
-    graph.__dict__["_captured"] = Operations(graph, module, operations, places, key)
+    graph.__dict__["_captured"] = Operations(graph, module, operations, places, key, user)
     return graph
 
 
@@ -336,6 +338,7 @@ def places_of(module: torch.nn.Module, inputs: Sequence[Any]) -> list[list[Place
         for kind in ("_parameters", "_buffers"):
             store = getattr(child, kind)
             for name, tensor in store.items():
-                if tensor is not None:
+                # Others among the parameters, as clones have, are arguments, whose gradients go on to what made them.
+                if tensor is not None and (kind == "_buffers" or isinstance(tensor, torch.nn.Parameter)):
                     held.setdefault(id(tensor), []).append(Place(store, name, path, kind))
     return [held.get(id(value), []) if isinstance(value, Tensor) else [] for value in inputs]

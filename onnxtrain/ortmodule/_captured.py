@@ -8,7 +8,6 @@ operations as a module that has the user's parameters and buffers. Used by _modu
 from __future__ import annotations
 
 import builtins
-import collections
 import contextlib
 import dataclasses
 import functools
@@ -19,9 +18,7 @@ import logging
 import math
 import operator
 import os
-import random
 import re
-import sys
 import threading
 import types
 import weakref
@@ -40,7 +37,18 @@ from onnxtrain._export import formulas
 from onnxtrain._export.captured import Place, graph_of, layouts_of, places_of
 from onnxtrain._export.state import replaced
 from onnxtrain._export.twins import Twins
-from onnxtrain.ortmodule import _announce, _double, _kept_results, _lean, _packed, _random, _repeats, _sharded, _utils
+from onnxtrain.ortmodule import (
+    _announce,
+    _attributes,
+    _double,
+    _kept_results,
+    _lean,
+    _packed,
+    _random,
+    _repeats,
+    _sharded,
+    _utils,
+)
 from onnxtrain.ortmodule._device import names_of
 from onnxtrain.ortmodule._fallback import FallbackPolicy
 from onnxtrain.ortmodule._gone import forget
@@ -109,6 +117,7 @@ class _Call:
     """A call of an ORTModule that goes on."""
 
     parts: Parts
+    model: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     entry: Callable[..., Any]
@@ -133,7 +142,7 @@ class _Call:
         self.random = _utils.get_random_states()
         wanted = CAPTURE | (CONTENTS if self.parts.keeps_contents else {})
         self.before = contextlib.ExitStack()
-        whole = self.parts._model()
+        whole = self.model
         self.before.enter_context(_announce.progress(type(whole._module).__name__, whole._debug))
         kept = _kept_results.of(whole._module, whole._runtime.cache_dir)
         if kept is not None:
@@ -175,31 +184,6 @@ class _Running(threading.local):
             self.call.capture_begins()
 
 
-def _is(value: Any, kinds: type | tuple[type, ...]) -> bool:
-    """isinstance() that does not ask the value, whose class may have a __class__ of its own."""
-    return issubclass(type(value), kinds)
-
-
-_SEQUENCES = (list, tuple, set, frozenset, collections.deque)
-
-
-def _items(value: Any, most: float = math.inf) -> list[Any] | None:
-    """Those of a sequence or set, read as its builtin class does: a subclass may forbid len() and iteration. None for
-    other objects, and where there are more items.
-    """
-    kind: Any = next((kind for kind in _SEQUENCES if _is(value, kind)), None)
-    return None if kind is None or kind.__len__(value) > most else list(kind.__iter__(value))
-
-
-def _attributes(value: Any) -> dict[str, Any]:
-    """Those in the object's __dict__, without asking its class for them."""
-    try:
-        found = object.__getattribute__(value, "__dict__")
-    except Exception:  # it has none, or its class makes one
-        return {}
-    return found if type(found) is dict else {}
-
-
 def _tensors(name: str, value: Any, depth: int = 5) -> Iterator[tuple[str, torch.Tensor]]:
     """The tensors of an argument, named as Dynamo names what it reads them from."""
     if isinstance(value, torch.Tensor):
@@ -208,13 +192,13 @@ def _tensors(name: str, value: Any, depth: int = 5) -> Iterator[tuple[str, torch
         parts: Iterable[tuple[str, Any]] = ()
         if type(value) is dict:
             parts = [(f"{name}[{key!r}]", part) for key, part in value.items()]
-        elif _is(value, dict):
+        elif _attributes.is_a(value, dict):
             parts = [(f"dict.__getitem__({name}, list(dict.keys({name}))[{i}])", part)
                      for i, part in enumerate(dict.values(value))]
-        elif (items := _items(value)) is not None:
+        elif (items := _attributes.items(value)) is not None:
             parts = [(f"{name}[{i}]", part) for i, part in enumerate(items)]
         else:
-            parts = [(f"{name}.{key}", part) for key, part in _attributes(value).items()]
+            parts = [(f"{name}.{key}", part) for key, part in _attributes.attributes(value).items()]
         for name, part in parts:
             yield from _tensors(name, part, depth - 1)
 
@@ -284,18 +268,18 @@ def _hear_of_captures() -> None:
         callback_handler.register_start_callback(_running.capture_begins)
 
 
-def entry_of(module: torch.nn.Module) -> Callable[..., Any]:
-    """A function that calls the module: with code of its own, by which Dynamo keeps what it compiled; a name of its
-    own, by which it keeps what it saw change: another module's number is no change of this one's; and globals of its
-    own, to which it adds the Python modules that it reads, by name: another module may take that name later.
+def entry() -> Callable[..., Any]:
+    """A function that calls a module: with code of its own, by which Dynamo keeps what it compiled; a name of its own,
+    by which it keeps what it saw change: another module's number is no change of this one's; and globals of its own,
+    to which it adds the Python modules that it reads, by name: another module may take that name later.
     """
-    def call(*args: Any, **kwargs: Any) -> Any:
-        kind = torch.nn.Module  # noqa: F841  a class of modules in a variable: a capture without operations is kept too
-        return module(*args, **kwargs)
+    code = _call_of.__code__.replace(co_name=f"call_{next(_entries)}")
+    return types.FunctionType(code, {"__name__": __name__, "__builtins__": builtins, "torch": torch}, code.co_name)
 
-    code = call.__code__.replace(co_name=f"call_{next(_entries)}")
-    scope = {"__name__": __name__, "__builtins__": builtins, "torch": torch}
-    return types.FunctionType(code, scope, code.co_name, None, call.__closure__)
+
+def _call_of(module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+    kind = torch.nn.Module  # noqa: F841  a class of modules in a variable: a capture without operations is kept too
+    return module(*args, **kwargs)
 
 
 def _captures(entry: Callable[..., Any]) -> int:
@@ -316,74 +300,6 @@ def _is_of_dynamo(error: Exception) -> bool:
     return isinstance(error, (TorchDynamoException, GuardOnDataDependentSymNode,
                               fake_tensor.DataDependentOutputException, fake_tensor.DynamicOutputShapeException,
                               fake_tensor.UnsupportedFakeTensorException))
-
-
-def _misread(module: torch.nn.Module) -> str | None:
-    """What the module leads to that Dynamo reads wrongly: it takes a deque for one without an end, and the numbers of a
-    generator from another one.
-    """
-    limit = vars(collections.deque)["maxlen"].__get__
-    seen: dict[int, Any] = {}  # held, so that no other object gets an address
-    pending: list[tuple[Any, str]] = [(module, "")]
-    while pending and len(seen) < MAX_OBJECTS:
-        value, path = pending.pop()
-        if id(value) in seen:
-            continue
-        seen[id(value)] = value
-        if _is(value, random.Random):
-            return f"Dynamo does not follow the random.Random {path!r}"
-        if _is(value, collections.deque) and (most := limit(value)) is not None:
-            return f"Dynamo does not follow the deque(maxlen={most}) {path!r}"
-        pending += [(part, f"{path}.{name if type(name) in (str, int) else type(name).__name__}".strip(".")) for name, part in _held_by(value)
-                    if not _is(part, _PLAIN)]
-    return None
-
-
-MAX_OBJECTS = 200_000  # that a module leads to; beyond that nothing more is looked into
-MAX_ITEMS = 4096  # of a container whose items are looked into
-_PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.Tensor, types.ModuleType)
-_OTHERS = sys.stdlib_module_names - {"types", "collections", "argparse"} | {"torch", "numpy", "onnxtrain"}
-_INSIDE: dict[type, tuple[str, ...]] = {
-    types.MethodType: ("__self__", "__func__"), functools.partial: ("func", "args", "keywords"),
-    functools._lru_cache_wrapper: ("__wrapped__",), staticmethod: ("__func__",), classmethod: ("__func__",),
-    property: ("fget", "fset"), types.CellType: ("cell_contents",),
-    types.FunctionType: ("__closure__", "__defaults__", "__kwdefaults__")}
-
-
-def _held_by(value: Any) -> Iterator[tuple[Any, Any]]:
-    """What an object of the user's leads to; objects of the standard library and of torch, but for modules, are left
-    alone.
-    """
-    kind = type(value)
-    if _is(value, dict):
-        if dict.__len__(value) <= MAX_ITEMS:
-            yield from dict.items(value)
-    elif _is(value, _SEQUENCES):
-        yield from enumerate(_items(value, MAX_ITEMS) or ())
-    elif kind in _INSIDE:
-        if kind is not types.FunctionType or not _is_others(value):
-            for name in _INSIDE[kind]:
-                with contextlib.suppress(ValueError):  # a cell that is still empty
-                    yield "", getattr(value, name)
-        return
-    elif _is(value, type):
-        if not _is_others(value):
-            yield from vars(value).items()
-        return
-    if not _is(value, torch.nn.Module) and _is_others(kind):
-        return
-    yield from _attributes(value).items()
-    for base in kind.__mro__:
-        if not _is_others(base):
-            yield base.__qualname__, base
-            for name, member in vars(base).items():
-                if type(member) is types.MemberDescriptorType:  # of a slot
-                    with contextlib.suppress(AttributeError):
-                        yield name, member.__get__(value)
-
-
-def _is_others(kind: Any) -> bool:
-    return str(getattr(kind, "__module__", "")).split(".")[0] in _OTHERS
 
 
 _LEFT = "Dynamo could not trace a function, so Python runs it"
@@ -425,7 +341,7 @@ def kind_of_call() -> tuple[Any, ...] | None:
 def names_of_call() -> dict[int, str]:
     """_device.names_of() of the module's call that goes on in this thread."""
     call = _running.call
-    return {} if call is None else names_of(call.parts._module.forward, call.args, call.kwargs)
+    return {} if call is None else names_of(call.model._module.forward, call.args, call.kwargs)
 
 
 def note_derivative() -> None:
@@ -471,7 +387,7 @@ class Bound:
 
 
 class Parts:
-    """The graphs of one ORTModule, and the functions that run them.
+    """The graphs of one ORTModule and of its clones, and the functions that run them.
 
     Attributes:
         twins: the exports of the graphs.
@@ -480,8 +396,7 @@ class Parts:
     """
 
     def __init__(self, model: Any) -> None:
-        self._module: torch.nn.Module = model._module
-        self._model: Callable[[], Any] = weakref.ref(model)
+        self._latest: Callable[[], Any] = weakref.ref(model)  # the one that was called last
         self._here: Callable[[], Any] = weakref.ref(self)  # for what Dynamo keeps, which must not keep this
         self._graphs: dict[tuple[Any, ...], Any] = {}  # the ORTModule of each, by what it computes
         self._numbered: dict[bool, list[Any]] = {}
@@ -494,6 +409,16 @@ class Parts:
         self._refused: dict[tuple[Any, ...], _Refused] = {}
         self._wrong: dict[tuple[Any, ...], int] = {}  # how often a capture of such a call ended in an exception
         self.keeps_contents = True
+
+    def _model(self) -> Any:
+        """The ORTModule whose call goes on in this thread, or the latest one."""
+        call = _running.call
+        return call.model if call is not None and call.parts is self else self._latest()
+
+    @property
+    def _module(self) -> torch.nn.Module:
+        module: torch.nn.Module = self._model()._module
+        return module
 
     def models(self) -> Iterable[Any]:
         """The ORTModules of the graphs."""
@@ -531,10 +456,10 @@ class Parts:
         known = inspect.signature(torch.compile).parameters
         limit: dict[str, Any]
         limit = {"recompile_limit": MAX_CAPTURES, "isolate_recompiles": True} if "recompile_limit" in known else {}
-        entry = entry_of(self._module)
-        weakref.finalize(entry, forget, entry.__code__).atexit = False
+        called = entry()
+        weakref.finalize(called, forget, called.__code__).atexit = False
         with _lean.backend_as_it_is():
-            return torch.compile(entry, backend=backend, **limit)
+            return torch.compile(called, backend=backend, **limit)
 
     def bind(self, operations: torch.fx.GraphModule, inputs: Sequence[Any]) -> Bound:
         """What runs a graph for as long as these tensors, those that are no arguments, stand where they stand.
@@ -545,13 +470,13 @@ class Parts:
         from onnxtrain import dynamo
         from onnxtrain.ortmodule._module import ORTModule
 
-        places = places_of(self._module, inputs)
-        layouts = layouts_of(operations)
+        here, places, layouts = self._here, places_of(self._module, inputs), layouts_of(operations)
         key = dynamo.key(operations), layouts, *[tuple([(place.path, place.name) for place in held]) for held in places]
         model = self._graphs.get(key)
         if model is None:
             whole = self._model()
-            model = self._graphs[key] = ORTModule(graph_of(self._module, operations, places, key[0]), whole._debug)
+            model = self._graphs[key] = ORTModule(graph_of(
+                self._module, operations, places, key[0], lambda: here()._module), whole._debug)
             model._fallback, model._runtime, model._announced = whole._fallback, whole._runtime, whole._announced
             model._counters = _report.Counters(whole=whole._counters, reasons=whole._counters.reasons)
             model._in_backward = whole.__dict__.get("_in_backward")
@@ -679,11 +604,11 @@ class Parts:
         wrong = mode, _kind(args, kwargs, sizes=True)
         self._wrong[wrong] = self._wrong.get(wrong, 0) + 1
 
-    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """One call of the module: in the engine if each of its graphs is."""
-        whole = self._model()
-        counters = whole._counters
-        mode = (self._module.training, torch.is_grad_enabled(), torch.is_inference_mode_enabled(),
+    def __call__(self, whole: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """One call of an ORTModule's module: in the engine if each of its graphs is."""
+        self._latest = weakref.ref(whole)
+        module, counters = whole._module, whole._counters
+        mode = (module.training, torch.is_grad_enabled(), torch.is_inference_mode_enabled(),
                 *_negative_zeros((*args, *kwargs.values())))
         if self._refused and self._settled(mode, args, kwargs):
             return whole._in_torch(args, kwargs)
@@ -701,18 +626,18 @@ class Parts:
         call = self._calls.get(mode)
         if call is None:
             whole._say_constants(pytree.tree_leaves((args, kwargs)))
-            reason = _sharded.reason(self._module) or _misread(self._module)
-            call = self._calls[mode] = self._compiled() if reason is None else self.by_torch(self._module, reason)
-            self._methods = self._methods or Methods(self._module)
+            reason = _sharded.reason(module) or _attributes.misread(module)
+            call = self._calls[mode] = self._compiled() if reason is None else self.by_torch(_call_of, reason)
+            self._methods = self._methods or Methods(module)
         engine, by_torch, kept = counters.engine_graphs, counters.torch_graphs, self.keeps_contents
-        outer, _running.call = _running.call, (current := _Call(self, args, kwargs, call))
+        outer, _running.call = _running.call, (current := _Call(self, whole, args, kwargs, call))
         if outer is not None:
             outer.note_cuts()
         _hear_of_captures()
         # Dynamo would cut the graph where this module's gradients fill a bucket.
         around, DistributedDataParallel._active_ddp_module = DistributedDataParallel._active_ddp_module, None
         try:
-            result = call(*args, **kwargs)
+            result = call(module, *args, **kwargs)
         except Exception as error:
             if current.derivative is None and engine < counters.engine_graphs and _double.is_of_a_cut(error):
                 current.derivative = _double.differentiated(error)

@@ -17,8 +17,15 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+import torch
+from torch.utils import _pytree as pytree
+
 from onnxtrain import _report
 from onnxtrain._export import exclusive
+from onnxtrain.ortmodule._attributes import attributes, held_by
+from onnxtrain.ortmodule._program import NODES
+
+MAX_OBJECTS = 256  # that a forward which is set leads to; beyond that nothing more is looked into
 
 
 class Forward:
@@ -88,17 +95,23 @@ class Forward:
 
 
 def calls_forward_of(model: Any, value: Any) -> bool:
-    """Whether a function is, wraps or closes over the wrapper's forward:
+    """Whether what is set as forward leads to the wrapper's forward, by a closure, attributes or what it wraps:
     on the module it would call itself for ever.
     """
-    for _ in range(64):
-        if isinstance(value, Forward.Bound) or getattr(value, "_of_ortmodule", False):
+    seen: dict[int, Any] = {}  # held, so that no other object gets an address
+    pending = [value]
+    while pending and len(seen) < MAX_OBJECTS:
+        value = pending.pop()
+        if id(value) in seen or seen and issubclass(type(value), torch.nn.Module):
+            continue
+        seen[id(value)] = value
+        held = attributes(value)
+        if type(value) is Forward.Bound and value.__self__ is model or held.get("_of_ortmodule") is True:
             return True
-        for cell in getattr(value, "__closure__", None) or ():
-            with contextlib.suppress(ValueError):  # a cell that is still empty
-                if isinstance(cell.cell_contents, Forward.Bound) and cell.cell_contents.__self__ is model:
-                    return True
-        value = getattr(value, "__wrapped__", getattr(value, "func", None))
+        pending += [part for _, part in held_by(value)]
+        pending += held.values()
+        if type(value) is types.FunctionType:
+            pending.append(value.__closure__)
     return False
 
 
@@ -151,20 +164,38 @@ class Adopted:
 
 def watched(model: Any) -> Any:
     """Calls a model on which other code has set a forward: torch's call, and a look at whether it came to the
-    engine, or to the fallback.
+    engine, or to the fallback, or gives what it has kept of a call that did.
     """
+    came = False
 
     def call(*args: Any, **kwargs: Any) -> Any:
+        nonlocal came
         if exclusive.here():
             return model._call_impl(*args, **kwargs)
         counters, forward = model._counters, model.__dict__.get("forward")
         before = counters.engine_steps + counters.fallback_steps
         result = model._call_impl(*args, **kwargs)
-        if forward is not None and counters.engine_steps + counters.fallback_steps == before:
+        came = came or counters.engine_steps + counters.fallback_steps > before
+        if (forward is not None and counters.engine_steps + counters.fallback_steps == before
+                and not (came and _is_kept(result))):
             _past(model, forward)
         return result
 
     return call
+
+
+def _is_kept(result: Any) -> bool:
+    """Whether autograd's graph of a result leads to a run of the engine, or there is no graph."""
+    pending = [leaf.grad_fn for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+    seen: set[Any] = set()
+    while pending:
+        node = pending.pop()
+        if type(node) in NODES:
+            return True
+        if node is not None and node not in seen:
+            seen.add(node)
+            pending += [before for before, _ in node.next_functions]
+    return not seen
 
 
 def _past(model: Any, forward: Any) -> None:

@@ -45,6 +45,7 @@ from onnxtrain.ortmodule.options import RuntimeOptions
 
 _OWN = frozenset(("_module", "_debug", "_programs", "_known", "_counters", "_fallback", "_fallen", "_idle",
                   "_announced", "_parts", "_runtime", "_view", "_lazy", "_in_backward"))
+_STORES = ("_parameters", "_buffers", "_modules")
 MAX_PROGRAMS = 32  # exports kept per schema; the one that was made first goes
 MAX_BY_TORCH = 8  # operators of one graph that torch runs; with more, torch runs the module
 KEPT = {"": 0, "bf16": 16, "int8": 3}  # ORTMODULE_ACTIVATION_COMPRESSION as Session takes it
@@ -94,7 +95,7 @@ class ORTModule(torch.nn.Module):
         self._parts = None if isinstance(module, Graph) else Parts(self)
         self._lazy = any(is_lazy(tensor) for tensor in (*module.parameters(), *module.buffers()))
         self.__dict__["training"] = module.training
-        for store in ("_parameters", "_buffers", "_modules"):  # the very dicts: torch's own walks find everything here
+        for store in _STORES:  # the very dicts: torch's own walks find everything here
             self.__dict__[store] = module.__dict__[store]
         _warn_of_collisions(module, self._debug)
         if isinstance(module, torch.nn.DataParallel):
@@ -135,7 +136,7 @@ class ORTModule(torch.nn.Module):
         if self._lazy and self._still_lazy():
             return self._in_torch(args, kwargs)
         if self._parts is not None:
-            return self._parts(args, kwargs)
+            return self._parts(self, args, kwargs)
         return self._graph(args)
 
     # ---- running one graph ----
@@ -538,6 +539,10 @@ class ORTModule(torch.nn.Module):
             super().__setattr__(name, value)
             if name == "training" and "_module" in self.__dict__:
                 self._module.training = value
+            elif name in _STORES:
+                self._module.__dict__[name] = value
+            elif name == "__dict__" and "_module" in value:
+                self._separate()
         elif name in _OF_ORTMODULE or _special.is_custom_method(self._module, name) or calls_forward_of(self, value):
             self.__dict__[name] = value
             if name == "forward":
@@ -546,6 +551,19 @@ class ORTModule(torch.nn.Module):
             Adopted.put(value, self)
         else:
             setattr(self._module, name, value)
+
+    def _separate(self) -> None:
+        """Gives a clone, whose __dict__ is a copy of another wrapper's, a module of its own: with the same attributes,
+        parameters and parts until others are put in their places, as a clone of the module itself would have. The
+        graphs stay common.
+        """
+        of = self._module
+        self._module = object.__new__(type(of))
+        object.__setattr__(self._module, "__dict__", {**of.__dict__, **{name: self.__dict__[name] for name in _STORES}})
+        if "_call" in self.__dict__:
+            self.__dict__["_call"] = Adopted.calls(self)
+        if "_compiled_call_impl" in self.__dict__:
+            self.__dict__["_compiled_call_impl"] = watched(self)
 
     def __delattr__(self, name: str) -> None:
         if name in self.__dict__ and name not in _OWN:
@@ -564,6 +582,11 @@ class ORTModule(torch.nn.Module):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["module"], state["debug"])  # type: ignore[misc]
+
+    def __copy__(self) -> ORTModule:
+        made = object.__new__(type(self))
+        made.__dict__ = self.__dict__.copy()
+        return made
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ORTModule:
         import copy

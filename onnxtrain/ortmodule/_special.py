@@ -1,6 +1,6 @@
 """The class of a wrapper: one for each class that is wrapped, which has it and ORTModule as bases.
 
-So isinstance(ORTModule(m), type(m)) holds, and what Python looks up on the class is there: len(model), model[0], `with`.
+So isinstance(ORTModule(m), type(m)) holds, and what Python looks up on the class is there, as for len(model).
 ORTModule's own names win; all others of the wrapped class are read from the wrapped module. Called by ORTModule.
 """
 

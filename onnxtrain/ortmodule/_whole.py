@@ -17,7 +17,7 @@ from onnxtrain._export.captured import Graph, graph_of, places_of
 from onnxtrain._export.errors import ExportError
 from onnxtrain._export.exported import Exported, GraphInput
 from onnxtrain.export import export
-from onnxtrain.ortmodule._captured import CAPTURE, CONTENTS, capturing, entry_of, follow_masks
+from onnxtrain.ortmodule._captured import CAPTURE, CONTENTS, capturing, entry, follow_masks
 from onnxtrain.ortmodule._gone import forget
 
 
@@ -91,18 +91,18 @@ def _captured(module: torch.nn.Module, args: tuple[Any, ...],
         return call
 
     follow_masks()
-    entry, fast = entry_of(module), torch.backends.mha.get_fastpath_enabled()
+    called, fast = entry(), torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)  # its fused operators have no translation
     try:
         with state.unchanged(module), state.random_unchanged(), state.private_buffers(module), \
                 capturing(args, kwargs, CAPTURE | CONTENTS | {"suppress_errors": False}):
-            result = torch.compile(entry, backend=backend, fullgraph=True)(*args, **kwargs)
+            result = torch.compile(called, backend=backend, fullgraph=True)(module, *args, **kwargs)
     except Exception as error:
         reason = next(filter(None, map(str.strip, str(error).splitlines())), type(error).__name__)
         raise ExportError(f"Dynamo does not capture the module as one graph: {reason}") from error
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
-        forget(entry.__code__)
+        forget(called.__code__)
     if len(found) != 1:
         raise ExportError("Dynamo captured no tensor operations of the module.")
     operations, inputs, places, results = found[0]

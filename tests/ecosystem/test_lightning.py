@@ -76,9 +76,30 @@ def test_fit(tmp_path, options):
     Task(False).load_state_dict(saved)
 
 
-def test_a_wrapped_task_is_refused_by_the_trainer():
-    with pytest.raises(TypeError, match="LightningModule"):
-        fit(ORTModule(Task(False)), None)
+class Whole(Task):
+    """Its steps call the task itself."""
+
+    def forward(self, rows):
+        return self.model(rows)
+
+    def training_step(self, batch, _index):
+        loss = F.cross_entropy(self(batch[0]), batch[1])
+        self.losses.append(loss.item())
+        return loss
+
+
+def test_a_wrapped_task(tmp_path):
+    plain, task = Whole(False), Whole(False)
+    wrapped = ORTModule(task)
+    fit(plain, tmp_path / "eager")
+    got = fit(wrapped, tmp_path / "ours")
+    assert task.losses == pytest.approx(plain.losses, rel=1e-5) and len(task.losses) == 12
+    for (name, a), b in zip(plain.named_parameters(), wrapped.parameters(), strict=True):
+        torch.testing.assert_close(b, a, rtol=1e-4, atol=1e-6, msg=name)
+    counts = onnxtrain.stats(wrapped)
+    assert (counts["engine_steps"], counts["fallback_steps"]) == (12, 0), counts["reasons"]
+    saved = torch.load(got.checkpoint_callback.best_model_path, weights_only=False)["state_dict"]
+    assert list(saved) == list(plain.state_dict())
 
 
 @pytest.mark.parametrize("names", [(), ("model",)])

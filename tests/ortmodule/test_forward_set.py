@@ -117,3 +117,53 @@ def test_one_that_takes_itself_away_is_counted_and_said(nets, caplog):
     assert sum("does not call its own forward" in record.message for record in caplog.records) == 1
     torch.testing.assert_close(model(x), model.module(x))
     assert steps(model) == (1, 3)
+
+
+class Keeping:
+    """Runs the forward that it found for the first size, and gives parts of what it kept for the others."""
+
+    def __init__(self, forward):
+        self.forward, self.kept, self.columns, self.turn = forward, [], 2, 0
+
+    def __call__(self, x):
+        if self.columns == 2:
+            self.kept.append(self.forward(x))
+        self.turn += 1
+        return self.kept[self.turn - 1][:, :self.columns]
+
+
+@pytest.mark.parametrize("hold", [lambda forward: Keeping(forward), lambda forward: functools.partial(Keeping(forward)),
+                                  lambda forward: Keeping([forward][0]).__call__,
+                                  lambda forward: Keeping(functools.partial(forward))],
+                         ids=["object", "partial", "method", "of a partial"])
+def test_a_decorator_that_keeps_results(nets, hold):
+    eager, model, x = nets
+
+    def step(m):
+        original, loss = m.forward, 0
+        m.forward = decorator = hold(original)
+        keeping = next(value for value in (decorator, getattr(decorator, "func", None),
+                                           getattr(decorator, "__self__", None)) if isinstance(value, Keeping))
+        for keeping.columns in (2, 1):
+            keeping.turn = 0
+            loss = loss + (m(x) - m(x + 1)).square().mean()
+        m.forward = original
+        loss.backward()
+        return loss
+
+    for _ in range(3):
+        torch.testing.assert_close(step(model), step(eager))
+        torch.testing.assert_close(model.fc.weight.grad, eager.fc.weight.grad)
+    assert steps(model) == (6, 0) and onnxtrain.stats(model)["exports"] == 1
+
+
+def test_parts_that_a_set_forward_computes_are_seen_later_too(nets):
+    """The first calls come to the engine, the later ones do not."""
+    eager, model, x = nets
+    add_fused_head(eager), add_fused_head(model)
+    for fused in (False, False, True, True, False):
+        ours, want = model(x, fused=fused), eager(x, fused=fused)
+        torch.testing.assert_close(ours, want)
+        ours.sum().backward(), want.sum().backward()
+        torch.testing.assert_close(model.fc.weight.grad, eager.fc.weight.grad)
+    assert sum(steps(model)) == 5 and steps(model)[1] == 1
