@@ -42,7 +42,8 @@ def _update(running: Tensor, batch: Tensor, momentum: float | Tensor, count: Any
     """count: of how many entries `batch` is a statistic. Of none, torch leaves what is there."""
     batch = batch.detach().to(running.dtype)
     if isinstance(count, torch.SymInt):  # the engine knows its sizes when it builds a program, and these nodes go
-        some = torch.scalar_tensor(count, dtype=running.dtype, device=running.device).sign()
+        entries: Any = count
+        some = torch.scalar_tensor(entries, dtype=running.dtype, device=running.device).sign()
         batch, momentum = torch.where(some > 0, batch, 0.0), momentum * some
     elif count == 0:
         return
@@ -94,7 +95,10 @@ def scaled_dot_product_attention(
     if scale is None:
         scale = 1.0 / math.sqrt(int(query.size(-1)))
     # query: (..., L, E)  key: (..., S, E)  value: (..., S, Ev)  scores: (..., L, S)
-    scores = torch.matmul(query * scale, key.transpose(-2, -1))
+    if query.dtype == torch.bfloat16:  # a query times a number of more digits would be rounded once more
+        scores = torch.matmul(query, key.transpose(-2, -1)) * scale
+    else:
+        scores = torch.matmul(query * scale, key.transpose(-2, -1))
     empty = None
     if is_causal:
         if attn_mask is not None:
