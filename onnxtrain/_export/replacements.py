@@ -38,8 +38,16 @@ def _unbiased(var: Tensor, count: int) -> Tensor:
     return var * count / (count - 1)  # by whole numbers: torch.onnx keeps a symbolic quotient in float32
 
 
-def _update(running: Tensor, batch: Tensor, momentum: float | Tensor) -> None:
-    running.mul_(1 - momentum).add_(batch.detach().to(running.dtype) * momentum)
+def _update(running: Tensor, batch: Tensor, momentum: float | Tensor, count: Any = 1) -> None:
+    """count: of how many entries `batch` is a statistic. Of none, torch leaves what is there."""
+    batch = batch.detach().to(running.dtype)
+    if isinstance(count, torch.SymInt):  # the engine knows its sizes when it builds a program, and these nodes go
+        entries: Any = count
+        some = torch.scalar_tensor(entries, dtype=running.dtype, device=running.device).sign()
+        batch, momentum = torch.where(some > 0, batch, 0.0), momentum * some
+    elif count == 0:
+        return
+    running.mul_(1 - momentum).add_(batch * momentum)
 
 
 def batch_norm(
@@ -51,10 +59,11 @@ def batch_norm(
         return _F.batch_norm(input, running_mean, running_var, weight, bias, False, 0.0, eps)
     F._verify_batch_size(input.size())  # type: ignore[attr-defined]
     y, mean, var = torch.ops.onnxtrain.batch_norm(input, weight, bias, eps)
+    count = input.numel() // input.size(1)
     if running_mean is not None:
-        _update(running_mean, mean, momentum)
+        _update(running_mean, mean, momentum, count)
     if running_var is not None:
-        _update(running_var, _unbiased(var, input.numel() // input.size(1)), momentum)
+        _update(running_var, _unbiased(var, count), momentum, count)
     return y
 
 
@@ -86,7 +95,10 @@ def scaled_dot_product_attention(
     if scale is None:
         scale = 1.0 / math.sqrt(int(query.size(-1)))
     # query: (..., L, E)  key: (..., S, E)  value: (..., S, Ev)  scores: (..., L, S)
-    scores = torch.matmul(query * scale, key.transpose(-2, -1))
+    if query.dtype == torch.bfloat16:  # a query times a number of more digits would be rounded once more
+        scores = torch.matmul(query, key.transpose(-2, -1)) * scale
+    else:
+        scores = torch.matmul(query * scale, key.transpose(-2, -1))
     empty = None
     if is_causal:
         if attn_mask is not None:

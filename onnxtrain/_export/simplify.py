@@ -24,6 +24,12 @@ _RENAMED = {aten.min.other: aten.minimum.default, aten.max.other: aten.maximum.d
         (aten.__and__, aten.bitwise_and), (aten.__or__, aten.bitwise_or), (aten.__xor__, aten.bitwise_xor))}
 
 
+# Operators that multiply by a number, and where it is: by name, or among the arguments.
+_WITH_NUMBER: dict[Any, str | None] = dict.fromkeys((
+    aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar, aten.lerp.Scalar, aten.softplus.default)) | {
+    aten.add.Tensor: "alpha", aten.sub.Tensor: "alpha", aten.addcmul.default: "value"}
+
+
 def state_dtypes(program: torch.export.ExportedProgram) -> None:
     """Gives new tensors their dtype by name where torch's default is not float32, for which torch.onnx takes it.
 
@@ -97,6 +103,9 @@ def simplify(program: torch.export.ExportedProgram) -> None:
             _subtract(graph, node)
         elif node.target is aten.diff.default:
             _difference(graph, node)
+    for node in list(graph.nodes):
+        if node.target in _WITH_NUMBER and _rounds_number(node):
+            _in_float32(graph, node)
     for node in reversed(graph.nodes):
         if not node.users and views.makes_views(node.target):  # made again of something that was written
             graph.erase_node(node)
@@ -186,6 +195,41 @@ def _subtract(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
     with source.meta["val"].fake_mode:
         made.meta = {**node.meta, "val": aten._to_copy.default(source.meta["val"], dtype=dtype)}
     node.replace_input_with(source, made)
+
+
+def _rounds_number(node: torch.fx.Node) -> bool:
+    """Whether an operator of 16-bit tensors has a number, or a tensor of rank 0, of more digits. torch computes such
+    ones in float32, with all digits, and rounds the result alone.
+    """
+    dtype, name = node.meta["val"].dtype, _WITH_NUMBER[node.target]
+    if dtype not in (torch.float16, torch.bfloat16):
+        return False
+    given = (*node.args, *node.kwargs.values()) if name is None else (node.kwargs.get(name),)
+    numbers = [value for value in given if isinstance(value, float)]
+    wide = [value for value in given if isinstance(value, torch.fx.Node) and isinstance(value.meta.get("val"), Tensor)
+            and value.meta["val"].dtype in (torch.float32, torch.float64)]  # of rank 0, as the result has 16 bits
+    return bool(wide) or any(torch.tensor(value, dtype=dtype).float() != torch.tensor(value, dtype=torch.float32)
+                             for value in numbers)
+
+
+def _in_float32(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
+    """The operator between casts."""
+    value = node.meta["val"]
+
+    def cast(source: torch.fx.Node, dtype: torch.dtype) -> torch.fx.Node:
+        made = graph.call_function(aten._to_copy.default, (source,), {"dtype": dtype})
+        made.meta = {**source.meta, "val": source.meta["val"].to(dtype)}
+        return made
+
+    with value.fake_mode:
+        with graph.inserting_before(node):
+            for source in node.all_input_nodes:
+                operand = source.meta["val"]
+                if isinstance(operand, Tensor) and operand.dtype != torch.float32:
+                    node.replace_input_with(source, cast(source, torch.float32))
+        node.meta = {**node.meta, "val": value.float()}
+        with graph.inserting_after(node):
+            node.replace_all_uses_with(made := cast(node, value.dtype), delete_user_cb=lambda user: user is not made)
 
 
 def _difference(graph: torch.fx.Graph, node: torch.fx.Node) -> None:

@@ -303,6 +303,20 @@ def multi_dot(tensors: Sequence[Tensor]) -> Tensor:
     return product[(0 if first else slice(None), 0 if last else slice(None))]
 
 
+def cdist(x1: Tensor, x2: Tensor, p: float = 2.0,
+          compute_mode: str = "use_mm_for_euclid_dist_if_necessary") -> Tensor:
+    """Where torch multiplies matrices: two equal rows have the gradient 0, and not that of the root of 0."""
+    many = compute_mode.endswith("if_necessary") and (x1.size(-2) > 25 or x2.size(-2) > 25)
+    if p != 2 or not (many or compute_mode == "use_mm_for_euclid_dist"):
+        return torch.cdist(x1, x2, p, compute_mode)
+    norms = [x.square().sum(-1, keepdim=True) for x in (x1, x2)]
+    rows = torch.cat([x1 * -2, norms[0], torch.ones_like(norms[0])], -1)
+    columns = torch.cat([x2, torch.ones_like(norms[1]), norms[1]], -1).transpose(-2, -1)
+    squares = rows.matmul(columns)
+    equal = squares <= 0
+    return squares.masked_fill(equal, 1).sqrt().masked_fill(equal, 0)
+
+
 def _of_fixed_ends(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """torch reads the ends where they are tensors: they have no gradient."""
     def spaced(*args: Any, **kwargs: Any) -> Tensor:
@@ -325,6 +339,7 @@ SPECIAL: dict[Any, Callable[..., Any]] = {
     torch.rnn_tanh_cell: _cell("rnn_tanh_cell", lambda input, hidden, _hx: torch.tanh(hidden + input)),
     torch.rnn_relu_cell: _cell("rnn_relu_cell", lambda input, hidden, _hx: torch.relu(hidden + input)),
     torch.linalg.multi_dot: multi_dot,
+    torch.cdist: cdist,
     torch.linspace: _of_fixed_ends(torch.linspace),
     torch.logspace: _of_fixed_ends(torch.logspace),
     torch.linalg.matrix_power: matrix_power,

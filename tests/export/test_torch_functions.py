@@ -19,8 +19,8 @@ from onnxtrain.ortmodule import ORTModule
 
 SEED = drawn_seed()
 #: Of these torch.onnx leaves out an argument, or gives other numbers: always run.
-MENDED = ["conv3d", "multilabel_margin", "avg_pool_div", "avg_pool_div_pad", "avg_pool3d_div", "sr_mean", "sr_mean_ns",
-          "sr_amin_ns", "hypot", "copysign", "fmax", "fmin", "cumprod", "lgamma", "digamma", "polygamma", "erfinv",
+MENDED = ["cdist_equal", "conv3d", "multilabel_margin", "avg_pool_div", "avg_pool_div_pad", "avg_pool3d_div", "sr_mean",
+          "sr_mean_ns", "sr_amin_ns", "hypot", "copysign", "fmax", "fmin", "cumprod", "lgamma", "digamma", "polygamma", "erfinv",
           "multigammaln", "cov", "corrcoef", "logcumsumexp0", "max_ties",
           "up_nex_sf", "up_aa_sf", "up_bic_aa_sf", "up_tri_sf", "up_bil_sf_ac", "emb_bag_freq"]
 #: What no exporter translates: these run in PyTorch, and say so.

@@ -465,6 +465,8 @@ FUNCTIONS = {
     "swapaxes": (lambda a: a.swapaxes(0, 1) * 2, A),
     "cdist_far": (lambda a, b: torch.cdist(a, b, compute_mode="use_mm_for_euclid_dist"), uniform(3, 4), uniform(5, 4)),
     "cdist0": (lambda a: torch.cdist(a, a), uniform(3, 4)),
+    "cdist_equal": (lambda a, b: torch.cdist(torch.cat([a, b]), a), torch.arange(108.0).reshape(27, 4), uniform(3, 4)),
+    "cdist_batches": (lambda a, b: torch.cdist(a, b), uniform(2, 1, 3, 4), uniform(3, 27, 4)),
     "logcumsumexp0": (lambda a: a.logcumsumexp(0), A * 30),
     "nansum_nan": (lambda a: a.nansum(1), tensor([[float("nan"), 1.0], [2.0, 3.0]])),
     "cummax_ties": (lambda a: a.cummax(0)[0], torch.zeros(4, 5)),

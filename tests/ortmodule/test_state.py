@@ -276,3 +276,19 @@ def test_running_statistics_are_not_rounded_to_the_inputs_dtype(norm, shape, dty
     assert not onnxtrain.stats(model)["fallback_steps"]
     for name in ("running_mean", "running_var"):
         torch.testing.assert_close(getattr(module, name), getattr(eager, name), rtol=2e-6, atol=2e-7)
+
+
+@pytest.mark.parametrize("norm, shape", [(nn.BatchNorm1d, (3,)), (nn.BatchNorm2d, (3, 6, 5)),
+                                         (nn.BatchNorm3d, (3, 2, 6, 5))], ids=lambda v: getattr(v, "__name__", ""))
+def test_running_statistics_of_no_rows_stay(norm, shape):
+    torch.manual_seed(0)
+    eager = norm(3)
+    module = copy.deepcopy(eager)
+    model = ORTModule(module)
+    for rows in (4, 7, 0, 5, 0):
+        x = torch.randn(rows, *shape)
+        for run in (eager, model):
+            run(x.clone().requires_grad_()).sum().backward()
+        for (name, want), got in zip(eager.named_buffers(), module.buffers(), strict=True):
+            torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-7, msg=f"{name} after {rows} rows")
+    assert onnxtrain.stats(model)["engine_steps"] == 5
