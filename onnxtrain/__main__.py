@@ -2,7 +2,7 @@
 
 | command | what it does |
 | --- | --- |
-| `run script.py ...` | runs a script with `onnxruntime.training` importable |
+| `run [--outputs loss] script.py ...` | runs a script with `onnxruntime.training` importable |
 | `migrate script.py ...` | lists what scripts use of onnxruntime-training; status 1 if anything must change |
 | `profile trace.json` | prints where the time of a saved profile went |
 """
@@ -22,7 +22,8 @@ import torch
 from onnxtrain import _C, UnsupportedError, options
 
 _SHARED = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OMP_PROC_BIND", "KMP_AFFINITY")  # of the libraries beneath
-USAGE = "usage: python -m onnxtrain [run script.py ... | migrate script.py ... | profile trace.json]"
+USAGE = ("usage: python -m onnxtrain [run [--outputs names] script.py ... | migrate script.py ... | "
+         "profile trace.json]")
 
 
 def main(arguments: list[str]) -> int:
@@ -30,7 +31,10 @@ def main(arguments: list[str]) -> int:
     match arguments:
         case []:
             build()
-        case ["run", script, *rest] if script not in ("-h", "--help"):
+        case ["run", "--outputs", names, script, *rest]:
+            os.environ["ORTMODULE_OUTPUTS"] = names
+            run(script, rest)
+        case ["run", script, *rest] if not script.startswith("-"):
             run(script, rest)
         case ["migrate", *scripts] if scripts:
             return migrate(scripts)

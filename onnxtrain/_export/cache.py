@@ -29,7 +29,7 @@ from onnxtrain._export.captured import Graph
 from onnxtrain._export.errors import NotKept
 
 _log = logging.getLogger("onnxtrain")
-FORMAT = 12
+FORMAT = 13
 MAX_ENTRIES = 16  # per digest: exports that differ in sizes, attributes, or values outside of the module
 MAX_BYTES = 1 << 29  # of all exports in the folder
 

@@ -52,7 +52,7 @@ class HierarchicalORTModule(torch.nn.Module):
             return done[module]
         done[module] = module
         if module in seen and self._exports(module, *seen[module]):
-            done[module] = ORTModule(module, self._debug_options)
+            done[module] = ORTModule(module, self._debug_options, outputs=())
             return done[module]
         for name, child in list(module.named_children()):
             module._modules[name] = self._wrapped(child, seen, done)
