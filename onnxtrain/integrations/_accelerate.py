@@ -23,7 +23,7 @@ Outputs = str | int | Sequence[str | int] | None
 
 
 def wrap_accelerator(accelerator: Accelerator, debug_options: DebugOptions | None = None,
-                     outputs: Outputs = None) -> Accelerator:
+                     outputs: str | int | Sequence[str | int] | None = None) -> Accelerator:
     """Makes `accelerator.prepare` wrap each torch.nn.Module with ORTModule, below mixed precision and
     DistributedDataParallel.
 
