@@ -2,7 +2,7 @@
 
 | command | what it does |
 | --- | --- |
-| `run script.py ...` | runs a script with `onnxruntime.training` importable |
+| `run [--outputs loss] script.py ...` | runs a script with `onnxruntime.training` importable |
 | `alias on [--user]` | makes it importable in all scripts of this Python environment, or of this user |
 | `alias off`, `alias status` | takes that away; says what is where |
 | `migrate script.py ...` | lists what scripts use of onnxruntime-training; status 1 if anything must change |
@@ -24,8 +24,8 @@ import torch
 from onnxtrain import _C, UnsupportedError, options
 
 _SHARED = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OMP_PROC_BIND", "KMP_AFFINITY")  # of the libraries beneath
-USAGE = """usage: python -m onnxtrain [run script.py ... | alias on [--user] | alias off | alias status
-                            | migrate script.py ... | profile trace.json]"""
+USAGE = """usage: python -m onnxtrain [run [--outputs names] script.py ... | alias on [--user] | alias off
+                            | alias status | migrate script.py ... | profile trace.json]"""
 
 
 def main(arguments: list[str]) -> int:
@@ -35,7 +35,10 @@ def main(arguments: list[str]) -> int:
             build()
         case ["-h" | "--help"]:
             print(USAGE)
-        case ["run", script, *rest] if script not in ("-h", "--help"):
+        case ["run", "--outputs", names, script, *rest]:
+            os.environ["ORTMODULE_OUTPUTS"] = names
+            run(script, rest)
+        case ["run", script, *rest] if not script.startswith("-"):
             run(script, rest)
         case ["alias", "on" | "off" | "status" as command] | ["alias", "on" as command, "--user"]:
             from onnxtrain.compat import _environment

@@ -15,7 +15,6 @@ from typing import Any
 
 MIB = 2**20
 BUDGETS = (0.8, 0.6, 0.4, 0.25, 0.15)  # of what the level plans
-LABELS = "labels_of_loss"  # the input of a graph that has a loss from outside its module behind it: not the module's
 WIDTH, HEIGHT, EDGE = 960, 360, 60  # of the chart, in pixels
 
 
@@ -108,8 +107,7 @@ def _programs(model: Any) -> list[Any]:
     if not hasattr(model, "_all_programs"):
         raise TypeError(f"memory_report() and max_batch() take an ORTModule, not {type(model).__name__}")
     found = [programs[-1] for _, programs in model._all_programs() if programs]
-    found = [program for program in found if program.first_call is not None and any(program.first_call[1])
-             and LABELS not in [source.name for source in program.exported.inputs]]
+    found = [program for program in found if program.first_call is not None and any(program.first_call[1])]
     if not found:
         raise RuntimeError("no training step of this model has run in the engine yet: run one step first, of any "
                            "batch size")

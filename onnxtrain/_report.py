@@ -20,8 +20,6 @@ class Counters:
     build_seconds: float = 0.0
     reasons: list[str] = dataclasses.field(default_factory=list)
     graph_breaks: list[str] = dataclasses.field(default_factory=list)
-    unread_results: int = 0
-    outside_losses: int = 0
     whole: Counters | None = None  # of the ORTModule of which this counts one graph: the steps are the whole's
     engine_graphs: int = 0  # that ran for this one's steps, in the engine and in PyTorch
     torch_graphs: int = 0
@@ -84,8 +82,6 @@ def stats(model: Any = None) -> dict[str, Any]:
         slab_bytes: planned activations of the programs used last.
         reasons: one text for each cause of fallbacks.
         graph_breaks: one text for each place where Dynamo cut a graph and Python runs.
-        unread_results: results that are computed only when they are read, since no code reads them.
-        outside_losses: graphs that run with the loss outside the module behind them, and without storing scores.
     """
     if model is None:
         counters, programs = _process, list(_programs)
@@ -115,6 +111,8 @@ def _explained(mode: str, program: Any) -> list[str]:
         f"    memory: {totals.get('slab_bytes', 0) / 2**20:.1f} MiB are planned for activations; no plan needs less "
         f"than {totals.get('slab_lower_bound', 0) / 2**20:.1f}",
     ]
+    if program.beside_loss:
+        rows.append(f"    {program.beside_loss}: ORTModule(outputs=) leaves out what is not read")
     if totals.get("recomputed_nodes"):
         rows.append(f"    backward runs {totals['recomputed_nodes']} nodes again instead of keeping "
                     f"{totals['recomputed_bytes'] / 2**20:.1f} MiB")
@@ -153,11 +151,6 @@ def explain(model: Any) -> str:
         lines.append(f"  programs for new sizes: {counts['specialisations']}, built in "
                      f"{counts['specialise_seconds'] * 1e3:.1f} ms, the latest in "
                      f"{counts['last_specialise_seconds'] * 1e3:.1f} ms")
-    if counts["unread_results"]:
-        lines.append(f"  results that are computed only when code reads them: {counts['unread_results']}")
-    if counts["outside_losses"]:
-        lines.append("  losses outside the module that the engine computes together with it: "
-                     f"{counts['outside_losses']}")
     lines += [f"  Dynamo cuts the graph, and Python runs in between: {reason}" for reason in counts["graph_breaks"]]
     lines += [f"  in PyTorch because: {reason}" for reason in counts["reasons"]]
     text = "\n".join(lines)

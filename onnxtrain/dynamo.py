@@ -7,7 +7,6 @@ of the package (group "torch_dynamo_backends"), so nothing has to be imported.
 
 from __future__ import annotations
 
-import functools
 import inspect
 import logging
 import operator
@@ -21,12 +20,12 @@ from torch.fx.experimental.proxy_tensor import PreDispatchTorchFunctionMode
 from torch.nn.modules.module import _has_any_global_hook
 from torch.utils import checkpoint
 
-from onnxtrain import _memory, _report
+from onnxtrain import _report
 from onnxtrain._export import bitsandbytes, functions
 from onnxtrain._export.captured import graph_of
 from onnxtrain._export.checkpoint import region
 from onnxtrain._export.function_apply import is_traced, traced
-from onnxtrain.ortmodule import ORTModule, _deferred, _double, _unread
+from onnxtrain.ortmodule import ORTModule, _double
 from onnxtrain.ortmodule._captured import Bound
 from onnxtrain.ortmodule._key import function_mode
 
@@ -86,7 +85,7 @@ def compiled(graph: torch.fx.GraphModule, parts: Callable[[], Any] | None = None
     bound: Bound | None = None
     model: Any = None
     if parts is None:
-        model = ORTModule(graph_of(graph, graph, [()] * len(_placeholders(graph)), key(graph)))
+        model = ORTModule(graph_of(graph, graph, [()] * len(_placeholders(graph)), key(graph)), outputs=())
         model._announced.update((True, False))  # a table for each graph would bury what matters
     enables_grad = any(node.target is _set_grad_enabled and node.args == (True,) for node in graph.graph.nodes)
 
@@ -117,88 +116,7 @@ def compiled(graph: torch.fx.GraphModule, parts: Callable[[], Any] | None = None
             results = model._call(tuple(arguments), {})  # no hook of all modules is for a graph
         return numbers.put_back(results, given) if has_numbers else results
 
-    if parts is None:
-        return call
-    results = [_example(result) for result in _output(whole).args[0] if isinstance(result, torch.fx.Node)]
-    if _unread.applies(results):
-        return _unread.Results(
-            call, functools.partial(_compiled_without, _copy(whole), parts),
-            lambda: parts().may_run_again(model), lambda more: parts().note_unread(model, more)).__call__
-    if len(results) == len(_output(whole).args[0]) and _deferred.applies(results):
-        source = _copy(whole)
-        return _deferred.Scores(
-            call, functools.partial(_compiled_with_loss, source, parts),
-            functools.partial(_shape_at, source), parts, lambda: model).__call__
     return call
-
-
-def _compiled_without(graph: torch.fx.GraphModule, parts: Callable[[], Any],
-                      places: frozenset[int]) -> Callable[..., Any]:
-    """The graph's function without the results at these places; an export leaves out what was for them alone."""
-    shorter = _copy(graph)
-    output = _output(shorter)
-    output.args = tuple([None if i in places else result for i, result in enumerate(output.args[0])]),
-    shorter.recompile()
-    return compiled(shorter, parts)
-
-
-def _compiled_with_loss(graph: torch.fx.GraphModule, parts: Callable[[], Any], place: int, reduction: str,
-                        ignore_index: int, widened: bool) -> Callable[..., Any]:
-    """The graph's function with a cross-entropy in place of the scores that are its result at this place, and of no
-    other result. It has one more argument: labels, of the shape of the scores without the classes.
-    """
-    longer = _copy(graph)
-    output, last = _output(longer), _placeholders(longer)[-1]
-    scores = output.args[0][place]
-    shape = _example(scores).shape
-    with longer.graph.inserting_after(last):
-        labels = longer.graph.placeholder(_memory.LABELS)
-    labels.meta["example_value"] = _example(scores).new_empty(shape[:-1], dtype=torch.int64)
-    with longer.graph.inserting_before(output):
-        if widened:
-            scores = longer.graph.call_method("float", (scores,))
-        if len(shape) > 2:
-            scores = longer.graph.call_method("reshape", (scores, -1, shape[-1]))
-            labels = longer.graph.call_method("reshape", (labels, -1))
-        loss = longer.graph.call_function(torch.nn.functional.cross_entropy, (scores, labels),
-                                          {"ignore_index": ignore_index, "reduction": reduction})
-    dtype = torch.promote_types(_example(output.args[0][place]).dtype, torch.float32)  # 16 bits: under autocast
-    loss.meta["example_value"] = torch.empty((), dtype=dtype, device="meta")
-    output.args = tuple([loss if i == place else None for i in range(len(output.args[0]))]),
-    longer.recompile()
-    return compiled(longer, parts)
-
-
-def _shape_at(graph: torch.fx.GraphModule, place: int) -> Callable[[Sequence[Any]], torch.Size | None]:
-    """A function of the graph's arguments that gives the shape of its result at this place, or None where it depends
-    on more than their sizes.
-    """
-    sizes = [_expression(size) if isinstance(size, torch.SymInt) else size
-             for size in _example(_output(graph).args[0][place]).shape]
-    owners: dict[Any, tuple[int, int | None]] = {}
-    for index, node in enumerate(_placeholders(graph)):
-        value = _example(node)
-        if isinstance(value, torch.SymInt):
-            owners[_expression(value)] = index, None
-        elif isinstance(value, Tensor):
-            owners.update({_expression(size): (index, axis) for axis, size in enumerate(value.shape)
-                           if isinstance(size, torch.SymInt)})
-    symbols = sorted(set().union(*[size.free_symbols for size in sizes if not isinstance(size, int)]), key=str)
-    known: dict[tuple[int, ...], torch.Size] = {}
-
-    def shape(given: Sequence[Any]) -> torch.Size | None:
-        if any(symbol not in owners for symbol in symbols):
-            return None
-        places = [owners[symbol] for symbol in symbols]
-        values = tuple([given[i] if axis is None else given[i].shape[axis] for i, axis in places])
-        if values not in known:
-            if len(known) == MAX_NUMBERS:
-                known.clear()
-            bound = dict(zip(symbols, values, strict=True))
-            known[values] = torch.Size([size if isinstance(size, int) else int(size.subs(bound)) for size in sizes])
-        return known[values]
-
-    return shape
 
 
 def prepared(graph: torch.fx.GraphModule) -> tuple[torch.fx.GraphModule, _Numbers, frozenset[int], list[int]]:

@@ -96,6 +96,10 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
+def _results(text: str) -> tuple[str | int, ...]:
+    return tuple(int(name) if name.lstrip("-").isdigit() else name for name in _names(text))
+
+
 @dataclasses.dataclass(frozen=True)
 class Variable:
     """One variable: `parse` raises ValueError or KeyError for a value that is none of `choices`.
@@ -153,6 +157,9 @@ _NAMES = [
              default_text="20"),
     Variable("ORTMODULE_LOG_LEVEL", None, _one_of("VERBOSE", "DEVINFO", "INFO", "WARNING", "ERROR", "FATAL"),
              "VERBOSE, DEVINFO, INFO, WARNING, ERROR, FATAL", "overrides DebugOptions(log_level=)"),
+    Variable("ORTMODULE_OUTPUTS", (), _results, "names or positions, joined by commas",
+             "the results of forward that the script reads in training, such as `loss`: ORTModule(outputs=) of every "
+             "module that is wrapped without it. The others are None in training"),
     Variable("ORTMODULE_SAVE_ONNX_PATH", "", str, "a folder", "folder to which DebugOptions(save_onnx=True) writes"),
     Variable("ORTMODULE_FALLBACK_POLICY", None, _policy, "FALLBACK_* names joined by |",
              "the kinds of fallback to PyTorch that are allowed; FALLBACK_DISABLE makes every fallback an exception",
@@ -263,9 +270,9 @@ _NAMES = [
              default_text="that of the weights"),
     Variable("ONNXTRAIN_DISABLE", "", str, "names of passes joined by commas",
              "turns off optional passes; `schedule` turns off the reordering of steps, `winograd` Winograd's "
-             "convolution, `outside_loss` the engine's cross_entropy of scores outside the module, `unread` results "
-             "and scores that are computed only when they are read, `whole_step` the trainers' step in one call"),
+             "convolution, `whole_step` the trainers' step in one call"),
 ]
+GONE = frozenset(("unread", "outside_loss"))  # of ONNXTRAIN_DISABLE
 VARIABLES = {variable.name: variable for variable in _NAMES}
 
 
@@ -281,6 +288,9 @@ def warn_of_ignored() -> None:
         if variable.effect is None and names and variable.read() != (
                 variable.default() if callable(variable.default) else variable.default):
             _warn_once(f"{names[0]}={os.environ[names[0]]} has no effect in onnxtrain: {variable.instead}")
+    for name in GONE & set(read("ONNXTRAIN_DISABLE").split(",")):
+        _warn_once(f"ONNXTRAIN_DISABLE={name} has no effect: every result is computed when the module is called. "
+                   "ORTModule(outputs=) says which results the script reads in training")
 
 
 def documentation() -> str:

@@ -20,7 +20,7 @@ from onnxtrain.ortmodule.experimental.json_config import load_from_json
 
 ROOT = Path(__file__).resolve().parents[1]
 FREE = {"", "a path", "a folder", "a folder; empty: none", "a path of a JSON list of plans, or plans joined by commas", "full names of classes, joined by commas",
-        "names of passes joined by commas"}
+        "names of passes joined by commas", "names or positions, joined by commas"}
 
 
 @pytest.fixture(autouse=True)
@@ -109,6 +109,16 @@ def program(model):
 def opset(monkeypatch, **_):
     monkeypatch.setenv("ORTMODULE_ONNX_OPSET_VERSION", "18")
     assert program(ran()).exported.opset == 18
+
+
+def outputs(monkeypatch, **_):
+    class Pair(nn.Linear):
+        def forward(self, x):
+            return super().forward(x).sum(), x + 1
+
+    for text, kept in (("", 2), ("loss, 0", 1), ("-1", 1), ("1,0", 2)):
+        monkeypatch.setenv("ORTMODULE_OUTPUTS", text)
+        assert sum(result is not None for result in ORTModule(Pair(2, 2))(torch.ones(1, 2))) == kept
 
 
 def log_level(monkeypatch, caplog, **_):
@@ -402,6 +412,7 @@ EFFECTS = {
     "ORTMODULE_ENABLE_MEM_EFFICIENT_GRAD_MGMT": efficient_gradients,
     "ONNXTRAIN_FLUSH_DENORMALS": flush_denormals,
     "ORTMODULE_CUDA_GRAPH": cuda_graph,
+    "ORTMODULE_OUTPUTS": outputs,
     "ORTMODULE_ONNX_OPSET_VERSION": opset, "ORTMODULE_LOG_LEVEL": log_level, "ORTMODULE_SAVE_ONNX_PATH": save_path,
     "ORTMODULE_FALLBACK_POLICY": fallback_policy, "ORTMODULE_FALLBACK_RETRY": fallback_retry,
     "ORTMODULE_ENABLE_CUSTOM_AUTOGRAD": custom_autograd,

@@ -5,6 +5,7 @@ wrap_trainer.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,7 +19,11 @@ if TYPE_CHECKING:
 _SHARDED = ("DEEPSPEED", "FSDP", "MEGATRON_LM")
 
 
-def wrap_accelerator(accelerator: Accelerator, debug_options: DebugOptions | None = None) -> Accelerator:
+Outputs = str | int | Sequence[str | int] | None
+
+
+def wrap_accelerator(accelerator: Accelerator, debug_options: DebugOptions | None = None,
+                     outputs: str | int | Sequence[str | int] | None = None) -> Accelerator:
     """Makes `accelerator.prepare` wrap each torch.nn.Module with ORTModule, below mixed precision and
     DistributedDataParallel.
 
@@ -27,6 +32,7 @@ def wrap_accelerator(accelerator: Accelerator, debug_options: DebugOptions | Non
     Args:
         accelerator: an accelerate.Accelerator; this very object is changed.
         debug_options: for each ORTModule.
+        outputs: for each ORTModule: which results the script reads in training.
 
     Returns:
         The accelerator.
@@ -35,6 +41,12 @@ def wrap_accelerator(accelerator: Accelerator, debug_options: DebugOptions | Non
         ValueError: the accelerator shards parameters by DeepSpeed, FSDP or Megatron-LM. Give `prepare` an
             ORTModule(model) then, as docs/ecosystem.md describes.
     """
+    return wrap_with(accelerator, debug_options, lambda: outputs)
+
+
+def wrap_with(accelerator: Accelerator, debug_options: DebugOptions | None,
+              outputs: Callable[[], Outputs]) -> Accelerator:
+    """wrap_accelerator(), which asks for the outputs when it wraps a model."""
     kind = accelerator.distributed_type.value
     if kind in _SHARDED:
         raise ValueError(f"wrap_accelerator does not support an accelerator whose distributed_type is {kind}: wrap the "
@@ -49,7 +61,7 @@ def wrap_accelerator(accelerator: Accelerator, debug_options: DebugOptions | Non
         if not isinstance(model, ORTModule):
             wrapper = wrappers.get(id(model))
             if wrapper is None:
-                wrapper = wrappers[id(model)] = ORTModule(model, debug_options)
+                wrapper = wrappers[id(model)] = ORTModule(model, debug_options, outputs=outputs())
             model = wrapper
         return prepare_model(model, *args, **kwargs)
 

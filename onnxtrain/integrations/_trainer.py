@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from onnxtrain.integrations._accelerate import wrap_accelerator
+from onnxtrain.integrations._accelerate import Outputs, wrap_with
 from onnxtrain.optim import AdamWMode, FusedAdam
 from onnxtrain.ortmodule import DebugOptions, ORTModule
 
@@ -22,7 +22,9 @@ def wrap_trainer(trainer: Trainer, debug_options: DebugOptions | None = None, fu
     """Makes a transformers.Trainer, or one of a subclass, train and evaluate its model in the engine.
 
     `trainer.model` stays the module; after the first step `trainer.model_wrapped` is the ORTModule, or the
-    DistributedDataParallel around it.
+    DistributedDataParallel around it. Where Trainer's own code alone reads a training step's results, the loss alone is
+    computed (``ORTModule(outputs=)``): not if a subclass, or the trainer itself, has a compute_loss or training_step of
+    its own, and not with compute_loss_func or smoothed labels.
 
     Args:
         trainer: this very object is changed, before `train()` or `evaluate()`.
@@ -39,7 +41,7 @@ def wrap_trainer(trainer: Trainer, debug_options: DebugOptions | None = None, fu
     """
     if isinstance(trainer.model, ORTModule):
         raise TypeError("wrap_trainer: the trainer's model is an ORTModule; give the trainer the module itself")
-    accelerator = wrap_accelerator(trainer.accelerator, debug_options)
+    accelerator = wrap_with(trainer.accelerator, debug_options, lambda: _outputs_of(trainer))
     wrap_model = trainer._wrap_model
 
     def wrap_or_reuse(model: Any, training: bool = True, dataloader: Any = None) -> Any:
@@ -56,6 +58,18 @@ def wrap_trainer(trainer: Trainer, debug_options: DebugOptions | None = None, fu
             "lr": arguments.learning_rate, "betas": (arguments.adam_beta1, arguments.adam_beta2),
             "eps": arguments.adam_epsilon, "adam_w_mode": AdamWMode.ADAMW_TORCH}
     return trainer
+
+
+def _outputs_of(trainer: Any) -> Outputs:
+    """The loss where Trainer's own code alone reads what the model returns in training; else what the user says."""
+    from transformers import Trainer
+
+    own = all(getattr(type(trainer), name) is getattr(Trainer, name) and name not in vars(trainer)
+              for name in ("compute_loss", "training_step"))
+    others = trainer.label_smoother is not None or trainer.compute_loss_func is not None
+    if not own or others or getattr(trainer.args, "past_index", -1) >= 0:
+        return None
+    return "loss", 0  # as compute_loss() finds it in a dict, and in all else
 
 
 def _uses_torch_adamw(trainer: Any) -> bool:

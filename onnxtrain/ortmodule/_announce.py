@@ -105,6 +105,14 @@ def ready(name: str, training: bool, program: Any, debug: Any, fallback: Any) ->
               "build of the program %.3f s", name, mode, "\n".join(rows), export_seconds + build, export_seconds, build)
 
 
+def beside_loss(cost: str, debug: Any) -> None:
+    """Logs what the results beside the loss cost, and what leaves them out; only on rank 0."""
+    if _rank() == 0:
+        debug.log(logging.WARNING, "ORTModule: %s. If the script reads the loss alone, ORTModule(model, "
+                  "outputs='loss') or ORTMODULE_OUTPUTS=loss leaves them out, with rows that have no label and padding",
+                  cost)
+
+
 def memory(model: Any, program: Any) -> None:
     """ORTMODULE_PRINT_MEMORY_STATS: prints planned and held bytes, on rank 0, in the first ten steps and then in steps
     that are powers of two.

@@ -26,7 +26,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.autograd.function import FunctionCtx
 from torch.nn.modules.module import _has_any_global_hook
 from torch.nn.parallel import DistributedDataParallel
@@ -43,8 +42,8 @@ from onnxtrain.ortmodule import (
     _double,
     _kept_results,
     _lean,
+    _outputs,
     _packed,
-    _random,
     _repeats,
     _sharded,
     _utils,
@@ -54,7 +53,6 @@ from onnxtrain.ortmodule._fallback import FallbackPolicy
 from onnxtrain.ortmodule._gone import forget
 from onnxtrain.ortmodule._key import describe
 from onnxtrain.ortmodule._methods import Methods
-from onnxtrain.ortmodule._program import NODES
 
 TRY_AGAIN = 16  # calls in PyTorch, before Dynamo sees such a call again; then as many times that
 MAX_WRONG = 64  # kinds of arguments, of these sizes, that forward refuses
@@ -268,13 +266,29 @@ def _hear_of_captures() -> None:
         callback_handler.register_start_callback(_running.capture_begins)
 
 
-def entry() -> Callable[..., Any]:
-    """A function that calls a module: with code of its own, by which Dynamo keeps what it compiled; a name of its own,
-    by which it keeps what it saw change: another module's number is no change of this one's; and globals of its own,
-    to which it adds the Python modules that it reads, by name: another module may take that name later.
+def entry(wanted: _outputs.Wanted = ()) -> Callable[..., Any]:
+    """A function that calls a module, for the results that are wanted: with code of its own, by which Dynamo keeps what
+    it compiled; a name of its own, by which it keeps what it saw change: another module's number is no change of this
+    one's; and globals of its own, to which it adds the Python modules that it reads, by name: another module may take
+    that name later.
     """
-    code = _call_of.__code__.replace(co_name=f"call_{next(_entries)}")
-    return types.FunctionType(code, {"__name__": __name__, "__builtins__": builtins, "torch": torch}, code.co_name)
+    called = _reading(wanted)
+    code = called.__code__.replace(co_name=f"call_{next(_entries)}")
+    scope = {"__name__": __name__, "__builtins__": builtins, "torch": torch}
+    return types.FunctionType(code, scope, code.co_name, None, called.__closure__)
+
+
+def _reading(wanted: _outputs.Wanted) -> types.FunctionType:
+    """A function that calls a module, for the results that are wanted."""
+    if not wanted:
+        return _call_of  # type: ignore[return-value]
+    chosen = _outputs.chosen
+
+    def call(module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+        kind = torch.nn.Module  # noqa: F841  as below
+        return chosen(module(*args, **kwargs), wanted)
+
+    return call  # type: ignore[return-value]
 
 
 def _call_of(module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
@@ -436,7 +450,7 @@ class Parts:
         return [child for child in self._module.modules() if getattr(child, "_is_fsdp_managed_module", False)
                 and not getattr(child, "_fsdp_use_orig_params", False)]
 
-    def _compiled(self) -> Callable[..., Any]:
+    def _compiled(self, wanted: _outputs.Wanted) -> Callable[..., Any]:
         def backend(graph: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
             from onnxtrain import dynamo
 
@@ -456,7 +470,7 @@ class Parts:
         known = inspect.signature(torch.compile).parameters
         limit: dict[str, Any]
         limit = {"recompile_limit": MAX_CAPTURES, "isolate_recompiles": True} if "recompile_limit" in known else {}
-        called = entry()
+        called = entry(wanted)
         weakref.finalize(called, forget, called.__code__).atexit = False
         with _lean.backend_as_it_is():
             return torch.compile(called, backend=backend, **limit)
@@ -476,7 +490,7 @@ class Parts:
         if model is None:
             whole = self._model()
             model = self._graphs[key] = ORTModule(graph_of(
-                self._module, operations, places, key[0], lambda: here()._module), whole._debug)
+                self._module, operations, places, key[0], lambda: here()._module), whole._debug, outputs=())
             model._fallback, model._runtime, model._announced = whole._fallback, whole._runtime, whole._announced
             model._counters = _report.Counters(whole=whole._counters, reasons=whole._counters.reasons)
             model._in_backward = whole.__dict__.get("_in_backward")
@@ -486,57 +500,6 @@ class Parts:
         if (view := self._model().__dict__.get("_view")) is not None:
             model.__dict__["_view"] = weakref.proxy(view)
         return Bound(model, places)
-
-    def may_run_again(self, model: Any) -> bool:
-        """Whether a graph of this module can run once more for results that were left out, and nothing else comes of
-        that; and whether these results go nowhere but to the caller."""
-        whole = self._model()
-        debug = whole._debug
-        programs = [] if model is None else [program for _, known in model._all_programs() for program in known]
-        return (bool(programs) and all(program.is_pure for program in programs) and not model._fallen
-                and not whole._counters.graph_breaks and not self.seeds and not debug.verify and not debug.save_onnx
-                and all(graph.__dict__.get("_in_backward") is None for graph in (whole, model)))
-
-    def may_defer(self, model: Any) -> bool:
-        """Whether a graph of this module can run at a later time, and autograd's hooks see none of its results."""
-        whole = self._model()
-        return (self.may_run_again(model) and self._module.training
-                and not (whole._backward_hooks or whole._backward_pre_hooks or dist.is_available()
-                         and dist.is_initialized())
-                and len({program.random for _, known in model._all_programs() for program in known}) == 1)
-
-    def is_random(self, model: Any) -> bool:
-        """Whether a run of a graph draws a number from torch's generator; may_defer() must hold."""
-        return any(program.random for _, known in model._all_programs() for program in known)
-
-    def put_off(self, model: Any) -> Any:
-        """Counts a step of a graph that runs later, and draws its seed."""
-        _report.engine_step(model._counters)
-        return _random.draw() if self.is_random(model) else 0
-
-    @property
-    def torch_graphs(self) -> int:
-        """How many graphs PyTorch has run."""
-        return int(self._model()._counters.torch_graphs)
-
-    def is_node(self, node: Any) -> bool:
-        """Whether this is autograd's node of a run of the engine."""
-        return node is not None and type(node) in NODES
-
-    def note_joined(self, model: Any, more: int) -> None:
-        """Counts losses outside the module that are computed with a graph, or, below 0, no longer."""
-        self._note_left_out(model, more, outside_losses=more)
-
-    def note_unread(self, model: Any, more: int) -> None:
-        """Counts results of a graph that are not computed until they are read, or, below 0, no longer."""
-        self._note_left_out(model, more, unread_results=more)
-
-    def _note_left_out(self, model: Any, more: int, **amounts: int) -> None:
-        _report.count(self._model()._counters, **amounts)
-        if more > 0:  # the whole graph hardly runs from now on
-            for _, programs in model._all_programs():
-                for program in programs:
-                    program.rest()
 
     def by_torch(self, operations: Callable[..., Any], reason: str) -> Callable[..., Any]:
         """What PyTorch runs, where the policy allows it."""
@@ -627,7 +590,9 @@ class Parts:
         if call is None:
             whole._say_constants(pytree.tree_leaves((args, kwargs)))
             reason = _sharded.reason(module) or _attributes.misread(module)
-            call = self._calls[mode] = self._compiled() if reason is None else self.by_torch(_call_of, reason)
+            wanted = whole._wanted()
+            call = self._calls[mode] = (self._compiled(wanted) if reason is None
+                                        else self.by_torch(_reading(wanted), reason))
             self._methods = self._methods or Methods(module)
         engine, by_torch, kept = counters.engine_graphs, counters.torch_graphs, self.keeps_contents
         outer, _running.call = _running.call, (current := _Call(self, whole, args, kwargs, call))

@@ -23,7 +23,7 @@ from onnxtrain._export.errors import (
 )
 from onnxtrain._export.exported import OPSETS
 from onnxtrain._export.function_apply import CustomFunctions
-from onnxtrain.ortmodule import _announce, _memory_config, _random, _special
+from onnxtrain.ortmodule import _announce, _memory_config, _outputs, _random, _special
 from onnxtrain.ortmodule._captured import Parts, kind_of_call, names_of_call
 from onnxtrain.ortmodule._debug import STAGES, DebugOptions
 from onnxtrain.ortmodule._device import device_of, on_several
@@ -44,7 +44,7 @@ from onnxtrain.ortmodule._verify import VerificationError, compare, tolerance, v
 from onnxtrain.ortmodule.options import RuntimeOptions
 
 _OWN = frozenset(("_module", "_debug", "_programs", "_known", "_counters", "_fallback", "_fallen", "_idle",
-                  "_announced", "_parts", "_runtime", "_view", "_lazy", "_in_backward"))
+                  "_announced", "_parts", "_runtime", "_view", "_lazy", "_in_backward", "_outputs"))
 _STORES = ("_parameters", "_buffers", "_modules")
 MAX_PROGRAMS = 32  # exports kept per schema; the one that was made first goes
 MAX_BY_TORCH = 8  # operators of one graph that torch runs; with more, torch runs the module
@@ -61,18 +61,24 @@ class ORTModule(torch.nn.Module):
         module: any torch.nn.Module on the CPU. This object has its signature, parameters, buffers, state_dict and
             attributes. Wrap it before DistributedDataParallel.
         debug_options: see DebugOptions.
+        outputs: names or positions of the results that the caller reads in training, such as "loss", 0 or
+            ("loss", "hidden_states"), of a tuple, list, dict or dataclass. The others are None then, and what was for
+            them alone is not computed; in evaluation and under no_grad() all are. None: as ORTMODULE_OUTPUTS says; ():
+            all. Names count for results that have names, positions for the others, or where no names are given. One
+            tensor is returned as it is, and so is a result that has nothing of what is named.
 
     Dynamo captures the module at the first call, and again when a Python value that forward reads has changed. Each
     graph is exported once; new sizes are specialised in milliseconds. PyTorch runs what torch cannot export or the
     engine does not support, with one warning, if ORTMODULE_FALLBACK_POLICY allows it.
 
     Raises:
-        TypeError: module is not a torch.nn.Module.
+        TypeError: module is not a torch.nn.Module; outputs has an item that is no str and no int.
         ORTModuleTorchModelException: module is an ORTModule; or it is a DataParallel, and the policy does not allow
             PyTorch to run it.
     """
 
-    def __init__(self, module: torch.nn.Module, debug_options: DebugOptions | None = None) -> None:
+    def __init__(self, module: torch.nn.Module, debug_options: DebugOptions | None = None, *,
+                 outputs: str | int | Iterable[str | int] | None = None) -> None:
         if not isinstance(module, torch.nn.Module):
             raise TypeError(f"ORTModule() takes a torch.nn.Module, not {type(module).__name__}")
         if isinstance(module, ORTModule):
@@ -85,6 +91,8 @@ class ORTModule(torch.nn.Module):
         self._runtime = RuntimeOptions()
         _ = self._runtime.subgraphs  # raises ValueError for a malformed setting
         options.warn_of_ignored()
+        asked = options.read("ORTMODULE_OUTPUTS") or None if outputs is None else outputs
+        self._outputs = None if asked is None else _outputs.wanted_of(asked)  # None: no one has said
         self._counters = _report.Counters()
         self._module: Any = module  # a Graph, where it is one of Dynamo's
         self._programs: dict[Key, list[Program]] = {}
@@ -113,7 +121,7 @@ class ORTModule(torch.nn.Module):
         """The module's own forward: same arguments, same result."""
         if exclusive.owner is not None:
             if exclusive.here():
-                return self._module(*args, **kwargs)  # a part of what is being exported
+                return self._eager(args, kwargs)  # a part of what is being exported
             exclusive.wait()
         if self._fallback.forced:
             self._fallback.note_forced()
@@ -219,7 +227,17 @@ class ORTModule(torch.nn.Module):
     def _in_torch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         _report.count(self._counters, fallback_steps=1)
         with _timing.span("fallback", type(self._module).__name__):
-            return self._module(*args, **kwargs)
+            return self._eager(args, kwargs)
+
+    def _eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The module's forward by PyTorch, with the results that are wanted."""
+        wanted = self._wanted()
+        result = self._module(*args, **kwargs)
+        return _outputs.chosen(result, wanted) if wanted else result
+
+    def _wanted(self) -> _outputs.Wanted:
+        """The results of a call now that its caller reads; empty for all."""
+        return self._outputs or () if self._is_training() else ()
 
     def _checked_by_torch(self, error: CheckError, args: tuple[Any, ...]) -> Any:
         """One call for which forward may have to raise; it does so itself."""
@@ -300,6 +318,8 @@ class ORTModule(torch.nn.Module):
             del known[:-MAX_PROGRAMS]
             self._leave_devices(device)
             self._fallen.pop(key, None)
+            if key.training:
+                program.beside_loss = _outputs.beside_loss(result, program.totals())
             self._announce(key, program)
             if self._runtime.cache_dir:
                 products.keep(self._runtime.cache_dir)
@@ -479,6 +499,9 @@ class ORTModule(torch.nn.Module):
         if key.training not in self._announced:
             self._announced.add(key.training)
             _announce.ready(type(self._module).__name__, key.training, program, self._debug, self._fallback)
+            parts = self.__dict__.get("_part_of", lambda: None)()
+            if program.beside_loss and parts is not None and parts._model()._outputs is None:
+                _announce.beside_loss(program.beside_loss, self._debug)
             if key.training and not self._runtime.memory_optimization_level:
                 _memory_config.announce(self._debug.log, self._runtime.subgraphs, program.sessions)
 
@@ -578,10 +601,10 @@ class ORTModule(torch.nn.Module):
         return _special.blank, (getattr(type(self), "_plain_class", type(self)),), self.__getstate__()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"module": self._module, "debug": self._debug}
+        return {"module": self._module, "debug": self._debug, "outputs": self._outputs}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["module"], state["debug"])  # type: ignore[misc]
+        self.__init__(state["module"], state["debug"], outputs=state.get("outputs"))  # type: ignore[misc]
 
     def __copy__(self) -> ORTModule:
         made = object.__new__(type(self))
@@ -591,7 +614,7 @@ class ORTModule(torch.nn.Module):
     def __deepcopy__(self, memo: dict[int, Any]) -> ORTModule:
         import copy
 
-        return ORTModule(copy.deepcopy(self._module, memo), self._debug)
+        return ORTModule(copy.deepcopy(self._module, memo), self._debug, outputs=self._outputs)
 
     def add_module(self, name: str, module: torch.nn.Module | None) -> None:
         """Raises ORTModuleTorchModelException: modules are added before wrapping."""

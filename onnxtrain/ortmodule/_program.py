@@ -20,14 +20,13 @@ from onnxtrain import _C, UnsupportedError, _timing, options
 from onnxtrain._export import checkpoint, gradients, views
 from onnxtrain._export.errors import StaleError
 from onnxtrain._export.exported import Exported
-from onnxtrain.ortmodule import _double, _held, _outside_loss, _random, graph_optimizer_registry
+from onnxtrain.ortmodule import _double, _held, _random, graph_optimizer_registry
 from onnxtrain.ortmodule._chain import Chain
 from onnxtrain.ortmodule._device import matmul_precision, tell_tf32
 from onnxtrain.ortmodule._reach import Conditional, Reach
 from onnxtrain.ortmodule._utils import leave_alone
 
 PROGRAMS = 64  # kept of a graph: batches differ in sizes, and in how many rows count
-LOOK_EVERY = 16  # steps between two looks at how large the outputs are, for the loss behind them
 _keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
 _modes = ("highest", False)  # precision of products and determinism, as the engine was told last
 
@@ -88,8 +87,6 @@ def _forward(ctx: Any, program: Program, mask: bytes, leaves: Any, tensors: Sequ
     if 0 in run.differentiable:
         plain = {id(output): output for output, flag in zip(outputs, run.differentiable) if not flag}
         ctx.mark_non_differentiable(*plain.values())
-        # The node would hold these very tensors, of which _unread.py asks who holds them.
-        saved = tuple([tensor.detach() if id(tensor) in plain else tensor for tensor in saved])
     ctx.save_for_backward(*saved)
     return outputs
 
@@ -217,8 +214,8 @@ class Program:
             self._held = _held.Held(_forward, _gradients, [source.kind != "parameter" for source in exported.inputs])
         self.double: _double.Double | None = None  # how backward under create_graph=True runs the module
         self.in_backward: Any = None  # onnxtrain.optim.StepInBackward: what updates parameters meanwhile
+        self.beside_loss = ""  # what results beside the loss cost, where that is much
         self.steps = 0
-        self._watched = device != "cpu"  # whether losses of its outputs find the engine
         self.step_seconds = 0.0  # of all its forwards
         self.used = 0.0  # when; the clock of time.monotonic()
         self._bind_inputs(module)
@@ -262,9 +259,6 @@ class Program:
             else:
                 path, _, name = target.target.rpartition(".")
                 self._buffers.append((index, module.get_submodule(path)._buffers, name))
-        # Whether a run gives its results, and changes nothing else.
-        self.is_pure = (self.chain is None and self.conditional is None
-                        and not (self._buffers or self._checks or self._written))
         # Whether backward and an optimizer's step may follow before anything looks at the results.
         self.may_step = (self.device == "cpu" and self.chain is None and self.conditional is None
                          and not (self._checks or self._written))
@@ -312,12 +306,6 @@ class Program:
                                    "as a whole")
         session = functools.partial(self._session, subgraphs=()) if level else self._session  # a level reads no plans
         return session(recompute=level, budget=budget, rows=0)
-
-    def rest(self) -> None:
-        """Gives back the memory of steps. The next step plans again."""
-        if self.chain is None:
-            self.sessions = [self._session()]
-            self.session = self.sessions[0]
 
     @property
     def agent(self) -> Agent:
@@ -407,8 +395,6 @@ class Program:
         if random is not None and not all([bool(outputs[index]) for index in self._checks]):
             _random.restore(self.device, random)
             raise CheckError("an assertion in forward fails")
-        if wanted and not self._watched and not self.steps % LOOK_EVERY:
-            self._watched = _outside_loss.watch(NODES, tuple(outputs))
         for index, leaf in self._written:
             leaves[leaf].copy_(outputs[index])  # under autograd, as forward's own change was
         if self._buffers:

@@ -7,21 +7,9 @@ it.
 
 from __future__ import annotations
 
-import contextlib
-import threading
-from collections.abc import Iterator
 from typing import Any
 
 import torch
-
-
-class _Fixed(threading.local):
-    """The seed of this thread's runs, where that is settled."""
-
-    seed: Any = None
-
-
-_fixed = _Fixed()
 
 
 def as_torch(device: str) -> bool:
@@ -40,26 +28,9 @@ def seed(session: Any, device: str) -> int | torch.Generator:
     """
     if not session.random:
         return 0
-    if _fixed.seed is not None:
-        return _fixed.seed
     if as_torch(device) and not torch.cuda.is_current_stream_capturing():  # under a capture the run is refused, by name
         return generator(device)
-    return draw()
-
-
-def draw(generator: torch.Generator | None = None) -> int:
-    """A seed from torch's generator of the CPU, or another one."""
-    return int(torch.randint(0, 2**62, (), generator=generator).item())
-
-
-@contextlib.contextmanager
-def fixed(seed: int) -> Iterator[None]:
-    """Has this thread's runs take a seed that seed() gave before."""
-    before, _fixed.seed = _fixed.seed, seed
-    try:
-        yield
-    finally:
-        _fixed.seed = before
+    return int(torch.randint(0, 2**62, ()).item())
 
 
 def state(device: str) -> tuple[torch.Tensor, int]:

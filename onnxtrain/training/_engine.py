@@ -167,8 +167,8 @@ class Engine:
         """The inputs, on the device."""
         return [value.to(self.device) if isinstance(value, Tensor) else value for value in given]
 
-    def forward(self, given: Sequence[Any], loss: int, step: int, scale: float, rate: Callable[[], float]
-                ) -> list[Tensor]:
+    def forward(self, given: Sequence[Any], loss: int, step: int, scale: float, rate: Callable[[], float],
+                read: Sequence[int] | None = None) -> list[Any]:
         """Outputs in training. Where the core takes the step in one call (_whole_step.py), backward and the update have
         been done as well, and backward() and apply() say so.
 
@@ -179,6 +179,7 @@ class Engine:
             scale: of the loss whose gradients are taken.
             rate: gives the learning rate, once, where an update follows; it is rounded to float32, which is what a rate
                 that comes as a tensor is.
+            read: which outputs beside the loss are read; a module's others are None. None: all.
 
         Raises:
             RuntimeError: the loss is something else.
@@ -196,7 +197,7 @@ class Engine:
             whole.begin(given, scale, self.is_update(step))
         try:
             with self._switches(self.mixed_precision):
-                outputs = self.model(given)
+                outputs = self.model(given, read)
         finally:
             if whole is not None:
                 whole.end()
@@ -205,7 +206,7 @@ class Engine:
                                "is a defect of onnxtrain: please report it, and set ONNXTRAIN_DISABLE=whole_step")
         if loss >= len(outputs) or outputs[loss].numel() != 1 or not outputs[loss].is_floating_point():
             raise RuntimeError(f"output {loss} is the loss, which must be a float tensor of one element; the model's "
-                               f"outputs are {[f'{output.dtype} {tuple(output.shape)}' for output in outputs]}")
+                               f"outputs are {[f'{o.dtype} {tuple(o.shape)}' for o in outputs if o is not None]}")
         return outputs
 
     def backward(self, loss: Tensor) -> None:

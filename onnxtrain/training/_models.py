@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import onnx
@@ -24,6 +24,10 @@ class ModelWithLoss(torch.nn.Module):
 
     Without that last one it is the module alone. In training, results beside output `loss` are detached: their
     gradients, which no step gives, would be zeros that the engine reads and adds.
+
+    Attributes:
+        read: places of the results that a step's caller reads in training; the others, but the loss, are None then.
+            None for all.
     """
 
     def __init__(self, module: torch.nn.Module, loss_fn: Callable[..., Any] | None, names: Sequence[str],
@@ -34,6 +38,7 @@ class ModelWithLoss(torch.nn.Module):
         self.names = tuple(names)
         self.by_position = by_position
         self.loss = loss
+        self.read: tuple[int, ...] | None = None
 
     def _results(self, inputs: Sequence[Any]) -> Any:
         if self.by_position:
@@ -50,7 +55,8 @@ class ModelWithLoss(torch.nn.Module):
         results = self._with_loss(inputs)
         if not self.training:
             return results
-        return tuple(result if index == self.loss else result.detach()
+        read = self.read
+        return tuple(result if index == self.loss else result.detach() if read is None or index in read else None
                      for index, result in enumerate(tensors_of(results)))
 
 
@@ -88,7 +94,7 @@ class TorchModel:
                                  f"{known}")
         self.module = module
         self._composed = ModelWithLoss(module, loss_fn, names, by_position, loss)
-        self.ort_module = ORTModule(self._composed)
+        self.ort_module = ORTModule(self._composed, outputs=())
         self._example: list[tuple[torch.Size, torch.dtype]] | None = None
 
     # ---- weights ----
@@ -116,12 +122,15 @@ class TorchModel:
 
     # ---- running ----
 
-    def __call__(self, inputs: Sequence[Any]) -> list[Tensor]:
-        """The outputs in training, under autograd."""
+    def __call__(self, inputs: Sequence[Any], read: Iterable[int] | None = None) -> list[Any]:
+        """The outputs in training, under autograd; beside the loss those alone that are read, and None for the others.
+        None: all are.
+        """
         if not (self._composed.training and self.module.training):
             self._composed.train()
+        self._composed.read = None if read is None else tuple(read)
         self._note(inputs)
-        return self._tensors(self.ort_module(*inputs))
+        return list(self.ort_module(*inputs))
 
     def evaluate(self, inputs: Sequence[Any]) -> list[Tensor]:
         """The outputs in evaluation; every submodule is in its own mode again afterwards."""

@@ -5,7 +5,7 @@ Same methods as TorchModel of _models.py. Used by _engine.py.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -109,8 +109,8 @@ class OnnxModel:
 
     # ---- running ----
 
-    def __call__(self, inputs: Sequence[Any]) -> list[Tensor]:
-        """The outputs in training, under autograd."""
+    def __call__(self, inputs: Sequence[Any], read: Iterable[int] | None = None) -> list[Tensor]:
+        """The outputs in training, under autograd; all of them, whichever are read."""
         return self._run(inputs, True)
 
     def evaluate(self, inputs: Sequence[Any]) -> list[Tensor]:

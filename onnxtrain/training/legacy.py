@@ -24,7 +24,7 @@ from onnxtrain.training._models import TorchModel, parameters_of
 from onnxtrain.training._onnx_model import OnnxModel
 from onnxtrain.training.checkpoint import RUN, load_file, save_file
 from onnxtrain.training.optim.config import AdamConfig, LambConfig, SGDConfig
-from onnxtrain.training.orttrainer import described_outputs, sizes_of
+from onnxtrain.training.orttrainer import described_outputs, read_of, sizes_of
 
 __all__ = ["IODescription", "LossScaler", "ModelDescription", "ORTTrainer", "generate_sample", "load_checkpoint",
            "save_checkpoint"]
@@ -314,10 +314,10 @@ class ORTTrainer:
         if self.use_mixed_precision:
             scale = float(values[self.loss_scale_input_name] if external else
                           self.loss_scaler_.loss_scale_)  # type: ignore[union-attr]
-        results = engine.forward(inputs, 0, self.current_step + 1, scale, lambda: float(rate))
-        outputs, loss = self._chosen(inputs, results, fetches), results[0]
-        del results  # what no fetch names need not be computed (docs/sparsity.md)
-        engine.backward(loss)
+        read = read_of([output.name_ for output in self.model_desc_.outputs_], fetches)
+        results = engine.forward(inputs, 0, self.current_step + 1, scale, lambda: float(rate), read)
+        outputs = self._chosen(inputs, results, fetches)
+        engine.backward(results[0])
         self.current_step += 1
         if self.current_step == 1:
             self._save_optimized()

@@ -10,7 +10,7 @@ import inspect
 import logging
 import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -201,11 +201,11 @@ class ORTTrainer:
             info.step = step
             return self._rate()
 
-        results = engine.forward(inputs, self.model_desc.loss, step, scale, rate)
+        read = read_of([described[0] for described in self.model_desc.outputs], fetches)
+        results = engine.forward(inputs, self.model_desc.loss, step, scale, rate, read)
         outputs = self._outputs(inputs, results, fetches)
-        loss, chosen = results[self.model_desc.loss], [outputs[name] for name in fetches or outputs]
-        del results  # what no fetch names need not be computed (docs/sparsity.md)
-        engine.backward(loss)
+        chosen = [outputs[name] for name in fetches or outputs]
+        engine.backward(results[self.model_desc.loss])
         info.step = step
         if step == 1:
             self._save_graphs()
@@ -515,6 +515,11 @@ def sizes_of(described: Sequence[Any], inputs: Sequence[Any]) -> dict[str, int]:
                 size = value.shape[axis]
                 _check(sizes.setdefault(name, size) == size, f"Mismatch in dynamic shape {name}")
     return sizes
+
+
+def read_of(names: Sequence[str], fetches: Collection[str] | None) -> tuple[int, ...]:
+    """Places of the outputs that a step returns: those of fetches alone, where there are some."""
+    return tuple(place for place, name in enumerate(names) if not fetches or name in fetches)
 
 
 def described_outputs(inputs: Sequence[Any], outputs: Sequence[Any], given: Sequence[Any], results: Sequence[Tensor],

@@ -26,6 +26,7 @@ class Model(NamedTuple):
     module: nn.Module
     batch: Callable[[], Batch]  # draws another one at each call
     loss: Callable[..., Tensor]  # (module, *batch)
+    outputs: str = ""  # which of the module's results it reads, as ORTMODULE_OUTPUTS has it; all
 
 
 MODELS: dict[str, Callable[[], Model]] = {}
@@ -186,7 +187,7 @@ def labelled(config: str, model: str, batch: int, length: int, **settings: Any) 
 
     def draw() -> Batch:
         return torch.randint(3, words, (batch, length)), torch.randint(3, words, (batch, length))
-    return Model(module, draw, lambda m, x, y: m(input_ids=x, labels=y).loss)
+    return Model(module, draw, lambda m, x, y: m(input_ids=x, labels=y).loss, "loss")
 
 
 def classifier(batch: int, length: int) -> Model:
@@ -210,7 +211,7 @@ def whisper(batch: int, frames: int, length: int) -> Model:
         encoder_ffn_dim=1536, decoder_ffn_dim=1536, max_source_positions=frames // 2, dropout=0.1, use_cache=False)
     return Model(transformers.WhisperForConditionalGeneration(config),
                  lambda: (torch.randn(batch, 80, frames), torch.randint(3, 50000, (batch, length))),
-                 lambda m, x, y: m(input_features=x, labels=y).loss)
+                 lambda m, x, y: m(input_features=x, labels=y).loss, "loss")
 
 
 HEADS = dict(num_attention_heads=8, num_key_value_heads=4)

@@ -52,6 +52,7 @@ def serve(name: str, kind: str, bf16: bool) -> None:
     torch.manual_seed(0)
     work = MODELS[name]()
     batches = [work.batch() for _ in range(BATCHES)]
+    os.environ["ORTMODULE_OUTPUTS"] = work.outputs
     model = WRAPS[kind](work.module.train())
     optimizer = make_optimizer("adamw", list(model.parameters()), kind == "onnxtrain")
     loss, done = torch.tensor(0.0), 0

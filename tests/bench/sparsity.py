@@ -1,15 +1,15 @@
-"""Padded, unlabelled and unread rows: eager PyTorch, onnxtrain with every row, and onnxtrain as it is, in turns.
+"""Padded, unlabelled and unread rows: eager PyTorch, onnxtrain with every row, and onnxtrain for the loss, in turns.
 
     python tests/bench/sparsity.py [--task mlm,classes] [--layers 12] [--width 768] [--batch 8] [--length 128]
                                    [--density 0.6,1.0] [--labelled 0.15] [--rounds 7] [--no-eager] [--outside]
-                                   [--unread] [--bf16]
+                                   [--loss-alone] [--bf16]
 
 A BERT of transformers as it is, whose result has scores beside the loss, with AdamW, dropout on; lengths are spread
 evenly, so that their mean over the batch is the density, and differ between batches. Each round trains every peer on the same batches, in an order that rotates; a
 round's time is its mean step. Prints medians, ratios, and the slab and the rows of the latest program. `every row` is
-the module wrapped under ORTMODULE_ENABLE_COMPUTE_OPTIMIZER=0 and ONNXTRAIN_DISABLE=unread. With --outside, the loop
-computes the loss of the scores of task mlm. With --unread, `every row` leaves out results that no code reads, as well.
-With --bf16, all train under autocast.
+the module wrapped under ORTMODULE_ENABLE_COMPUTE_OPTIMIZER=0, with all results; `onnxtrain` is
+ORTModule(model, outputs="loss"). With --outside, the loop computes the loss of the scores of task mlm, which are the
+result then. With --loss-alone, `every row` has outputs="loss", too. With --bf16, all train under autocast.
 """
 
 from __future__ import annotations
@@ -27,9 +27,8 @@ import transformers
 
 from onnxtrain.optim import FusedAdam
 from onnxtrain.ortmodule import ORTModule
-from onnxtrain.ortmodule._unread import STEPS
 
-EVERY_ROW = {"ORTMODULE_ENABLE_COMPUTE_OPTIMIZER": "0", "ONNXTRAIN_DISABLE": "unread"}
+EVERY_ROW = {"ORTMODULE_ENABLE_COMPUTE_OPTIMIZER": "0"}
 
 
 def loss_of(model: torch.nn.Module, inputs: tuple[torch.Tensor, ...], outside: bool) -> torch.Tensor:
@@ -74,13 +73,12 @@ def peers(args: argparse.Namespace, task: str) -> dict[str, tuple[torch.nn.Modul
     for name in ("every row", "onnxtrain"):
         if name == "every row":
             os.environ.update(EVERY_ROW)
-            if args.unread:
-                del os.environ["ONNXTRAIN_DISABLE"]
         else:
             for variable in EVERY_ROW:
                 os.environ.pop(variable, None)
-        ours = ORTModule(copy.deepcopy(model))
-        for inputs in batches(args, task, 1.0, STEPS + 1):  # the variables are read at the first call, and at this one
+        loss_alone = not args.outside and (name == "onnxtrain" or args.loss_alone)
+        ours = ORTModule(copy.deepcopy(model), outputs="loss" if loss_alone else ())
+        for inputs in batches(args, task, 1.0, 1):  # the variables are read at the first call
             with torch.autocast("cpu", torch.bfloat16, enabled=args.bf16):
                 loss = loss_of(ours, inputs, args.outside)
             loss.backward()
@@ -136,7 +134,7 @@ def main() -> None:
     parser.add_argument("--labelled", type=float, default=0.15)
     parser.add_argument("--no-eager", action="store_true")
     parser.add_argument("--outside", action="store_true")
-    parser.add_argument("--unread", action="store_true")
+    parser.add_argument("--loss-alone", action="store_true")
     parser.add_argument("--bf16", action="store_true")
     for name, default in (("layers", 12), ("width", 768), ("words", 30522), ("batch", 8), ("length", 128),
                           ("rounds", 7), ("steps", 4)):

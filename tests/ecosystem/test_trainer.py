@@ -120,6 +120,7 @@ def test_wrap_trainer(tmp_path, options):
         for (name, a), b in zip(plain.named_parameters(), ours.named_parameters(), strict=True):
             torch.testing.assert_close(b[1], a, rtol=2e-2, atol=2e-4, msg=name)
     assert trainer.model is ours and isinstance(trainer.optimizer.optimizer, FusedAdam)
+    assert trainer.model_wrapped._outputs == (None if "label_smoothing_factor" in options else ("loss", 0))
     counts = onnxtrain.stats(trainer.model_wrapped)
     forwards = len(got) * options.get("gradient_accumulation_steps", 1)
     assert (counts["engine_steps"], counts["fallback_steps"]) == (forwards + 2, 0), counts["reasons"]
@@ -190,6 +191,36 @@ def test_smoothed_labels_of_a_causal_model(tmp_path, adapter):
         (wrap_trainer(trainer) if kind == "wrap_trainer" else trainer).train()
         losses[kind] = [row["loss"] for row in trainer.state.log_history if "loss" in row]
         assert losses[kind] == pytest.approx(losses["eager"], rel=1e-4), kind
+
+
+class Penalised(transformers.Trainer):
+    """Reads the scores as well."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        outputs = model(**inputs)
+        loss = outputs.loss + outputs.logits.square().mean()
+        return (loss, outputs) if return_outputs else loss
+
+
+@pytest.mark.parametrize("way", ["a subclass", "the trainer itself", "compute_loss_func"])
+def test_wrap_trainer_where_other_code_reads_the_scores(tmp_path, way):
+    def penalty(outputs, labels, num_items_in_batch=None):
+        return outputs.logits.square().mean()
+
+    losses = []
+    for wrap in (lambda trainer: trainer, wrap_trainer):
+        kind = Penalised if way == "a subclass" else transformers.Trainer
+        trainer = wrap(kind(
+            model=gpt2(), train_dataset=causal_rows(), compute_loss_func=penalty if way == "compute_loss_func" else None,
+            args=transformers.TrainingArguments(
+                str(tmp_path), max_steps=3, per_device_train_batch_size=3, logging_steps=1, use_cpu=True, report_to=[],
+                disable_tqdm=True, save_strategy="no")))
+        if way == "the trainer itself":  # after it was wrapped
+            trainer.compute_loss = Penalised.compute_loss.__get__(trainer)
+        trainer.train()
+        losses.append([row["loss"] for row in trainer.state.log_history if "loss" in row])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+    assert onnxtrain.stats(trainer.model_wrapped)["fallback_steps"] == 0
 
 
 def test_what_wrap_trainer_leaves_alone(tmp_path):

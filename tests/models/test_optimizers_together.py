@@ -1,8 +1,8 @@
 """Every optimizer of the engine on at once, dropout on, is the same training as all of them off.
 
-On: unused rows, padding and unlabelled tokens left out however small the graph; results that no code reads; recompute
-at level 2, to a budget, or of everything; streamed losses and losses outside the module; every fusion. Off: no pass
-that is optional. Both start from the same weights and seed at each step, in the engine; loss, outputs, gradients of
+On: unused rows, padding and unlabelled tokens left out however small the graph; results beside a loss in the module;
+recompute at level 2, to a budget, or of everything; streamed losses; every fusion. Off: no pass that is optional. Both
+start from the same weights and seed at each step, in the engine; loss, outputs of a module without a loss, gradients of
 parameters and inputs, and buffers are compared. See against_eager.py and test_models.py for the same models against
 eager.
 """
@@ -32,12 +32,12 @@ from test_models import MODELS, RANDOM
 
 import onnxtrain
 from onnxtrain import _C
-from onnxtrain.ortmodule import ORTModule, _deferred, _outside_loss, _unread
+from onnxtrain.ortmodule import ORTModule
 
 PIPELINE = Path(__file__).resolve().parents[2] / "csrc" / "passes" / "pipeline.c"
 OPTIONAL = sorted({*re.findall(r'{"(\w+)", \w+, false', PIPELINE.read_text()), "pack_rows", "schedule", "winograd"})
 FORCED = ["+pack_rows", "+recompute", "+schedule", "+fuse_gelu"]
-STEPS = _unread.STEPS + 3  # watched, computed both ways, and two without the results that no code reads
+STEPS = 3
 LIMIT = {torch.float64: 1e-10, torch.float32: 1e-4}  # of the largest entry
 # Its code casts states and residuals to float32 in every dtype; merged casts have their gradients added in float32.
 # Eager and the engine with all passes off are 4e-7 apart.
@@ -67,9 +67,6 @@ def switch(way: str, patch: pytest.MonkeyPatch) -> None:
         patch.delenv(name, raising=False)
     for name, value in variables.items():
         patch.setenv(name, value)
-    patch.setenv("ONNXTRAIN_DISABLE", "unread,outside_loss" if off else "")
-    for module in (_unread, _outside_loss, _deferred):
-        patch.setattr(module, "LEAST_ELEMENTS", 1 << 62 if off else 1)
     _C.disable_passes(OPTIONAL if off else FORCED)
     _C.recompute_everywhere(everywhere)
 
@@ -107,18 +104,20 @@ class WithLoss(nn.Module):
 
 @dataclasses.dataclass
 class Case:
-    """A model in train mode, its arguments by name or position, and the loss of its results."""
+    """A model in train mode, its arguments by name or position, the loss of its results, and which of them is the loss,
+    if one is."""
 
     module: nn.Module
     args: tuple[Tensor, ...]
     kwargs: dict[str, Any]
     loss: Callable[[Any], Tensor]
+    outputs: tuple[str | int, ...] = ()
 
     def to(self, dtype: torch.dtype) -> Case:
         """Module and arguments in another dtype."""
         args, kwargs = pytree.tree_map_only(Tensor, lambda x: x.to(dtype) if x.is_floating_point() else x,
                                             (self.args, self.kwargs))
-        return Case(copy.deepcopy(self.module).to(dtype), args, kwargs, self.loss)
+        return Case(copy.deepcopy(self.module).to(dtype), args, kwargs, self.loss, self.outputs)
 
 
 def of_zoo(name: str, where: str) -> Case:
@@ -130,7 +129,7 @@ def of_zoo(name: str, where: str) -> Case:
     if where == "outside":
         return Case(module.train(), inputs, {}, model.loss)
     labels = labels_of(copy.deepcopy(module)(*inputs)) if model.loss in LABELLED else None
-    return Case(WithLoss(module, model.loss).train(), inputs, {"labels": labels}, lambda results: results[0])
+    return Case(WithLoss(module, model.loss).train(), inputs, {"labels": labels}, lambda results: results[0], (0,))
 
 
 def of_transformers(name: str, attention: str, where: str) -> Case:
@@ -148,7 +147,7 @@ def of_transformers(name: str, attention: str, where: str) -> Case:
         if name in ("t5", "bart", "whisper"):
             kwargs["decoder_input_ids"] = labels
         return Case(module.train(), (), kwargs, outside_of(labels))
-    return Case(module.train(), (), kwargs, lambda results: results.loss)
+    return Case(module.train(), (), kwargs, lambda results: results.loss, ("loss",))
 
 
 def outside_of(labels: Tensor | None) -> Callable[[Any], Tensor]:
@@ -166,7 +165,7 @@ def train(case: Case, way: str, patch: pytest.MonkeyPatch,
     """What each step computes, by name. Steps start from `states`; where there are none, from those of SGD, which are
     added to it."""
     switch(way, patch)
-    model = ORTModule(copy.deepcopy(case.module))
+    model = ORTModule(copy.deepcopy(case.module), outputs=() if way == OFF else case.outputs)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     first, seen = not states, []
     for at in range(STEPS):
@@ -179,7 +178,7 @@ def train(case: Case, way: str, patch: pytest.MonkeyPatch,
 
 
 def step(case: Case, model: ORTModule, at: int) -> dict[str, Any]:
-    """Loss, gradients and buffers, and outputs in the last step: until then no code reads them."""
+    """Loss, gradients and buffers, and outputs where the loss is none of them."""
     wanted = "input_values" not in case.kwargs  # of which wav2vec2 sets requires_grad itself
     args, kwargs = pytree.tree_map_only(
         Tensor, lambda x: x.clone().requires_grad_(wanted and x.is_floating_point()), (case.args, case.kwargs))
@@ -188,7 +187,7 @@ def step(case: Case, model: ORTModule, at: int) -> dict[str, Any]:
     torch.manual_seed(100 + at)
     results = model(*args, **kwargs)
     loss = case.loss(results)
-    results = results if at == STEPS - 1 else None
+    results = None if case.outputs else results
     loss.backward()
     found = {"loss": loss.detach(), "drawn": torch.rand(1, dtype=torch.float64)}
     found |= {f"output {i}": x.detach().clone() for i, x in enumerate(pytree.tree_leaves(results))
@@ -256,7 +255,6 @@ def test_all_on_is_all_off(case: tuple[Any, ...], turn: int, monkeypatch: pytest
     model, states = made(*which).to(dtype), []
     wanted, off = train(model, OFF, monkeypatch, states)
     assert not any(largest(off, name) for name in ("recomputed_nodes", "packed_nodes")) and not streams(off)
-    assert not onnxtrain.stats(off)["unread_results"]
     same: list[list[dict[str, Any]]] = []
     for way in list(WAYS) if EVERY else [list(WAYS)[(turn + i) % len(WAYS)] for i in (0, 1)]:
         got, on = train(model, way, monkeypatch, states)
@@ -274,4 +272,4 @@ def test_they_are_on(way: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     monkeypatch.setenv("ORTMODULE_CACHE_DIR", str(tmp_path))
     _, model = train(made("transformers", "bert", "sdpa", "inside").to(torch.float64), way, monkeypatch, [])
     assert all(largest(model, name) for name in ("recomputed_nodes", "packed_nodes", "label_rows", "key_rows"))
-    assert streams(model) == (way == "everywhere") and onnxtrain.stats(model)["unread_results"]
+    assert streams(model) == (way == "everywhere")
