@@ -57,7 +57,7 @@ class Engine:
         self.device = torch.device(device)
         if self.device.type == "cuda" and not torch.cuda.is_available():
             raise RuntimeError(f"the trainer's device is '{device}', and torch has no CUDA device here: ask for 'cpu' "
-                               "(ORTTrainerOptions({'device': {'id': 'cpu'}}); the default is 'cuda')")
+                               "(ORTTrainerOptions({'device': {'id': 'cpu'}})), or for none")
         if self.device == torch.device("cuda") and (index := processes.local_rank()) is not None:
             self.device = torch.device("cuda", index)
             torch.cuda.set_device(self.device)

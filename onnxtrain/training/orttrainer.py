@@ -25,6 +25,7 @@ from onnxtrain.training._engine import Engine
 from onnxtrain.training._info import TrainStepInfo
 from onnxtrain.training._models import TorchModel
 from onnxtrain.training._onnx_model import OnnxModel
+from onnxtrain.training._postprocess import applied, torch_model
 from onnxtrain.training._update import as_tensor
 from onnxtrain.training.amp.loss_scaler import DynamicLossScaler, LossScaler
 from onnxtrain.training.model_desc_validation import _ORTTrainerModelDesc
@@ -87,16 +88,9 @@ class ORTTrainer:
         self._torch_model = model if isinstance(model, torch.nn.Module) else None
         if not isinstance(model, torch.nn.Module):
             self._proto = onnx.ModelProto()
-            self._proto.CopyFrom(self._postprocessed(model))
+            self._proto.CopyFrom(model)
+            self._proto = applied(self.options._internal_use.extra_postprocess, self._proto)
             self._init_session()
-
-    def _postprocessed(self, model: onnx.ModelProto) -> onnx.ModelProto:
-        change = self.options._internal_use.extra_postprocess
-        if change is None:
-            return model
-        changed = change(model)
-        _check(isinstance(changed, onnx.ModelProto), "'extra_postprocess' must give an onnx.ModelProto")
-        return changed
 
     # ---- the session ----
 
@@ -110,14 +104,15 @@ class ORTTrainer:
         """
         if self._engine is None:
             options, desc = self.options, self.model_desc
-            refuse_unsupported(options, self._torch_model is not None)
+            refuse_unsupported(options)
             warn_of_ignored(options)
             loss = desc.loss
             if options.mixed_precision.enabled and options.mixed_precision.loss_scaler is None:
                 options.mixed_precision.loss_scaler = DynamicLossScaler()
-            names = [described[0] for described in desc.inputs]
             if self._torch_model is not None:
-                model: Any = TorchModel(self._torch_model, self.loss_fn, names, by_position=False, loss=loss)
+                model: Any = torch_model(options._internal_use.extra_postprocess, self._torch_model, self.loss_fn,
+                                         desc.inputs, desc.outputs, by_position=False, loss=loss,
+                                         opset=options._internal_use.onnx_opset_version)
                 if options.graph_transformer.transformer_layer_recompute:
                     runtime = model.ort_module._runtime
                     runtime.memory_optimization_level = max(1, runtime.memory_optimization_level)
@@ -165,7 +160,7 @@ class ORTTrainer:
     def _onnx_model(self) -> onnx.ModelProto | None:
         """In evaluation, with the weights of when it was made: first asked for, or last saved. None before a step."""
         if self._proto is None and self._engine is not None:
-            self._proto = self._engine.model.proto(self.model_desc.inputs, self.model_desc.outputs)
+            self._proto = self._engine.model.proto()
         return self._proto
 
     @_onnx_model.setter
@@ -316,7 +311,7 @@ class ORTTrainer:
         if not os.path.isdir(os.path.dirname(path) or "."):
             warnings.warn(f"save_as_onnx: the folder of {path} does not exist: nothing is written", stacklevel=2)
             return
-        self._proto = self._engine.model.proto(self.model_desc.inputs, self.model_desc.outputs)
+        self._proto = self._engine.model.proto()
         data = self._proto.SerializeToString()
         _state.written_whole(path, lambda file: file.write(data))
 

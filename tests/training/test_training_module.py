@@ -424,7 +424,6 @@ def test_bfloat16_by_autocast_around_a_step():
     ({"distributed": {"world_size": 3, "enable_adasum": True}}, "Adasum needs 2, 4, 8"),
     ({"distributed": {"horizontal_parallel_size": 2}}, "distributed.horizontal_parallel_size is 2"),
     ({"distributed": {"pipeline_parallel": {"pipeline_parallel_size": 3}}}, "pipeline_parallel_size is 3"),
-    ({"_internal_use": {"extra_postprocess": lambda model: model}}, "_internal_use.extra_postprocess"),
 ])
 def test_options_that_are_not_there(given, name):
     module = net()
@@ -434,11 +433,27 @@ def test_options_that_are_not_there(given, name):
     assert all(torch.equal(value, before[key]) for key, value in module.state_dict().items())
 
 
-def test_the_default_device_is_cuda():
+def test_a_module_without_parameters_and_with_an_unused_input():
+    class Mean(torch.nn.Module):
+        def forward(self, x, unused):
+            return x.mean()
+
+    described = {"inputs": [("x", [1]), ("unused", [1])], "outputs": [("loss", [], True)]}
+    trainer = ORTTrainer(Mean(), described, optim.LambConfig(lr=0.001))
+    assert trainer.train_step(torch.tensor([2.0]), torch.tensor([1.0])) == 2
+    assert trainer.eval_step(torch.tensor([3.0]), torch.tensor([1.0])) == 3
+
+
+def test_without_a_device_of_cuda_the_default_is_the_cpu(caplog):
     if torch.cuda.is_available():
         pytest.skip("there is one")
+    with caplog.at_level("INFO", "onnxtrain"):
+        trainer = ORTTrainer(net(), DESCRIPTION, optim.SGDConfig(), loss_fn=cross_entropy)
+    assert "device.id is not given, and torch has no CUDA device here: the trainer runs on the CPU" in caplog.text
+    trainer.train_step(*batches(1)[0])
+    assert trainer._engine.device == torch.device("cpu")
     with pytest.raises(RuntimeError, match="the trainer's device is 'cuda', and torch has no CUDA device"):
-        ORTTrainer(net(), DESCRIPTION, optim.SGDConfig(), loss_fn=cross_entropy).train_step(*batches(1)[0])
+        trainer_of(net(), optim.SGDConfig(), device={"id": "cuda"}).train_step(*batches(1)[0])
 
 
 @pytest.mark.parametrize("change, error, message", [
