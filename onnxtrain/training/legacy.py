@@ -5,11 +5,9 @@ by name, the rate at each step. Same engine as orttrainer.py.
 from __future__ import annotations
 
 import functools
-import logging
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Protocol
 
 import onnx
@@ -31,7 +29,6 @@ from onnxtrain.training.orttrainer import described_outputs, sizes_of
 __all__ = ["IODescription", "LossScaler", "ModelDescription", "ORTTrainer", "generate_sample", "load_checkpoint",
            "save_checkpoint"]
 
-_log = logging.getLogger("onnxtrain")
 _CONFIGS = {"SGDOptimizer": SGDConfig, "AdamOptimizer": AdamConfig, "LambOptimizer": LambConfig}
 _PREFIX = "ORT_checkpoint"
 
@@ -253,6 +250,8 @@ class ORTTrainer:
                                   str(self.device_),
                                   Processes(self.world_size, self.world_rank, self.deepspeed_zero_stage_,
                                             self._adasum))
+            if self._optimized_path:
+                self._engine.graphs = {self._optimized_path: ("execution_model", False)}
             self.session = _state.TrainingSession(self._engine)
         if self._pending is not None:
             load, self._pending = self._pending, None
@@ -318,8 +317,7 @@ class ORTTrainer:
         del results  # what no fetch names need not be computed (docs/sparsity.md)
         engine.backward(loss)
         self.current_step += 1
-        if self.current_step == 1:
-            self._save_optimized()
+        engine.save_graphs()
         if engine.is_update(self.current_step):
             finite = engine.apply()
             self.global_step_ += finite
@@ -353,12 +351,6 @@ class ORTTrainer:
             raise RuntimeError(f"the outputs {unknown} are not among those of this call: "
                                f"{[output.name_ for output in self.model_desc_.outputs_]} are described")
         return [named[name] for name in fetches or named]
-
-    def _save_optimized(self) -> None:
-        assert self._engine is not None
-        program = self._engine.model.latest() if self._optimized_path else None
-        if program is not None and program.session is not None:
-            Path(self._optimized_path).write_bytes(program.save("execution_model"))
 
     # ---- state ----
 

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import functools
 import inspect
-import logging
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import onnx
@@ -34,10 +32,11 @@ from onnxtrain.training.orttrainer_options import ORTTrainerOptions, refuse_unsu
 
 __all__ = ["ORTTrainer", "ORTTrainerOptions", "TrainStepInfo"]
 
-_log = logging.getLogger("onnxtrain")
-_STAGES = {"model_after_graph_transforms_path": "optimized_pre_grad", "model_with_gradient_graph_path": "optimized",
-           "model_with_training_graph_path": "optimized",
-           "model_with_training_graph_after_optimization_path": "execution_model"}
+# Of debug.graph_save_paths: the engine's stage, and whether the file has the update.
+_STAGES = {"model_after_graph_transforms_path": ("optimized_pre_grad", False),
+           "model_with_gradient_graph_path": ("optimized", False),
+           "model_with_training_graph_path": ("optimized", True),
+           "model_with_training_graph_after_optimization_path": ("execution_model", True)}
 
 
 class ORTTrainer:
@@ -130,6 +129,8 @@ class ORTTrainer:
                                       options.distributed.world_size, options.distributed.world_rank,
                                       options.distributed.deepspeed_zero_optimization.stage,
                                       options.distributed.enable_adasum))
+            self._engine.graphs = {path: _STAGES[name] for name, path in vars(options.debug.graph_save_paths).items()
+                                   if path}
             self._training_session = _state.TrainingSession(self._engine)
         if optimizer_state:
             self._engine.load_optimizer(optimizer_state)
@@ -202,8 +203,7 @@ class ORTTrainer:
         del results  # what no fetch names need not be computed (docs/sparsity.md)
         engine.backward(loss)
         info.step = step
-        if step == 1:
-            self._save_graphs()
+        engine.save_graphs()
         if engine.is_update(step):
             info.all_finite = engine.apply()
             if scaler is not None:
@@ -272,22 +272,6 @@ class ORTTrainer:
             if len(item) == 3 and item[0] in outputs:
                 dtype = outputs[item[0]].dtype
                 desc.add_type_to_output_description(place, dtype, dtype if dtype == torch.float16 else None)
-
-    def _save_graphs(self) -> None:
-        """Writes the graphs that debug.graph_save_paths asks for, of the first training step."""
-        assert self._engine is not None
-        for name, path in vars(self.options.debug.graph_save_paths).items():
-            program = self._engine.model.latest() if path else None
-            if program is not None and program.session is not None:
-                if cuts := self._engine.model.cuts():
-                    _log.warning("ORTTrainer: %s holds one of several graphs, because Dynamo cut the module: %s", path,
-                                 cuts[0])
-                try:
-                    Path(path).write_bytes(program.save(_STAGES[name]))
-                except OSError as error:
-                    _log.warning("ORTTrainer: debug.graph_save_paths.%s: %s", name, error)
-            elif path:
-                _log.warning("ORTTrainer did not write %s: the module does not run as one graph", path)
 
     # ---- as a file ----
 
