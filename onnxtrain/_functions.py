@@ -7,7 +7,7 @@ place.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import onnx
@@ -17,7 +17,7 @@ from onnx import helper
 
 from onnxtrain import _C
 
-__all__ = ["inline", "missing"]
+__all__ = ["inline", "missing", "types"]
 
 BODIES = "ai.onnxtrain.bodies"  # domain of the functions that `inline` adds
 _ROUNDS = 8  # a body may use further operators that have bodies
@@ -104,7 +104,7 @@ def _with_defaults(function: onnx.FunctionProto, schema: onnx.defs.OpSchema, nod
         raise _C.UnsupportedError(f"{node.op_type} '{node.name}': attribute '{unknown[0]}' is not supported")
 
 
-def _types(model: onnx.ModelProto) -> dict[str, onnx.TypeProto]:
+def types(model: onnx.ModelProto) -> dict[str, onnx.TypeProto]:
     """Name -> type of every value whose type can be told, those of subgraphs included."""
     inferred = onnx.shape_inference.infer_shapes(model, data_prop=True)
     found: dict[str, onnx.TypeProto] = {}
@@ -123,25 +123,26 @@ def _types(model: onnx.ModelProto) -> dict[str, onnx.TypeProto]:
     return found
 
 
-def inline(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with operators that the core does not have given the function body of their schema, where there is one.
+def inline(model: onnx.ModelProto,
+           lacking: Callable[[onnx.ModelProto], set[tuple[str, str]]] = missing) -> onnx.ModelProto:
+    """The model with operators that are lacking given the function body of their schema, where there is one.
 
     The bodies become functions of the model, under a separate domain; the core puts them in place of the calls.
 
     Args:
         model: a ModelProto; it is not changed. The types of its graph inputs decide about bodies that depend on dtypes
         or ranks.
+        lacking: (domain, operator) of a model's nodes that are to be replaced; those that the core does not have.
 
     Returns:
-        `model` itself where there is nothing to replace, else a new one. Operators without a body stay, for the core to
-        name.
+        `model` itself where there is nothing to replace, else a new one. Operators without a body stay.
 
     Raises:
         UnsupportedError: a body depends on types that the model does not tell.
     """
     for round_ in range(_ROUNDS):
         versions = {_domain(o.domain): o.version for o in model.opset_import}
-        wanted = {key: schema for key in missing(model) if (schema := _schema(*key, versions.get(key[0], 0)))}
+        wanted = {key: schema for key in lacking(model) if (schema := _schema(*key, versions.get(key[0], 0)))}
         if not wanted:
             return model
         if any((_domain(n.domain), n.op_type) in wanted for f in model.functions for n in nodes_of(f.node)):
@@ -150,14 +151,14 @@ def inline(model: onnx.ModelProto) -> onnx.ModelProto:
         else:
             result = onnx.ModelProto()
             result.CopyFrom(model)
-        types: dict[str, onnx.TypeProto] = {}
+        known: dict[str, onnx.TypeProto] = {}
         if any(schema.has_context_dependent_function for schema in wanted.values()):
-            types = _types(result)
+            known = types(result)
         for number, node in enumerate(nodes_of(result.graph.node)):
             key = _domain(node.domain), node.op_type
             if key not in wanted:
                 continue
-            function = _body(wanted[key], node, versions.get(key[0], 0), types)
+            function = _body(wanted[key], node, versions.get(key[0], 0), known)
             _with_defaults(function, wanted[key], node)
             function.domain, function.name = BODIES, f"{node.op_type}_{round_}_{number}"
             function.overload = ""

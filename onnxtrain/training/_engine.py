@@ -6,14 +6,19 @@ It knows no descriptions and no options: orttrainer.py and legacy.py read those.
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import torch
 from torch import Tensor
 
 from onnxtrain import options
+from onnxtrain._export.domain import DOMAIN
+from onnxtrain.ortmodule._program import Program
 from onnxtrain.training._distributed import Processes, Shards
 from onnxtrain.training._models import TorchModel
 from onnxtrain.training._onnx_model import OnnxModel
@@ -21,6 +26,7 @@ from onnxtrain.training._reducer import Reducer
 from onnxtrain.training._update import Update
 from onnxtrain.training._whole_step import WholeStep
 
+_log = logging.getLogger("onnxtrain")
 _NOTHING = contextlib.nullcontext()
 
 
@@ -43,7 +49,7 @@ class Engine:
 
     Attributes:
         peers: the processes; None where there is one. shards: who keeps what of the optimizer's state with ZeRO; else
-            None.
+            None. graphs: files of save_graphs(), with the stage of the graph and whether it has the update.
 
     Raises:
         RuntimeError: a frozen weight is none of the model's; device is one of CUDA, and torch has none.
@@ -57,7 +63,7 @@ class Engine:
         self.device = torch.device(device)
         if self.device.type == "cuda" and not torch.cuda.is_available():
             raise RuntimeError(f"the trainer's device is '{device}', and torch has no CUDA device here: ask for 'cpu' "
-                               "(ORTTrainerOptions({'device': {'id': 'cpu'}}); the default is 'cuda')")
+                               "(ORTTrainerOptions({'device': {'id': 'cpu'}})), or for none")
         if self.device == torch.device("cuda") and (index := processes.local_rank()) is not None:
             self.device = torch.device("cuda", index)
             torch.cuda.set_device(self.device)
@@ -95,6 +101,7 @@ class Engine:
         self._scale = 1.0  # of the latest forward, and its rate
         self._rate: Callable[[], float] = float
         self._whole: WholeStep | None = None
+        self.graphs: dict[str, tuple[str, bool]] = {}
         if self.device.type == "cpu" and "whole_step" not in options.read("ONNXTRAIN_DISABLE").split(","):
             self._whole = WholeStep(self._trained.values(), self._scaled_one, self._update_within,
                                     None if self.peers is None else self._reduce, self.reducer)
@@ -144,6 +151,36 @@ class Engine:
     def load_optimizer(self, state: Mapping[str, Mapping[str, Any]]) -> None:
         """Update.load_state() of whole weights; with ZeRO each process keeps its part of it."""
         self.update.load_state(state if self.shards is None else self.shards.cut(state))
+
+    # ---- as files ----
+
+    def save_graphs(self) -> None:
+        """Writes `graphs`, once, of the step that has been taken; a warning says which file cannot be written."""
+        graphs, self.graphs = self.graphs, {}
+        for path, (stage, update) in graphs.items():
+            program = self.model.latest()
+            if program is None or program.session is None:
+                _log.warning("ORTTrainer did not write %s: the module does not run as one graph", path)
+                continue
+            if cuts := self.model.cuts():
+                _log.warning("ORTTrainer: %s holds one of several graphs, because Dynamo cut the module: %s", path,
+                             cuts[0])
+            data = program.save(stage)
+            try:
+                Path(path).write_bytes(self._with_update(data, program) if update else data)
+            except OSError as error:
+                _log.warning("ORTTrainer did not write %s: %s", path, error)
+
+    def _with_update(self, data: bytes, program: Program) -> bytes:
+        """The graph with a node for the update of each weight, which is a call of onnxtrain.optim after it."""
+        model = onnx.load_model_from_string(data)
+        wanted = [source for source, wants in zip(program.exported.inputs, program.latest_mask) if wants]
+        gradients = [value.name for value in model.graph.output][-len(wanted):] if wanted else []
+        for source, gradient in zip(wanted, gradients):
+            if source.kind == "parameter":
+                model.graph.node.append(onnx.helper.make_node(
+                    self.update.name, [source.name, gradient], [f"{source.name}_updated"], domain=DOMAIN))
+        return model.SerializeToString()
 
     # ---- steps ----
 

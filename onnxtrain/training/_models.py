@@ -17,6 +17,7 @@ from torch import Tensor
 from onnxtrain.ortmodule import ORTModule
 from onnxtrain.ortmodule._whole import tensors_of
 from onnxtrain.training import _saved
+from onnxtrain.training._opset import OPSET
 
 
 class ModelWithLoss(torch.nn.Module):
@@ -74,9 +75,10 @@ class TorchModel:
     Args:
         module: stays the user's: its parameters are what is trained.
         loss_fn: called with the module's output and the last input; None where the module gives its loss itself.
-        names: of the inputs, the loss's included.
+        inputs, outputs: (name, shape) of each, as a description has them; the loss's included.
         by_position: inputs go to forward in their order; else by name.
         loss: which output is the loss.
+        opset: of proto().
 
     Raises:
         ValueError: forward has no parameter of some input's name.
@@ -84,8 +86,9 @@ class TorchModel:
 
     torch_module = True
 
-    def __init__(self, module: torch.nn.Module, loss_fn: Callable[..., Any] | None, names: Sequence[str],
-                 by_position: bool, loss: int = 0) -> None:
+    def __init__(self, module: torch.nn.Module, loss_fn: Callable[..., Any] | None, inputs: Sequence[Any],
+                 outputs: Sequence[Any], by_position: bool, loss: int = 0, opset: int = OPSET) -> None:
+        names = [described[0] for described in inputs]
         if not by_position:
             known, any_name = parameters_of(module)
             wrong = [name for name in (names if loss_fn is None else names[:-1]) if name not in known]
@@ -93,6 +96,7 @@ class TorchModel:
                 raise ValueError(f"the description names inputs {wrong}, but forward of {type(module).__name__} takes "
                                  f"{known}")
         self.module = module
+        self._inputs, self._outputs, self._opset = inputs, outputs, opset
         self._composed = ModelWithLoss(module, loss_fn, names, by_position, loss)
         self.ort_module = ORTModule(self._composed, outputs=())
         self._example: list[tuple[torch.Size, torch.dtype]] | None = None
@@ -130,13 +134,16 @@ class TorchModel:
             self._composed.train()
         self._composed.read = None if read is None else tuple(read)
         self._note(inputs)
-        return list(self.ort_module(*inputs))
+        return list(self._run(inputs))
+
+    def _run(self, inputs: Sequence[Any]) -> Any:
+        return self.ort_module(*inputs)
 
     def evaluate(self, inputs: Sequence[Any]) -> list[Tensor]:
         """The outputs in evaluation; every submodule is in its own mode again afterwards."""
         self._note(inputs)
         with self._evaluating(), torch.no_grad():
-            return self._tensors(self.ort_module(*inputs))
+            return self._tensors(self._run(inputs))
 
     def eager(self, inputs: Sequence[Any]) -> list[Tensor]:
         """The same as evaluate(), by PyTorch."""
@@ -174,18 +181,15 @@ class TorchModel:
 
     # ---- as ONNX ----
 
-    def proto(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> onnx.ModelProto:
+    def proto(self) -> onnx.ModelProto:
         """The module and its loss in evaluation, with the weights as they are.
-
-        Args:
-            inputs, outputs: descriptions, for names and dims.
 
         Raises:
             ExportError: torch cannot export it.
-            UnsupportedError: it has operators that only this engine knows.
+            UnsupportedError: it has operators that only this engine knows, or that the opset does not have.
         """
         if self._example is None:
             raise RuntimeError("no step with tensors as inputs has run yet: run one first")
         device = next(iter([*self._composed.parameters(), *self._composed.buffers()]), torch.empty(0)).device
         example = [torch.zeros(shape, dtype=dtype, device=device) for shape, dtype in self._example]
-        return _saved.proto_of(self._composed, example, self._own, inputs, outputs)
+        return _saved.proto_of(self._composed, example, self._own, self._inputs, self._outputs, self._opset)

@@ -151,10 +151,10 @@ class OnnxModel:
         for name, held in self._names.items():
             sources.append(GraphInput("parameter" if held in self._holder._parameters else "buffer", name, held))
         sources += [GraphInput("constant", name, value) for name, value in self._constants.items()]
-        _weights_as_inputs(graph, [source.name for source in sources])
+        weights_as_inputs(graph, [source.name for source in sources])
         targets = [GraphOutput("user", name, leaf) for leaf, name in enumerate(self._outputs)]
         targets += [GraphOutput("buffer", value, self._names[name]) for name, value in updated.items()]
-        _give_out(graph, targets)
+        give_out(graph, targets)
         exported = Exported(_functions.inline(model).SerializeToString(), tuple(sources), tuple(targets),
                             len(self._outputs), lambda _: None, model.opset_import[0].version, {}, [])
         device = next(iter([*self._holder.parameters(), *self._holder.buffers()]), torch.empty(0)).device
@@ -165,7 +165,7 @@ class OnnxModel:
 
     # ---- as ONNX ----
 
-    def proto(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> onnx.ModelProto:
+    def proto(self) -> onnx.ModelProto:
         """The model in evaluation, with the weights as they are."""
         model = onnx.ModelProto()
         model.CopyFrom(self.model)
@@ -241,7 +241,7 @@ def _updated_statistics(graph: onnx.GraphProto, buffers: dict[str, Tensor]) -> d
     return found
 
 
-def _weights_as_inputs(graph: onnx.GraphProto, names: Sequence[str]) -> None:
+def weights_as_inputs(graph: onnx.GraphProto, names: Sequence[str]) -> None:
     """Makes these the graph's inputs, in this order; the other initializers stay."""
     given = {value.name: value for value in graph.input}
     for tensor in graph.initializer:
@@ -253,7 +253,7 @@ def _weights_as_inputs(graph: onnx.GraphProto, names: Sequence[str]) -> None:
     graph.input.extend(given[name] for name in names)
 
 
-def _give_out(graph: onnx.GraphProto, targets: Sequence[GraphOutput]) -> None:
+def give_out(graph: onnx.GraphProto, targets: Sequence[GraphOutput]) -> None:
     """Makes these values the graph's outputs, in this order."""
     known = {value.name: value for value in (*graph.value_info, *graph.output)}
     wanted = [known.get(target.name, onnx.ValueInfoProto(name=target.name)) for target in targets]

@@ -1,7 +1,7 @@
 """A trained module as an onnx.ModelProto for other runtimes: in evaluation, with its weights, of standard operators.
 
-Used by _models.py. _export makes graphs for training, with weights as inputs and operators of the engine's own; here
-both are replaced.
+Used by _models.py and _postprocess.py. _export makes graphs for training, with weights as inputs and operators of the
+engine's own; here both are replaced.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from torch import Tensor
 
 from onnxtrain import UnsupportedError
 from onnxtrain._export.domain import DOMAIN
-from onnxtrain._export.exported import Exported
+from onnxtrain._export.exported import DYNAMO_OPSETS, Exported
 from onnxtrain._functions import nodes_of
 from onnxtrain.ortmodule._whole import export_whole
+from onnxtrain.training._opset import OPSET, converted, version_of
 from onnxtrain.utils.torch_io_helper import pytorch_type_to_onnx_dtype
 
-OPSET = 20
 # Operators of the engine's own that are one of the standard's, but for gradients and checks: its name, and how many of
 # the inputs it has.
 _SAME = {"StopGradient": ("Identity", 1), "InRange": ("Identity", 1), "HardTanh": ("Clip", 3), "TorchTopK": ("TopK", 2),
@@ -48,7 +48,7 @@ def tensor_proto(tensor: Tensor, name: str) -> onnx.TensorProto:
 
 
 def proto_of(module: torch.nn.Module, example: Sequence[Tensor], own: Callable[[str], str], inputs: Sequence[Any],
-             outputs: Sequence[Any]) -> onnx.ModelProto:
+             outputs: Sequence[Any], opset: int = OPSET) -> onnx.ModelProto:
     """A module in evaluation.
 
     Args:
@@ -56,6 +56,7 @@ def proto_of(module: torch.nn.Module, example: Sequence[Tensor], own: Callable[[
         example: inputs of sizes and dtypes that it takes.
         own: of a weight's name in the module makes its name in the file.
         inputs, outputs: (name, shape) of each, as a description has them.
+        opset: of the file.
 
     Raises:
         ExportError, UnsupportedError: see TorchModel.proto().
@@ -64,10 +65,26 @@ def proto_of(module: torch.nn.Module, example: Sequence[Tensor], own: Callable[[
     module.eval()
     try:
         with torch.no_grad():
-            exported = export_whole(module, tuple(example), {}, opset=OPSET)
+            exported = exported_of(module, example, opset)
     finally:
         for child in training:
             child.training = True
+    model, _ = named(module, exported, own, inputs, outputs)
+    del model.graph.output[len(outputs):]
+    _to_standard_operators(model)
+    return converted(model, opset)
+
+
+def exported_of(module: torch.nn.Module, inputs: Sequence[Any], opset: int) -> Exported:
+    """export_whole(), in this opset; in the oldest that the exporter has for one before it."""
+    return export_whole(module, tuple(inputs), {}, opset=max(opset, DYNAMO_OPSETS[0]))
+
+
+def named(module: torch.nn.Module, exported: Exported, own: Callable[[str], str], inputs: Sequence[Any],
+          outputs: Sequence[Any]) -> tuple[onnx.ModelProto, dict[str, str]]:
+    """An export with weights as initializers, its values under the names of proto_of()'s arguments, and what they were
+    called before. Results that are not described are none of its outputs; what a run writes besides comes last.
+    """
     model = onnx.load_model_from_string(exported.model)
     names = _weights_as_initializers(model, exported, module, own)
     users = {i.target: i.name for i in exported.inputs if i.kind == "user"}
@@ -75,13 +92,13 @@ def proto_of(module: torch.nn.Module, example: Sequence[Tensor], own: Callable[[
     results = {target.target: target.name for target in exported.outputs if target.kind == "user"}
     made = [results[leaf] for leaf in sorted(results)][:len(outputs)]
     names |= {name: described[0] for name, described in zip(made, outputs)}
-    kept = [output for output in model.graph.output if output.name in made]
+    order = [*made, *(target.name for target in exported.outputs if target.kind != "user")]
+    kept = [output for output in model.graph.output if output.name in order]
     del model.graph.output[:]
-    model.graph.output.extend(sorted(kept, key=lambda output: made.index(output.name)))
-    _rename(model.graph, names)
+    model.graph.output.extend(sorted(kept, key=lambda output: order.index(output.name)))
+    names = _rename(model.graph, names)
     _describe(model.graph, inputs)
-    _to_standard_operators(model)
-    return model
+    return model, names
 
 
 def _weights_as_initializers(model: onnx.ModelProto, exported: Exported, module: torch.nn.Module,
@@ -104,8 +121,8 @@ def _weights_as_initializers(model: onnx.ModelProto, exported: Exported, module:
     return names
 
 
-def _rename(graph: onnx.GraphProto, names: dict[str, str]) -> None:
-    """Gives values new names; what else has one of these gets another."""
+def _rename(graph: onnx.GraphProto, names: dict[str, str]) -> dict[str, str]:
+    """Gives values new names; what else has one of these gets another. Returns all names that changed."""
     names = {old: new for old, new in names.items() if old != new}
     wanted = set(names.values())
     values = {value.name for value in (*graph.input, *graph.initializer)}
@@ -125,6 +142,7 @@ def _rename(graph: onnx.GraphProto, names: dict[str, str]) -> None:
             for body in ([attribute.g] if attribute.HasField("g") else attribute.graphs):
                 for value in (*body.input, *body.output, *body.initializer, *body.value_info):
                     value.name = names.get(value.name, value.name)
+    return names
 
 
 def _unused(name: str, taken: set[str]) -> str:
@@ -166,7 +184,7 @@ def _to_standard_operators(model: onnx.ModelProto) -> None:
     Raises:
         UnsupportedError: the graph has others of them; the message names them.
     """
-    opset = next(o.version for o in model.opset_import if o.domain in ("", "ai.onnx"))
+    opset = version_of(model)
     functions, unknown = set(), set()
     for node in nodes_of(model.graph.node):
         if node.domain != DOMAIN:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Mapping
+import warnings
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -105,8 +106,9 @@ def load_flat(engine: Engine, state: Mapping[str, Any], strict: bool) -> None:
     """
     names = list(engine.weights())
     gradients = {name: as_tensor(state[f"{GRADIENT}_{name}"]) for name in names if f"{GRADIENT}_{name}" in state}
-    expected = {*engine.everything(), *flat_optimizer(engine.update.state())}
     if strict:
+        expected = {*engine.everything(), *flat_optimizer(engine.update.state())}
+        expected = set(without_lacking_buffers(engine, expected, state))
         given = set(state) - {f"{GRADIENT}_{name}" for name in gradients}
         if engine.shards is not None:  # what belongs to other processes
             given -= {f"{key}_{name}" for name in names for key in (*MOMENTS, COUNT) if name not in engine.shards.own}
@@ -118,6 +120,16 @@ def load_flat(engine: Engine, state: Mapping[str, Any], strict: bool) -> None:
     engine.load(own)
     engine.load_optimizer(nested_optimizer(state, names))
     engine.load_accumulated(gradients)
+
+
+def without_lacking_buffers(engine: Engine, names: Iterable[str], state: Collection[str]) -> list[str]:
+    """These names but for buffers that the state does not have. onnxruntime-training's checkpoints lack those that the
+    exported graph did not read, such as the number of batches of a BatchNorm; here they stay, with a warning.
+    """
+    lacking = [name for name in engine.model.buffers() if name not in state]
+    if lacking:
+        warnings.warn(f"the state has no value for the buffers {lacking}: they stay as they are", stacklevel=3)
+    return [name for name in names if name not in lacking]
 
 
 def processes_of(engine: Engine | None) -> dict[str, Any]:

@@ -5,23 +5,23 @@ by name, the rate at each step. Same engine as orttrainer.py.
 from __future__ import annotations
 
 import functools
-import logging
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Protocol
 
 import onnx
 import torch
 from torch import Tensor
 
-from onnxtrain import UnsupportedError
+from onnxtrain._export.exported import DYNAMO_OPSETS
 from onnxtrain.training import _state
 from onnxtrain.training._distributed import Processes
 from onnxtrain.training._engine import Engine
-from onnxtrain.training._models import TorchModel, parameters_of
+from onnxtrain.training._models import parameters_of
 from onnxtrain.training._onnx_model import OnnxModel
+from onnxtrain.training._opset import OPSET
+from onnxtrain.training._postprocess import applied, torch_model
 from onnxtrain.training.checkpoint import RUN, load_file, save_file
 from onnxtrain.training.optim.config import AdamConfig, LambConfig, SGDConfig
 from onnxtrain.training.orttrainer import described_outputs, read_of, sizes_of
@@ -29,7 +29,6 @@ from onnxtrain.training.orttrainer import described_outputs, read_of, sizes_of
 __all__ = ["IODescription", "LossScaler", "ModelDescription", "ORTTrainer", "generate_sample", "load_checkpoint",
            "save_checkpoint"]
 
-_log = logging.getLogger("onnxtrain")
 _CONFIGS = {"SGDOptimizer": SGDConfig, "AdamOptimizer": AdamConfig, "LambOptimizer": LambConfig}
 _PREFIX = "ORT_checkpoint"
 
@@ -141,15 +140,16 @@ class ORTTrainer:
         loss_scaler: a Scaler, which train_step() asks for the scale; else it gets the scale.
         enable_grad_norm_clip: whether Adam and LAMB clip gradients to max_norm_clip, together.
         frozen_weights: names of weights that stay as they are.
-        _extra_postprocess: changes a ModelProto, or gives another.
+        _opset_version: of what save_as_onnx() writes of a module, and of what _extra_postprocess gets; 20 where None.
+        _extra_postprocess: changes the ModelProto that is trained and saved, in place, or gives another. Of a module it
+            gets the exported graph, once for each graph.
         postprocess_model: the same, under its name of 2020.
         _use_deterministic_compute: use deterministic algorithms.
 
     The others have no effect.
 
     Raises:
-        UnsupportedError: it asks for what only a ModelProto or only a module can have.
-        ValueError: an unknown optimizer, or a model of another type.
+        ValueError: an unknown optimizer or opset, or a model of another type.
     """
 
     def __init__(self, model: torch.nn.Module | onnx.ModelProto, loss_fn: Callable[[Any, Any], Tensor] | None,
@@ -160,7 +160,7 @@ class ORTTrainer:
                  use_mixed_precision: bool = False, allreduce_post_accumulation: bool = False, global_step: int = 0,
                  get_lr_this_step: Callable[[int], float | Tensor] | None = None, loss_scaler: Scaler | None = None,
                  deepspeed_zero_stage: int = 0, enable_grad_norm_clip: bool = True,
-                 frozen_weights: Sequence[str] = (), _opset_version: int = 14,
+                 frozen_weights: Sequence[str] = (), _opset_version: int | None = None,
                  _enable_internal_postprocess: bool = True,
                  _extra_postprocess: Callable[[onnx.ModelProto], onnx.ModelProto | None] | None = None,
                  _use_deterministic_compute: bool = False, use_memory_efficient_gradient: bool = False,
@@ -175,9 +175,8 @@ class ORTTrainer:
             raise ValueError(f"training_optimizer_name is {training_optimizer_name!r}, expected one of "
                              f"{', '.join(_CONFIGS)}")
         change = _extra_postprocess or postprocess_model
-        if is_module and change is not None:
-            raise UnsupportedError("ORTTrainer: _extra_postprocess and postprocess_model are only supported for a "
-                                   "model that is an onnx.ModelProto")
+        if _opset_version is not None and not 1 <= _opset_version <= DYNAMO_OPSETS[1]:
+            raise ValueError(f"_opset_version is {_opset_version}, expected 1 to {DYNAMO_OPSETS[1]}")
         self.model_desc_ = model_desc
         self.torch_model_ = model if is_module else None
         self.loss_fn_ = loss_fn
@@ -199,6 +198,7 @@ class ORTTrainer:
         self._deterministic = _use_deterministic_compute
         self._optimized_path = optimized_model_filepath
         self._adasum = enable_adasum
+        self._change, self._opset = change, OPSET if _opset_version is None else _opset_version
         self._is_train = True
         self._engine: Engine | None = None
         self._pending: functools.partial[None] | None = None
@@ -206,7 +206,7 @@ class ORTTrainer:
         if not is_module:
             self._proto = onnx.ModelProto()
             self._proto.CopyFrom(model)
-            self._proto = self._proto if change is None else change(self._proto) or self._proto
+            self._proto = applied(change, self._proto)
             self._ready()
 
     # ---- the session ----
@@ -239,8 +239,9 @@ class ORTTrainer:
             inputs, outputs = self._described(self.model_desc_.inputs_), self._described(self.model_desc_.outputs_)
             if self.torch_model_ is not None:
                 count = len(inputs) - (self.loss_fn_ is not None)
-                model: Any = TorchModel(self.torch_model_, self.loss_fn_, self._names(),
-                                        by_position=len(parameters_of(self.torch_model_)[0]) == count)
+                model: Any = torch_model(self._change, self.torch_model_, self.loss_fn_, inputs, outputs,
+                                         by_position=len(parameters_of(self.torch_model_)[0]) == count,
+                                         opset=self._opset)
             else:
                 assert self._proto is not None
                 model = OnnxModel(self._proto, inputs, outputs, self.use_mixed_precision)
@@ -249,6 +250,8 @@ class ORTTrainer:
                                   str(self.device_),
                                   Processes(self.world_size, self.world_rank, self.deepspeed_zero_stage_,
                                             self._adasum))
+            if self._optimized_path:
+                self._engine.graphs = {self._optimized_path: ("execution_model", False)}
             self.session = _state.TrainingSession(self._engine)
         if self._pending is not None:
             load, self._pending = self._pending, None
@@ -259,13 +262,8 @@ class ORTTrainer:
     def onnx_model_(self) -> onnx.ModelProto | None:
         """In evaluation, with the weights of when it was made: first asked for, or last saved. None before a step."""
         if self._proto is None and self._engine is not None:
-            self._proto = self._made()
+            self._proto = self._engine.model.proto()
         return self._proto
-
-    def _made(self) -> onnx.ModelProto:
-        assert self._engine is not None
-        return self._engine.model.proto(self._described(self.model_desc_.inputs_),
-                                        self._described(self.model_desc_.outputs_))
 
     # ---- steps ----
 
@@ -319,8 +317,7 @@ class ORTTrainer:
         outputs = self._chosen(inputs, results, fetches)
         engine.backward(results[0])
         self.current_step += 1
-        if self.current_step == 1:
-            self._save_optimized()
+        engine.save_graphs()
         if engine.is_update(self.current_step):
             finite = engine.apply()
             self.global_step_ += finite
@@ -355,12 +352,6 @@ class ORTTrainer:
                                f"{[output.name_ for output in self.model_desc_.outputs_]} are described")
         return [named[name] for name in fetches or named]
 
-    def _save_optimized(self) -> None:
-        assert self._engine is not None
-        program = self._engine.model.latest() if self._optimized_path else None
-        if program is not None and program.session is not None:
-            Path(self._optimized_path).write_bytes(program.save("execution_model"))
-
     # ---- state ----
 
     def save_as_onnx(self, path: str) -> None:
@@ -371,7 +362,7 @@ class ORTTrainer:
             warnings.warn("ONNX Runtime training session is not initialized yet: run train_step or eval_step before "
                           "save_as_onnx()", stacklevel=2)
             return
-        self._proto = self._made()
+        self._proto = self._engine.model.proto()
         data = self._proto.SerializeToString()
         _state.written_whole(path, lambda file: file.write(data))
 

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import functools
 import inspect
-import logging
 import os
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import onnx
@@ -25,6 +23,7 @@ from onnxtrain.training._engine import Engine
 from onnxtrain.training._info import TrainStepInfo
 from onnxtrain.training._models import TorchModel
 from onnxtrain.training._onnx_model import OnnxModel
+from onnxtrain.training._postprocess import applied, torch_model
 from onnxtrain.training._update import as_tensor
 from onnxtrain.training.amp.loss_scaler import DynamicLossScaler, LossScaler
 from onnxtrain.training.model_desc_validation import _ORTTrainerModelDesc
@@ -33,10 +32,11 @@ from onnxtrain.training.orttrainer_options import ORTTrainerOptions, refuse_unsu
 
 __all__ = ["ORTTrainer", "ORTTrainerOptions", "TrainStepInfo"]
 
-_log = logging.getLogger("onnxtrain")
-_STAGES = {"model_after_graph_transforms_path": "optimized_pre_grad", "model_with_gradient_graph_path": "optimized",
-           "model_with_training_graph_path": "optimized",
-           "model_with_training_graph_after_optimization_path": "execution_model"}
+# Of debug.graph_save_paths: the engine's stage, and whether the file has the update.
+_STAGES = {"model_after_graph_transforms_path": ("optimized_pre_grad", False),
+           "model_with_gradient_graph_path": ("optimized", False),
+           "model_with_training_graph_path": ("optimized", True),
+           "model_with_training_graph_after_optimization_path": ("execution_model", True)}
 
 
 class ORTTrainer:
@@ -87,16 +87,9 @@ class ORTTrainer:
         self._torch_model = model if isinstance(model, torch.nn.Module) else None
         if not isinstance(model, torch.nn.Module):
             self._proto = onnx.ModelProto()
-            self._proto.CopyFrom(self._postprocessed(model))
+            self._proto.CopyFrom(model)
+            self._proto = applied(self.options._internal_use.extra_postprocess, self._proto)
             self._init_session()
-
-    def _postprocessed(self, model: onnx.ModelProto) -> onnx.ModelProto:
-        change = self.options._internal_use.extra_postprocess
-        if change is None:
-            return model
-        changed = change(model)
-        _check(isinstance(changed, onnx.ModelProto), "'extra_postprocess' must give an onnx.ModelProto")
-        return changed
 
     # ---- the session ----
 
@@ -110,14 +103,15 @@ class ORTTrainer:
         """
         if self._engine is None:
             options, desc = self.options, self.model_desc
-            refuse_unsupported(options, self._torch_model is not None)
+            refuse_unsupported(options)
             warn_of_ignored(options)
             loss = desc.loss
             if options.mixed_precision.enabled and options.mixed_precision.loss_scaler is None:
                 options.mixed_precision.loss_scaler = DynamicLossScaler()
-            names = [described[0] for described in desc.inputs]
             if self._torch_model is not None:
-                model: Any = TorchModel(self._torch_model, self.loss_fn, names, by_position=False, loss=loss)
+                model: Any = torch_model(options._internal_use.extra_postprocess, self._torch_model, self.loss_fn,
+                                         desc.inputs, desc.outputs, by_position=False, loss=loss,
+                                         opset=options._internal_use.onnx_opset_version)
                 if options.graph_transformer.transformer_layer_recompute:
                     runtime = model.ort_module._runtime
                     runtime.memory_optimization_level = max(1, runtime.memory_optimization_level)
@@ -135,6 +129,8 @@ class ORTTrainer:
                                       options.distributed.world_size, options.distributed.world_rank,
                                       options.distributed.deepspeed_zero_optimization.stage,
                                       options.distributed.enable_adasum))
+            self._engine.graphs = {path: _STAGES[name] for name, path in vars(options.debug.graph_save_paths).items()
+                                   if path}
             self._training_session = _state.TrainingSession(self._engine)
         if optimizer_state:
             self._engine.load_optimizer(optimizer_state)
@@ -165,7 +161,7 @@ class ORTTrainer:
     def _onnx_model(self) -> onnx.ModelProto | None:
         """In evaluation, with the weights of when it was made: first asked for, or last saved. None before a step."""
         if self._proto is None and self._engine is not None:
-            self._proto = self._engine.model.proto(self.model_desc.inputs, self.model_desc.outputs)
+            self._proto = self._engine.model.proto()
         return self._proto
 
     @_onnx_model.setter
@@ -207,8 +203,7 @@ class ORTTrainer:
         chosen = [outputs[name] for name in fetches or outputs]
         engine.backward(results[self.model_desc.loss])
         info.step = step
-        if step == 1:
-            self._save_graphs()
+        engine.save_graphs()
         if engine.is_update(step):
             info.all_finite = engine.apply()
             if scaler is not None:
@@ -278,22 +273,6 @@ class ORTTrainer:
                 dtype = outputs[item[0]].dtype
                 desc.add_type_to_output_description(place, dtype, dtype if dtype == torch.float16 else None)
 
-    def _save_graphs(self) -> None:
-        """Writes the graphs that debug.graph_save_paths asks for, of the first training step."""
-        assert self._engine is not None
-        for name, path in vars(self.options.debug.graph_save_paths).items():
-            program = self._engine.model.latest() if path else None
-            if program is not None and program.session is not None:
-                if cuts := self._engine.model.cuts():
-                    _log.warning("ORTTrainer: %s holds one of several graphs, because Dynamo cut the module: %s", path,
-                                 cuts[0])
-                try:
-                    Path(path).write_bytes(program.save(_STAGES[name]))
-                except OSError as error:
-                    _log.warning("ORTTrainer: debug.graph_save_paths.%s: %s", name, error)
-            elif path:
-                _log.warning("ORTTrainer did not write %s: the module does not run as one graph", path)
-
     # ---- as a file ----
 
     def save_as_onnx(self, path: str) -> None:
@@ -316,7 +295,7 @@ class ORTTrainer:
         if not os.path.isdir(os.path.dirname(path) or "."):
             warnings.warn(f"save_as_onnx: the folder of {path} does not exist: nothing is written", stacklevel=2)
             return
-        self._proto = self._engine.model.proto(self.model_desc.inputs, self.model_desc.outputs)
+        self._proto = self._engine.model.proto()
         data = self._proto.SerializeToString()
         _state.written_whole(path, lambda file: file.write(data))
 
@@ -431,7 +410,10 @@ class ORTTrainer:
                                         if name in pieces or name not in self._engine.weights()}}
             _compare(own[key], given[key], f"state_dict[{key}]")
             for below in own[key]:
-                _compare(own[key][below], given[key][below], f"state_dict[{key}][{below}]")
+                there = own[key][below]
+                if self._engine is not None and key == "model":
+                    there = _state.without_lacking_buffers(self._engine, there, given[key][below])
+                _compare(there, given[key][below], f"state_dict[{key}][{below}]")
 
     def _update_onnx_model_initializers(self, values: Mapping[str, Any]) -> None:
         """Sets weights, frozen ones and buffers, by name."""

@@ -5,9 +5,12 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+import torch
+
 from onnxtrain import UnsupportedError
 from onnxtrain.ortmodule.experimental.json_config import PropagateCastOpsStrategy
 from onnxtrain.training import _validation as of
+from onnxtrain.training._opset import OPSET
 from onnxtrain.training.amp.loss_scaler import LossScaler
 from onnxtrain.training.optim.lr_scheduler import _LRScheduler
 
@@ -117,16 +120,20 @@ class ORTTrainerOptions:
         distributed["data_parallel_size"] = max(1, distributed["world_size"] // distributed["horizontal_parallel_size"])
         for name, value in self._validated_opts.items():
             setattr(self, name, value if isinstance(SCHEMA[name], of.Field) else _Group(SCHEMA[name], value))
+        # What is not given is what the trainer does; _validated_opts has the defaults that scripts compare.
+        if "onnx_opset_version" not in options.get("_internal_use", {}):
+            self._internal_use.onnx_opset_version = OPSET
+        if "id" not in options.get("device", {}) and not torch.cuda.is_available():
+            self.device.id = "cpu"
+            _log.info("ORTTrainerOptions: device.id is not given, and torch has no CUDA device here: the trainer runs "
+                      "on the CPU")
 
     def __repr__(self) -> str:
         return repr({name: getattr(self, name) for name in SCHEMA})
 
 
-def refuse_unsupported(options: ORTTrainerOptions, torch_module: bool) -> None:
+def refuse_unsupported(options: ORTTrainerOptions) -> None:
     """Called before a trainer's first step.
-
-    Args:
-        torch_module: whether the model is a module of torch's; else it is a ModelProto.
 
     Raises:
         UnsupportedError: an option asks for what is not there; the message names it.
@@ -139,9 +146,6 @@ def refuse_unsupported(options: ORTTrainerOptions, torch_module: bool) -> None:
         if value != 1:
             raise UnsupportedError(f"ORTTrainerOptions: distributed.{name} is {value}: every process has the whole "
                                    "model; only 1 is supported")
-    if torch_module and options._internal_use.extra_postprocess is not None:
-        raise UnsupportedError("ORTTrainerOptions: _internal_use.extra_postprocess is only supported for a model that "
-                               "is an onnx.ModelProto")
     if options.mixed_precision.loss_scaler is not None and not options.mixed_precision.enabled:
         raise ValueError("Loss Scaler cannot be specified when Mixed Precision is not enabled")
 

@@ -30,7 +30,7 @@ class StepTrainer:
         if count < 2:
             raise TypeError("step() and evaluate() take the model's inputs and then the criterion's target")
         if count not in self._models:
-            self._models[count] = TorchModel(self.model, self.criterion, [str(i) for i in range(count)],
+            self._models[count] = TorchModel(self.model, self.criterion, [(str(i), []) for i in range(count)], [],
                                              by_position=True)
         return self._models[count]
 

@@ -1,6 +1,7 @@
 """State of an ORTTrainer: dicts, files, and runs that go on from them bit for bit."""
 
 import copy
+import functools
 import os
 import time
 import warnings
@@ -113,6 +114,39 @@ def test_names_that_differ(change, message):
     with pytest.raises(RuntimeError, match=message):
         made.load_state_dict(state)
     np.testing.assert_equal(made.state_dict(), before)
+
+
+@pytest.mark.parametrize("flat", [False, True])
+def test_a_checkpoint_without_a_buffer(flat):
+    """As onnxruntime-training's, whose graph does not read a BatchNorm's count."""
+    def train(trainer):
+        trainer.train_step(*batches(1)[0])
+        return trainer
+
+    class Named(torch.nn.Module):
+        """forward has the description's name."""
+
+        def __init__(self):
+            super().__init__()
+            self.layers = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.BatchNorm1d(4))
+
+        def forward(self, x):
+            return self.layers(x)
+
+    first, second = [train(trainer_of(Named(), optim.SGDConfig())) for _ in range(2)]
+    state = checkpoint.experimental_state_dict(first) if flat else first.state_dict()
+    values = state if flat else state["model"]["full_precision"]
+    del values["layers.1.num_batches_tracked"]
+    load = functools.partial(checkpoint.experimental_load_state_dict, second) if flat else second.load_state_dict
+    second._torch_model.layers[1].num_batches_tracked.fill_(7)
+    with pytest.warns(UserWarning, match=r"no value for the buffers \['layers.1.num_batches_tracked'\]"):
+        load(state, strict=True)
+    own = second._torch_model.state_dict()
+    assert own.pop("layers.1.num_batches_tracked") == 7
+    assert all(torch.equal(value, first._torch_model.state_dict()[name]) for name, value in own.items())
+    del values["layers.0.weight"]
+    with pytest.raises(RuntimeError, match="Missing keys: .*layers.0.weight"):
+        load(state, strict=True)
 
 
 def test_other_refusals_and_parts():

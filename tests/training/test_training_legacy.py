@@ -207,8 +207,8 @@ def test_samples():
 
 
 @pytest.mark.parametrize("more, error, message", [
-    ({"postprocess_model": lambda model: None}, onnxtrain.UnsupportedError, "postprocess_model"),
     ({"name": "Adam"}, ValueError, "training_optimizer_name is 'Adam'"),
+    ({"_opset_version": 99}, ValueError, "_opset_version is 99, expected 1 to"),
 ])
 def test_what_is_refused(more, error, message):
     with pytest.raises(error, match=message):

@@ -1,5 +1,6 @@
 """ORTTrainer on a torch.nn.Module: losses against eager PyTorch with the same rules, and each option's effect."""
 
+import collections
 import copy
 import math
 import threading
@@ -268,8 +269,9 @@ def test_tied_weights_are_updated_once():
 
 
 def test_deterministic_compute_and_recomputation_and_saved_graphs(tmp_path):
-    paths = {name: str(tmp_path / name) for name in ("model_with_gradient_graph_path",
-                                                     "model_after_graph_transforms_path")}
+    paths = {name: str(tmp_path / name) for name in (
+        "model_after_graph_transforms_path", "model_with_gradient_graph_path", "model_with_training_graph_path",
+        "model_with_training_graph_after_optimization_path")}
     weights = []
     for more in ({}, {"graph_transformer": {"transformer_layer_recompute": True}}):
         module = net()
@@ -283,8 +285,20 @@ def test_deterministic_compute_and_recomputation_and_saved_graphs(tmp_path):
     assert trainer._engine.model.ort_module._runtime.memory_optimization_level == 1
     import onnx
 
-    kinds = [{node.op_type for node in onnx.load(path).graph.node} for path in paths.values()]
-    assert kinds[0] > kinds[1] or len(kinds[0]) > len(kinds[1])
+    kinds = [collections.Counter(node.op_type for node in onnx.load(path).graph.node) for path in paths.values()]
+    assert [any(name.endswith("Grad") for name in each) for each in kinds] == [False, True, True, True]
+    assert [each["AdamOptimizer"] for each in kinds] == [0, 0, 6, 6]  # one for each weight
+
+
+def test_graphs_are_written_in_a_run_that_goes_on(tmp_path):
+    first, path = trainer_of(net(), optim.SGDConfig()), tmp_path / "graph.onnx"
+    first.train_step(*batches(1)[0])
+    second = trainer_of(net(), optim.SGDConfig(), debug={"graph_save_paths": {"model_with_training_graph_path": str(path)}})
+    second.load_state_dict(first.state_dict())
+    second.eval_step(*batches(1)[0])
+    assert not path.exists()
+    second.train_step(*batches(1)[0])
+    assert path.exists() and second._train_step_info.step == 2
 
 
 def test_check_model_export_finds_a_difference():
@@ -305,7 +319,7 @@ def test_nothing_to_train():
             return x.mean()
 
     described = {"inputs": [("x", [1]), ("y", [1])], "outputs": [("loss", [], True)]}
-    trainer = ORTTrainer(Mean(), described, optim.LambConfig(), options=options())
+    trainer = ORTTrainer(Mean(), described, optim.LambConfig())
     assert trainer.train_step(torch.ones(1), torch.ones(1)) == 1
     lost = ORTTrainer(net(), DESCRIPTION, optim.LambConfig(), options=options(),
                       loss_fn=lambda scores, label: F.cross_entropy(scores.detach(), label))
@@ -317,7 +331,7 @@ def test_a_graph_that_cannot_be_written_is_said(tmp_path, caplog):
     trainer = trainer_of(net(), optim.SGDConfig(), debug={
         "graph_save_paths": {"model_with_gradient_graph_path": str(tmp_path)}})
     trainer.train_step(*batches(1)[0])
-    assert "model_with_gradient_graph_path" in caplog.text and trainer._train_step_info.optimization_step == 1
+    assert f"ORTTrainer did not write {tmp_path}: " in caplog.text and trainer._train_step_info.optimization_step == 1
 
 
 class Cut(nn.Module):
@@ -423,7 +437,6 @@ def test_bfloat16_by_autocast_around_a_step():
     ({"distributed": {"world_size": 3, "enable_adasum": True}}, "Adasum needs 2, 4, 8"),
     ({"distributed": {"horizontal_parallel_size": 2}}, "distributed.horizontal_parallel_size is 2"),
     ({"distributed": {"pipeline_parallel": {"pipeline_parallel_size": 3}}}, "pipeline_parallel_size is 3"),
-    ({"_internal_use": {"extra_postprocess": lambda model: model}}, "_internal_use.extra_postprocess"),
 ])
 def test_options_that_are_not_there(given, name):
     module = net()
@@ -433,11 +446,16 @@ def test_options_that_are_not_there(given, name):
     assert all(torch.equal(value, before[key]) for key, value in module.state_dict().items())
 
 
-def test_the_default_device_is_cuda():
+def test_without_a_device_of_cuda_the_default_is_the_cpu(caplog):
     if torch.cuda.is_available():
         pytest.skip("there is one")
+    with caplog.at_level("INFO", "onnxtrain"):
+        trainer = ORTTrainer(net(), DESCRIPTION, optim.SGDConfig(), loss_fn=cross_entropy)
+    assert "device.id is not given, and torch has no CUDA device here: the trainer runs on the CPU" in caplog.text
+    trainer.train_step(*batches(1)[0])
+    assert trainer._engine.device == torch.device("cpu")
     with pytest.raises(RuntimeError, match="the trainer's device is 'cuda', and torch has no CUDA device"):
-        ORTTrainer(net(), DESCRIPTION, optim.SGDConfig(), loss_fn=cross_entropy).train_step(*batches(1)[0])
+        trainer_of(net(), optim.SGDConfig(), device={"id": "cuda"}).train_step(*batches(1)[0])
 
 
 @pytest.mark.parametrize("change, error, message", [

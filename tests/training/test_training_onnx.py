@@ -301,7 +301,7 @@ def test_postprocess_once():
     trainer.eval_step(*batches(1)[0])
     assert len(calls) == 1 and trainer._onnx_model.doc_string == "changed"
     with pytest.raises(AssertionError, match="'extra_postprocess' must give an onnx.ModelProto"):
-        proto_trainer(graph_of(), optim.SGDConfig(), _internal_use={"extra_postprocess": lambda model: None})
+        proto_trainer(graph_of(), optim.SGDConfig(), _internal_use={"extra_postprocess": lambda model: 1})
 
 
 class Half(torch.nn.Module):
