@@ -176,7 +176,7 @@ class _Comparing(torch.fx.Interpreter):
         return _laid_out(result, self._orders.get(node.name), self.map_nodes_to_values(node.all_input_nodes, node))
 
 
-def _laid_out(result: Any, order: tuple[int, ...] | None, given: Sequence[Any]) -> Any:
+def _laid_out(result: Any, order: tuple[int, ...] | None, given: Any) -> Any:
     """A new tensor with the axes in memory in the order that Dynamo had: whether view() takes it, and what as_strided()
     reads of it, is then as in eager. simplify.py removes the two transpositions, which have no effect on values.
     """

@@ -77,7 +77,7 @@ def mark_no_grad(program: torch.export.ExportedProgram) -> None:
                         barrier = module.graph.call_function(aten.detach.default, (result,))
                     barrier.meta.update(result.meta)
                     result.replace_all_uses_with(
-                        barrier, delete_user_cb=lambda user, barrier=barrier: user is not barrier)  # type: ignore[misc]
+                        barrier, delete_user_cb=lambda user, barrier=barrier: user is not barrier)
     _name_results(program)
 
 
@@ -120,7 +120,7 @@ def _name_results(program: torch.export.ExportedProgram) -> None:
     program.graph_module.recompile()
 
 
-def _copy(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
+def _copy(graph: torch.fx.Graph, node: Any) -> None:
     """What copy_() writes: the source, in the shape and dtype of what it is written into."""
     made, (target, source) = node.meta["val"], node.args[:2]
     value = source.meta["val"]
@@ -136,7 +136,7 @@ def _copy(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
     node.target, node.args, node.kwargs = aten._to_copy.default, (source,), {"dtype": made.dtype}
 
 
-def _permute(node: torch.fx.Node) -> None:
+def _permute(node: Any) -> None:
     """A transposition, a copy, and the transposition back are what was there before: captured.py asks for the copy."""
     copy = node.args[0]
     first = copy.args[0] if copy.target is aten.clone.default else copy
@@ -146,7 +146,7 @@ def _permute(node: torch.fx.Node) -> None:
             node.replace_all_uses_with(first.args[0])
 
 
-def _as_strided(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
+def _as_strided(graph: torch.fx.Graph, node: Any) -> None:
     """Reads memory: that of the tensor which its argument is a view of, whose elements a graph has row by row."""
     viewed = root = node.args[0]
     while root.op == "call_function" and views.makes_views(root.target):
@@ -176,7 +176,7 @@ def _is_dense(tensor: Tensor, order: list[int]) -> bool:
     return True
 
 
-def _pool(node: torch.fx.Node) -> None:
+def _pool(node: Any) -> None:
     """As torch decomposes it: into a mean where one cell is left."""
     size = list(node.args[1])
     if size == [1] * len(size):
@@ -185,7 +185,7 @@ def _pool(node: torch.fx.Node) -> None:
         node.target = aten._adaptive_avg_pool2d.default
 
 
-def _subtract(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
+def _subtract(graph: torch.fx.Graph, node: Any) -> None:
     """A float minus whole numbers: torch.onnx finds no operator for the operand that it has cast."""
     source, dtype = node.args[0], node.meta["val"].dtype
     if source.meta["val"].dtype in (dtype, torch.bool):  # of booleans eager's operator says that it has none
@@ -197,7 +197,7 @@ def _subtract(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
     node.replace_input_with(source, made)
 
 
-def _rounds_number(node: torch.fx.Node) -> bool:
+def _rounds_number(node: Any) -> bool:
     """Whether an operator of 16-bit tensors has a number, or a tensor of rank 0, of more digits. torch computes such
     ones in float32, with all digits, and rounds the result alone.
     """
@@ -212,11 +212,11 @@ def _rounds_number(node: torch.fx.Node) -> bool:
                              for value in numbers)
 
 
-def _in_float32(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
+def _in_float32(graph: torch.fx.Graph, node: Any) -> None:
     """The operator between casts."""
     value = node.meta["val"]
 
-    def cast(source: torch.fx.Node, dtype: torch.dtype) -> torch.fx.Node:
+    def cast(source: Any, dtype: torch.dtype) -> torch.fx.Node:
         made = graph.call_function(aten._to_copy.default, (source,), {"dtype": dtype})
         made.meta = {**source.meta, "val": source.meta["val"].to(dtype)}
         return made
@@ -232,7 +232,7 @@ def _in_float32(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
             node.replace_all_uses_with(made := cast(node, value.dtype), delete_user_cb=lambda user: user is not made)
 
 
-def _difference(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
+def _difference(graph: torch.fx.Graph, node: Any) -> None:
     """The first difference of numbers, as torch decomposes it."""
     names = [argument.name for argument in node.target._schema.arguments]
     given = {"n": 1, "dim": -1, "prepend": None, "append": None} | dict(zip(names, node.args)) | node.kwargs
@@ -240,7 +240,7 @@ def _difference(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
     if given["n"] != 1 or node.meta["val"].dtype is torch.bool:
         return
 
-    def call(target: Any, *args: Any) -> torch.fx.Node:
+    def call(target: Any, *args: Any) -> Any:
         made = graph.call_function(target, args)
         with source.meta["val"].fake_mode:
             made.meta = {**node.meta, "val": target(*torch.fx.map_arg(args, lambda arg: arg.meta["val"]))}

@@ -8,7 +8,7 @@ training and random numbers; the engine differentiates what the function leaves.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import onnx
@@ -77,6 +77,10 @@ class PostprocessedModel(TorchModel):
     def proto(self) -> onnx.ModelProto:
         """TorchModel.proto(), changed by the function."""
         return applied(self._change, super().proto())
+
+    def __call__(self, inputs: Sequence[Any], read: Iterable[int] | None = None) -> list[Any]:
+        """All outputs in training, under autograd: the function may have changed what any of them is."""
+        return super().__call__(inputs)
 
     def _run(self, inputs: Sequence[Any]) -> Any:
         device = device_of([*(value for value in inputs if isinstance(value, Tensor)), *self._composed.parameters()])

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from onnxtrain import UnsupportedError
 from onnxtrain._export.domain import DOMAIN
-from onnxtrain._export.exported import DYNAMO_OPSETS, Exported
+from onnxtrain._export.exported import OPSETS, Exported
 from onnxtrain._functions import nodes_of
 from onnxtrain.ortmodule._whole import export_whole
 from onnxtrain.training._opset import OPSET, converted, version_of
@@ -77,7 +77,7 @@ def proto_of(module: torch.nn.Module, example: Sequence[Tensor], own: Callable[[
 
 def exported_of(module: torch.nn.Module, inputs: Sequence[Any], opset: int) -> Exported:
     """export_whole(), in this opset; in the oldest that the exporter has for one before it."""
-    return export_whole(module, tuple(inputs), {}, opset=max(opset, DYNAMO_OPSETS[0]))
+    return export_whole(module, tuple(inputs), {}, opset=max(opset, OPSETS[0]))
 
 
 def named(module: torch.nn.Module, exported: Exported, own: Callable[[str], str], inputs: Sequence[Any],

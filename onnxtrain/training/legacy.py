@@ -14,7 +14,7 @@ import onnx
 import torch
 from torch import Tensor
 
-from onnxtrain._export.exported import DYNAMO_OPSETS
+from onnxtrain._export.exported import OPSETS
 from onnxtrain.training import _state
 from onnxtrain.training._distributed import Processes
 from onnxtrain.training._engine import Engine
@@ -175,8 +175,8 @@ class ORTTrainer:
             raise ValueError(f"training_optimizer_name is {training_optimizer_name!r}, expected one of "
                              f"{', '.join(_CONFIGS)}")
         change = _extra_postprocess or postprocess_model
-        if _opset_version is not None and not 1 <= _opset_version <= DYNAMO_OPSETS[1]:
-            raise ValueError(f"_opset_version is {_opset_version}, expected 1 to {DYNAMO_OPSETS[1]}")
+        if _opset_version is not None and not 1 <= _opset_version <= OPSETS[1]:
+            raise ValueError(f"_opset_version is {_opset_version}, expected 1 to {OPSETS[1]}")
         self.model_desc_ = model_desc
         self.torch_model_ = model if is_module else None
         self.loss_fn_ = loss_fn
