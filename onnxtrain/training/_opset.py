@@ -37,13 +37,12 @@ def converted(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
     if version_of(model) == opset:
         return model
     model = _functions.inline(onnx.inliner.inline_local_functions(model), lambda each: _newer(each, opset))
-    types = _functions.types(model)
     lacking: set[str] = set()
-    graph = model.graph
-    given = {tensor.name: tensor for tensor in graph.initializer}
-    for owner, tensors in ((graph, given), *((function, {}) for function in model.functions)):
-        source = version_of(model if owner is graph else owner)
-        _Conversion(source, opset, types, owner.node, tensors, lacking).convert(owner)
+    given = {tensor.name: tensor for tensor in model.graph.initializer}
+    graph, types = model.graph, _functions.types(model)
+    _Conversion(version_of(model), opset, types, graph.node, given, lacking).convert(graph)
+    for function in model.functions:
+        _Conversion(version_of(function), opset, {}, function.node, {}, lacking).convert(function)
     if lacking:
         raise UnsupportedError(f"opset {opset} of ONNX has no form of {', '.join(sorted(lacking))}: a later opset is "
                                "needed")
@@ -181,7 +180,8 @@ class _Conversion:
         """Nodes from ONNX's text form, of the node's inputs x, k, b and its outputs y, mean, inverse."""
         function = onnx.parser.parse_function(
             f'<domain: "x", opset_import: ["" : {self.target}]> f (x, k, b) => (y) {{ {body} }}')
-        known = dict(zip("xkb", node.input)) | dict(zip(("y", "mean", "inverse"), node.output))
+        known = dict(zip("xkb", node.input))
+        known |= {each: name for each, name in zip(("y", "mean", "inverse"), node.output) if name}
         for each in function.node:
             for field in (each.input, each.output):
                 for place, name in enumerate(field):

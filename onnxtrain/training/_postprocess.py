@@ -50,8 +50,8 @@ def torch_model(change: Change | None, *args: Any, **kwargs: Any) -> TorchModel:
 class PostprocessedModel(TorchModel):
     """A TorchModel whose graphs a function has changed.
 
-    The module is exported as one graph for each set of input sizes, in training and in evaluation, and nothing of it
-    runs in PyTorch. What the module's own attributes say is as at the first call with those sizes.
+    The module is exported as one graph for each set of input sizes and modes of its submodules, and nothing of it runs
+    in PyTorch. What the module's own attributes say is as at the first such call.
 
     Args:
         change: see applied(). It is called once for each graph, and for each file. Weights are initializers under the
@@ -85,7 +85,8 @@ class PostprocessedModel(TorchModel):
     def _run(self, inputs: Sequence[Any]) -> Any:
         device = device_of([*(value for value in inputs if isinstance(value, Tensor)), *self._composed.parameters()])
         kind = device.split(":")[0]
-        key = (self._composed.training, device, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind),
+        key = (tuple([module.training for module in self._composed.modules()]), device,
+               torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind),
                tuple([(value.shape, value.dtype) if isinstance(value, Tensor) else value for value in inputs]))
         if key not in self._programs:
             exported = self._changed(_saved.exported_of(self._composed, inputs, self._opset))

@@ -104,6 +104,7 @@ def test_phase1(example, folder, phase1):
     assert sorted(path.name for path in phase1.iterdir()) == ["ckpt_2.pt", "ckpt_4.pt", "phase1_bert.onnx"]
     model = onnx.load(phase1 / "phase1_bert.onnx")
     onnx.checker.check_model(model)
+    assert model.opset_import[0].version == 12  # as ort_supplement asks for
     assert [value.name for value in model.graph.input] == ["input_ids", "segment_ids", "input_mask",
                                                            "masked_lm_labels", "next_sentence_labels"]
     state_now = state(phase1 / "ckpt_4.pt")
