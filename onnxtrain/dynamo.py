@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.fx.experimental.proxy_tensor import PreDispatchTorchFunctionMode
 from torch.nn.modules.module import _has_any_global_hook
 from torch.utils import checkpoint
@@ -31,6 +32,7 @@ from onnxtrain.ortmodule._key import function_mode
 
 _log = logging.getLogger("onnxtrain")
 _KINDS = ((torch.SymInt, int), (torch.SymFloat, float), (torch.SymBool, bool))
+_ONCE = once_differentiable(lambda _: None).__code__
 MAX_NUMBERS = 1024  # sets of sizes, and what a graph's results are for them
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 _TRANSFORMS = ("_grad_increment_nesting", "_jvp_increment_nesting")
@@ -64,11 +66,16 @@ def backend(graph: torch.fx.GraphModule, example_inputs: Sequence[Any], *, mode:
     return compiled(graph)
 
 
-def compiled(graph: torch.fx.GraphModule, parts: Callable[[], Any] | None = None) -> Callable[..., Any]:
-    """A function of the graph's arguments. With `parts`, the graph is one of an ORTModule's."""
+def compiled(graph: torch.fx.GraphModule, parts: Callable[[], Any] | None = None,
+             derivative: str | None = None) -> Callable[..., Any]:
+    """A function of the graph's arguments. With `parts`, the graph is one of an ORTModule's. With `derivative`, where
+    forward differentiates, PyTorch runs it.
+    """
     if not _computes(graph):
         return graph.forward
     whole = graph
+    if derivative is not None and parts is not None:
+        return parts().by_torch(_in_torch(graph), derivative)
     try:
         if parts is None and (derivative := _double.differentiates(graph)) is not None:
             raise LookupError(derivative)
@@ -77,10 +84,11 @@ def compiled(graph: torch.fx.GraphModule, parts: Callable[[], Any] | None = None
         graph, numbers, floats, kept = prepared(graph)
     except LookupError as error:
         if parts is not None:
-            return parts().by_torch(graph, f"a graph of {len(graph.graph.nodes)} nodes runs in PyTorch, since {error}")
+            reason = f"a graph of {len(graph.graph.nodes)} nodes runs in PyTorch, since {error}"
+            return parts().by_torch(_in_torch(graph), reason)
         _log.warning("torch.compile(backend='onnxtrain'): PyTorch runs a graph of %d nodes, because %s",
                      len(graph.graph.nodes), error)
-        return _counted(graph)
+        return _counted(_in_torch(graph))
     has_numbers = bool(numbers)
     bound: Bound | None = None
     model: Any = None
@@ -163,6 +171,14 @@ def _computes(graph: torch.fx.GraphModule) -> bool:
         elif not isinstance(value, (int, torch.SymInt)):
             return True
     return not views
+
+
+def _in_torch(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """The graph as PyTorch runs it: Dynamo's operator for a torch.autograd.Function has no second gradients."""
+    try:
+        return _copied(graph)
+    except LookupError:
+        return graph
 
 
 def _counted(graph: torch.fx.GraphModule) -> Callable[..., Any]:
@@ -344,11 +360,13 @@ def _function(run: torch.fx.GraphModule, differentiate: torch.fx.GraphModule, tr
     """What two of Dynamo's graphs compute: (results, what backward wants), and the gradients of the arguments."""
     user = _class_of(trace, run, differentiate)
     taken = _sizes_from_tensors(run)
-    regions = [node for node in run.graph.nodes if node.target is _set_grad_enabled]
-    if [node.args for node in regions] == [(False,), (True,)]:  # as a forward is called in any case
-        for node in regions:
-            run.graph.erase_node(node)
-    run.recompile()
+    for part in (run, differentiate):
+        regions = [node for node in part.graph.nodes if node.target is _set_grad_enabled]
+        # A forward is called so in any case, and a backward where its own gradients are not wanted.
+        if [node.args for node in regions] == [(False,), (True,)]:
+            for node in regions:
+                part.graph.erase_node(node)
+        part.recompile()
 
     class Captured(torch.autograd.Function):
         @staticmethod
@@ -368,6 +386,10 @@ def _function(run: torch.fx.GraphModule, differentiate: torch.fx.GraphModule, tr
                 kept[i] = tensor
             found = differentiate(*gradients, *kept)
             return tuple([found[i] for i in taken])
+
+    if (getattr(getattr(user, "backward", None), "__code__", None) is _ONCE
+            or any(node.target is _set_grad_enabled for node in differentiate.graph.nodes)):
+        Captured.backward = staticmethod(once_differentiable(Captured.backward))  # type: ignore[assignment]
 
     in_graph = None
     if user is not None:

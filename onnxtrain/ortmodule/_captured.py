@@ -454,16 +454,16 @@ class Parts:
         def backend(graph: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
             from onnxtrain import dynamo
 
+            derivative = None
             if _running.call is not None:
                 here()._note_seeds(_running.call.new_cuts())  # before a graph behind a cut runs
                 if here()._module.training or _double.has_paths(graph):  # else the engine's gradients may be enough
                     _running.call.derivative = _running.call.derivative or _double.differentiates(graph)
-                if _running.call.derivative is not None:
-                    return here().by_torch(graph, _running.call.derivative)
+                derivative = _running.call.derivative
             if dynamo.checks_contents(graph):
                 here().keeps_contents = False
                 raise LookupError("Python runs this call, and checks the contents of a tensor in later ones")
-            return dynamo.compiled(graph, here)
+            return dynamo.compiled(graph, here, derivative)
 
         here = self._here
 

@@ -68,8 +68,10 @@ class Chain:
                  parameters: Container[str], apply: Callable[..., Any], device: str = "cpu",
                  memory: Mapping[str, Any] = MappingProxyType({})) -> None:
         draws = {key for key, call in enumerate(calls) if only_draws(call)}
+        self.draws = bool(draws)
         self.stages = [Stage(segment, parameters, device, memory) for segment in segments.cut(model, draws)]
         self.sessions = [stage.session for stage in self.stages if stage.session is not None]
+        self.draws = self.draws or any(stage.random for stage in self.stages)  # other numbers when it runs again
         self._calls, self._names, self._outputs, self._apply = calls, names, outputs, apply
 
     def __call__(self, tensors: Sequence[Tensor], grad_enabled: bool) -> tuple[Tensor, ...]:
@@ -88,3 +90,44 @@ class Chain:
                 results = self._calls[call.key]([values[name] for name in call.inputs])
                 values.update({name: results[index] for index, name in call.outputs.items()})
         return tuple([values[name] for name in self._outputs])
+
+
+class Run:
+    """A run of all segments below one autograd node, whose gradients can be asked of PyTorch instead, as a whole.
+
+    Args:
+        chain: what runs.
+        mask: of the tensors that want a gradient.
+        call: the arguments of the module's call.
+        tensors: of the graph's inputs.
+
+    Attributes:
+        results: tensors of the graph's outputs, without a graph.
+        differentiable: which of them have gradients.
+    """
+
+    def __init__(self, chain: Chain, mask: bytes, call: Sequence[Any], tensors: Sequence[Tensor]) -> None:
+        self.inputs, self.call = tensors, call
+        self._versions = [tensor._version for tensor in tensors]
+        self._leaves = [tensor.detach().requires_grad_(bool(flag)) for tensor, flag in zip(tensors, mask)]
+        with torch.enable_grad():
+            self._outputs = chain(self._leaves, True)
+        self.results = tuple([output.detach() for output in self._outputs])
+        self.differentiable = bytes([output.requires_grad for output in self._outputs])
+
+    def changed(self) -> list[int]:
+        """Which inputs were changed in place since forward."""
+        return [i for i, (tensor, version) in enumerate(zip(self.inputs, self._versions)) if tensor._version != version]
+
+    def backward(self, grads: Sequence[Tensor | None], keep: bool) -> list[Tensor | None]:
+        """One gradient per input; `keep`: for a further backward."""
+        given = [(output, grad) for output, grad in zip(self._outputs, grads)
+                 if grad is not None and output.requires_grad]
+        found: list[Tensor | None] = [None] * len(self._leaves)
+        wanted = [i for i, leaf in enumerate(self._leaves) if leaf.requires_grad]
+        if given:
+            for i, grad in zip(wanted, torch.autograd.grad([output for output, _ in given],
+                                                           [self._leaves[i] for i in wanted],
+                                                           [grad for _, grad in given], keep, allow_unused=True)):
+                found[i] = grad
+        return found

@@ -284,7 +284,7 @@ class ORTModule(torch.nn.Module):
                 with exclusive.exclusive():
                     program = (self._cached(key, tensors, device) or self._twin(key, tensors, device)
                                or self._program(key, args, tuple(by_torch), device))
-                if program.chain is None:
+                if program.chain is None or not program.chain.draws:
                     program.double = Double(self._module, key, self._fallback, self._counters, self._debug)
                 if self._debug.verify:
                     self._debug.log(logging.WARNING, "%s", verify(self._module, program.exported, args))

@@ -21,7 +21,7 @@ from onnxtrain._export import checkpoint, gradients, views
 from onnxtrain._export.errors import StaleError
 from onnxtrain._export.exported import Exported
 from onnxtrain.ortmodule import _double, _held, _random, graph_optimizer_registry
-from onnxtrain.ortmodule._chain import Chain
+from onnxtrain.ortmodule._chain import Chain, Run
 from onnxtrain.ortmodule._device import matmul_precision, tell_tf32
 from onnxtrain.ortmodule._reach import Conditional, Reach
 from onnxtrain.ortmodule._utils import leave_alone
@@ -56,6 +56,29 @@ class _ORTModuleFunction(torch.autograd.Function):
 # Past the look at transforms of torch.func that takes as long as the engine's own part of a small step: with one active
 # no program runs, and what an earlier one left behind is looked for where the engine refuses it.
 _apply = super(torch.autograd.Function, _ORTModuleFunction).apply
+
+
+class _ChainFunction(torch.autograd.Function):
+    """The node of a whole graph that runs in segments, where its gradients may be differentiated again."""
+
+    @staticmethod
+    def forward(ctx: Any, program: Program, mask: bytes, leaves: Any, *tensors: Tensor) -> Any:
+        ctx.set_materialize_grads(False)
+        ctx.program, ctx.seed, ctx.run = program, 0, Run(program.chain, mask, leaves, tensors)  # type: ignore[arg-type]
+        ctx.mark_non_differentiable(*[result for result, flag in zip(ctx.run.results, ctx.run.differentiable)
+                                      if not flag])
+        return ctx.run.results
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:
+        if torch.is_grad_enabled():
+            return (None, None, None, *_double.gradients(ctx, grads, _of_chain))
+        return (None, None, None, *_of_chain(ctx, grads))
+
+
+def _of_chain(ctx: Any, grads: tuple[Tensor | None, ...]) -> Sequence[Tensor | None]:
+    found: Sequence[Tensor | None] = ctx.run.backward(grads, _keeps_graph())
+    return found
 
 
 class _SteppingFunction(torch.autograd.Function):
@@ -120,7 +143,7 @@ def _forward_again(ctx: Any) -> None:
     ctx.run.again()
 
 
-for _function in (_ORTModuleFunction, _SteppingFunction, _held.HeldFunction):
+for _function in (_ORTModuleFunction, _ChainFunction, _SteppingFunction, _held.HeldFunction):
     leave_alone(_function.backward)  # a forward that is captured in parts may differentiate between them
 NODES = (_ORTModuleFunction._backward_cls, _SteppingFunction._backward_cls, _held.HeldFunction._backward_cls)
 
@@ -371,7 +394,9 @@ class Program:
         random = _random.state(self.device) if self._checks else None
         outputs: Any
         try:
-            if self.chain is not None:
+            if self.chain is not None and (wanted and not self.chain.draws and self._may_differentiate_again(leaves)):
+                outputs = _ChainFunction.apply(self, mask, leaves, *tensors)
+            elif self.chain is not None:
                 outputs = self.chain(tensors, grad_enabled)
             elif wanted:
                 outputs = None if self.whole_step is None else self.whole_step.steps.run(self, tensors, mask)
@@ -403,6 +428,12 @@ class Program:
         self.used = time.monotonic()
         self.step_seconds += self.used - start
         return outputs[:self.exported.results] if self._plain else self._results(outputs, leaves)
+
+    def _may_differentiate_again(self, leaves: Sequence[Any]) -> bool:
+        """Whether the caller may ask for gradients of gradients: of arguments that it made for their gradients, as for
+        forces and gradient penalties.
+        """
+        return any([isinstance(leaf, Tensor) and leaf.requires_grad and leaf.is_leaf for leaf in leaves])
 
     def _under_autograd(self, tensors: Sequence[Any], mask: bytes, leaves: Sequence[Any]) -> Any:
         """Forward, as a node of autograd's."""

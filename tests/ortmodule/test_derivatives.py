@@ -93,6 +93,24 @@ def jacobian(m, x):
     return m.net(x) + found.square().sum()
 
 
+class Cubed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x ** 3
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        return 3 * x ** 2 * grad
+
+
+def with_a_function(m, x):
+    x = x.detach().requires_grad_()
+    energy = m.net(Cubed.apply(m.fc(x)) * m.cutoff)
+    return energy + slope(energy, x).square().sum()
+
+
 def only_while_dynamo_is_away(m, x):
     x = x.clone()
     if not torch.compiler.is_compiling():
@@ -103,7 +121,7 @@ def only_while_dynamo_is_away(m, x):
 
 FORWARDS = (forces, behind_a_cut, of_an_inner_tensor, of_an_inner_tensor_of_an_earlier_part, where_dynamo_does_not_look,
             of_an_inner_tensor_where_dynamo_does_not_look, twice, with_dropout, by_backward, jacobian,
-            only_while_dynamo_is_away)
+            with_a_function, only_while_dynamo_is_away)
 
 
 def made(forward):
@@ -143,7 +161,8 @@ def test_training_is_eagers_and_said_once(forward, caplog):
     assert onnxtrain.stats(model)["exports"] == counts["exports"]
 
 
-@pytest.mark.parametrize("forward", [forces, behind_a_cut, of_an_inner_tensor, where_dynamo_does_not_look],
+@pytest.mark.parametrize("forward", [forces, behind_a_cut, of_an_inner_tensor, where_dynamo_does_not_look,
+                                     with_a_function],
                          ids=lambda forward: forward.__name__)
 def test_as_a_backend_of_torch_compile(forward):
     torch.manual_seed(0)

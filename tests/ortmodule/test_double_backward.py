@@ -268,10 +268,86 @@ class Doubling(torch.autograd.Function):
         return grad * 2
 
 
-def test_a_graph_in_pieces_says_why_no_second():
-    model = ORTModule(module(lambda self, x: Doubling.apply(self.fc(x)).square())())
+class Cubed(torch.autograd.Function):
+    """Its backward saves tensors and computes with them, so that it can be differentiated."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x ** 3
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        return 3 * x ** 2 * grad
+
+
+class Once(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad):
+        return grad * 2
+
+
+IN_PIECES = {
+    "doubling": lambda self, x: Doubling.apply(self.fc(x)).square(),
+    "at first": lambda self, x: self.fc(Cubed.apply(x)).tanh(),
+    "at last": lambda self, x: Cubed.apply(torch.tanh(self.fc(x))),
+    "two": lambda self, x: Cubed.apply(self.fc(Doubling.apply(self.fc(x)).tanh())),
+    "of a parameter": lambda self, x: torch.nn.functional.linear(x.tanh(), Cubed.apply(self.fc.weight)),
+    "with a buffer": lambda self, x: self.norm(Cubed.apply(self.fc(x).tanh())).tanh(),
+    "two results": lambda self, x: Cubed.apply(self.fc(x)) + self.fc(x).argmax(),
+}
+
+
+@pytest.mark.parametrize("name", IN_PIECES)
+def test_a_graph_in_pieces_has_second_gradients(name):
+    def use(m):
+        found = []
+        for i in range(3):
+            x = (X + i / 4).detach().requires_grad_(True)
+            out = m(x)
+            (grad,) = torch.autograd.grad(out.sum(), x, create_graph=True)
+            loss = out.square().mean() + grad.square().sum()
+            loss.backward()
+            found += [loss.detach(), x.grad, grad.detach()]
+        return found, [b.clone() for b in m.buffers()]
+
+    model = both(module(IN_PIECES[name], norm=lambda: nn.BatchNorm1d(4)), use, tolerance=1e-4)
+    assert in_engine(model, 3)["exports"] == 1
+    assert any(NOTE in reason for reason in onnxtrain.stats(model)["reasons"])
+
+
+def test_first_gradients_of_a_graph_in_pieces_are_the_engines():
+    def use(m):
+        x = X.detach().clone().requires_grad_(True)
+        out = m(x)
+        first = torch.autograd.grad(out.sum(), x, retain_graph=True)
+        out.square().sum().backward()
+        with pytest.raises(RuntimeError, match="second time"):
+            out.sum().backward()
+        return first, x.grad
+
+    model = both(module(IN_PIECES["two"]), use)
+    assert not in_engine(model)["reasons"]
+
+
+def test_a_function_without_second_gradients_says_so():
+    model = ORTModule(module(lambda self, x: Once.apply(self.fc(x)).square())())
     x = X.detach().clone().requires_grad_(True)
     (grad,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        grad.sum().backward()
+    in_engine(model)
+
+
+def test_pieces_without_such_arguments_say_why_no_second():
+    model = ORTModule(module(lambda self, x: Doubling.apply(self.fc(x)).square())())
+    (grad,) = torch.autograd.grad(model(X.detach()).sum(), model.fc.weight, create_graph=True)
     with pytest.raises(RuntimeError, match="cut its graph into parts"):
         grad.sum().backward()
     in_engine(model)
