@@ -114,7 +114,7 @@ class WholeStep:
         of these shapes can be whole.
         """
         node: Any = loss.grad_fn
-        if not is_node(node, self._reducer):
+        if not is_node(node, self._reducer) or not isinstance(node.program, Program):  # one of several segments
             return
         program, run = node.program, node.run
         wanted = [source.kind for source, wants in zip(program.exported.inputs, program.latest_mask) if wants]

@@ -141,8 +141,8 @@ def test_a_function_is_saved_as_what_its_forward_computes(tmp_path):
             return Tenfold.apply(super().forward(x))
 
     trainer = trainer_of(Calls(8, 4), optim.SGDConfig())
-    x, label = batches(1)[0]
-    trainer.train_step(x, label)
+    for x, label in batches(3):
+        trainer.train_step(x, label)
     for ours, theirs in zip(trainer.eval_step(x, label), evaluated(saved(trainer, tmp_path), x=x, label=label)):
         np.testing.assert_allclose(theirs, ours.numpy(), rtol=1e-4, atol=1e-5)
 
