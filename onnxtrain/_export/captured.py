@@ -21,7 +21,8 @@ TRANSLATED = ("transformers.grouped_mm_fallback",)  # operators of libraries tha
 _ROOT = re.compile(r"(\w*\['[^']*'\]|[^.]*).*")  # in Dynamo's expression of a module: the one whose forward it follows
 _NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _OF_STRIDES = frozenset(("as_strided", "as_strided_", "as_strided_copy", "as_strided_scatter", "is_contiguous",
-                         "stride", "storage_offset", "untyped_storage", "data_ptr"))
+                         "stride", "storage_offset", "untyped_storage", "data_ptr",
+                         "randn_like", "rand_like", "randint_like", "empty_like"))  # eager fills memory in its order
 
 
 class Place(NamedTuple):
@@ -38,7 +39,7 @@ class _Notes(NamedTuple):
 
     open_axes: list[set[int] | None]  # of each argument, whose sizes Dynamo has left open; None: no tensor
     reads_contents: bool
-    reads_strides: bool
+    strides: tuple[str, ...]  # of the arguments, where something else is computed with others
     kinds: dict[str, tuple[Any, ...]]  # by a node's name the dtype and rank of each tensor of its result
 
 
@@ -67,7 +68,7 @@ class Operations:
         self._root: Callable[[], Any] = weakref.ref(root)
         self.user, self.graph, self._key = module, graph, key
         self.dynamic = _dynamic(noted, places)
-        self.reads_contents, self.reads_strides = noted.reads_contents, noted.reads_strides
+        self.reads_contents, self.reads_strides = noted.reads_contents, bool(noted.strides)
         self.held = [None if not held else (getattr(_owner(root, held[0].path), held[0].kind), held[0].name)
                      for held in places]
         self._kinds = {name: {kinds} for name, kinds in noted.kinds.items()}
@@ -116,7 +117,7 @@ class Operations:
             if isinstance(node.target, torch._ops.OpOverload | torch._ops.OpOverloadPacket) and not str(
                     node.target).startswith(("aten.", "prims.", *TRANSLATED)):
                 return None  # a library's, which may be another one in another process
-        return self.graph.code
+        return self.graph.code + "".join(strides_read(self.graph))
 
     def run(self, args: Sequence[Any]) -> Any:
         """Calls them with the arguments of `root`."""
@@ -211,9 +212,15 @@ def _notes(operations: torch.fx.GraphModule) -> _Notes:
                 _name_modules(node)
                 name = getattr(node.target, "__name__", str(node.target)).split(".")[0]
                 reads_strides = reads_strides or name in _OF_STRIDES
+        strides = tuple([str(example.stride()) for example in examples if isinstance(example, Tensor)])
         noted = operations.meta["notes"] = _Notes([_open_axes(example) for example in examples], reads_contents,
-                                                  reads_strides, kinds)
+                                                  strides if reads_strides else (), kinds)
     return noted
+
+
+def strides_read(operations: torch.fx.GraphModule) -> tuple[str, ...]:
+    """The arguments' strides, where the operations compute something else with others."""
+    return _notes(operations).strides
 
 
 def _open_axes(example: Any) -> set[int] | None:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onnxtrain._export import views
+from onnxtrain._export import draws, views
 from onnxtrain._export.errors import ExportError
 
 aten = torch.ops.aten
@@ -72,6 +72,7 @@ def _is_float(dtype: torch.dtype) -> bool:
 def simplify(program: torch.export.ExportedProgram) -> None:
     """Rewrites the nodes of the program's own graph, not those of branches and regions; names of results are kept."""
     graph = program.graph
+    draws.lay_out(graph)
     for node in list(graph.nodes):
         if node.op != "call_function":
             continue

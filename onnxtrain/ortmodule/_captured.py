@@ -37,7 +37,7 @@ from torch.utils import _pytree as pytree
 
 from onnxtrain import _report
 from onnxtrain._export import formulas
-from onnxtrain._export.captured import Place, graph_of, places_of
+from onnxtrain._export.captured import Place, graph_of, places_of, strides_read
 from onnxtrain._export.state import replaced
 from onnxtrain._export.twins import Twins
 from onnxtrain.ortmodule import _announce, _kept_results, _lean, _packed, _random, _repeats, _sharded
@@ -509,7 +509,8 @@ class Parts:
         from onnxtrain.ortmodule._module import ORTModule
 
         places = places_of(self._module, inputs)
-        key = dynamo.key(operations), *[tuple([(place.path, place.name) for place in held]) for held in places]
+        computes = *dynamo.key(operations), strides_read(operations)
+        key = computes, *[tuple([(place.path, place.name) for place in held]) for held in places]
         model = self._graphs.get(key)
         if model is None:
             whole = self._model()
