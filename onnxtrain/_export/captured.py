@@ -24,7 +24,8 @@ TRANSLATED = ("transformers.grouped_mm_fallback",)  # operators of libraries tha
 _ROOT = re.compile(r"(\w*\['[^']*'\]|[^.]*).*")  # in Dynamo's expression of a module: the one whose forward it follows
 _NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _OF_STRIDES = frozenset(("as_strided", "as_strided_", "as_strided_copy", "as_strided_scatter", "is_contiguous",
-                         "stride", "storage_offset", "untyped_storage", "data_ptr"))
+                         "stride", "storage_offset", "untyped_storage", "data_ptr",
+                         "randn_like", "rand_like", "randint_like", "empty_like"))  # eager fills memory in its order
 
 
 class Place(NamedTuple):

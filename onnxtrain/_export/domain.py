@@ -3,8 +3,9 @@ and checkers.
 
 batch_norm hands out its batch statistics; ctc_loss has no reduction; grouped_mm, unlike torch's own, can be traced in
 every dtype; matmul_bnb4 is traced alone, and becomes com.microsoft's MatMulBnb4; in_range hands its indices on, and
-raises IndexError unless all are from 0 to below a limit (below any, where that is negative). Imported before anything
-is traced; translations.py says what torch.onnx writes for them.
+raises IndexError unless all are from 0 to below a limit (below any, where that is negative); drawn_like fills memory of
+another order of dimensions with random numbers (draws.py). Imported before anything is traced; translations.py says
+what torch.onnx writes for them.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ library.define("batch_norm(Tensor x, Tensor? weight, Tensor? bias, float eps) ->
 library.define("ctc_loss(Tensor log_probs, Tensor targets, Tensor input_lengths, Tensor target_lengths, int blank, "
                 "bool zero_infinity) -> Tensor")
 library.define("grouped_mm(Tensor x, Tensor w, Tensor ends) -> Tensor")
+library.define("drawn_like(Tensor x, str fill, float[] numbers, int[] order, bool dense, *, ScalarType dtype) -> "
+               "Tensor")
 library.define("in_range(Tensor x, SymInt limit) -> Tensor")
 library.define("matmul_bnb4(Tensor a, Tensor b, Tensor absmax, int n, int k, int block_size, int quant_type, "
                 "int grad_weight_dtype) -> Tensor")
@@ -63,6 +66,19 @@ def _in_range(x: Tensor, limit: int) -> Tensor:
     return x.clone()
 
 
+def _drawn_like(x: Tensor, fill: str, numbers: list[float], order: list[int], dense: bool, *,
+                dtype: torch.dtype) -> Tensor:
+    """Numbers of a method as "normal_", in memory whose dimensions have this order, from the outermost on."""
+    sizes = [x.shape[dim] for dim in order]
+    memory = torch.empty([*sizes[:-1], sizes[-1] + (not dense)], dtype=dtype)[..., :sizes[-1]]
+    drawn = memory.permute([order.index(dim) for dim in range(x.dim())])
+    getattr(drawn, fill)(*(map(int, numbers) if fill == "random_" else numbers))
+    return drawn.contiguous()
+
+
+library.impl("drawn_like", _drawn_like, "CompositeExplicitAutograd")
+torch.library.register_fake("onnxtrain::drawn_like", lambda x, *_, dtype: x.new_empty(x.shape, dtype=dtype),
+                            lib=library)
 library.impl("batch_norm", _batch_norm, "CompositeExplicitAutograd")
 library.impl("in_range", _in_range, "CompositeExplicitAutograd")
 torch.library.register_fake("onnxtrain::in_range", lambda x, limit: torch.empty_like(x), lib=library)

@@ -1,16 +1,18 @@
-"""Functions of torch that draw random numbers, by operators of the engine: for modules that are not on the CPU, where
-torch draws (functions.drawn_by_torch).
+"""Functions of torch that draw random numbers: in the order of memory that eager has (lay_out), and by operators of the
+engine, for modules that are not on the CPU, where torch draws (functions.drawn_by_torch).
 
 torch.onnx samples with replacement whatever is asked for, draws whole numbers from 24 bits, and gives a number an axis.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
 import onnx
 import torch
+from torch import Tensor
 
 from onnxtrain._export import functions
 from onnxtrain.utils.torch_io_helper import pytorch_type_to_onnx_dtype
@@ -18,6 +20,52 @@ from onnxtrain.utils.torch_io_helper import pytorch_type_to_onnx_dtype
 Table = dict[Any, Callable[..., Any]]
 aten = torch.ops.aten
 FLOAT, DOUBLE, INT64 = onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.INT64
+_FILLS: dict[Any, str] = {  # and the method that fills memory with the same numbers
+    aten.randn_like.default: "normal_", aten.rand_like.default: "uniform_", aten.randint_like.default: "random_",
+    aten.randint_like.low_dtype: "random_", aten.normal_functional.default: "normal_", aten.uniform.default: "uniform_",
+    aten.exponential.default: "exponential_", aten.cauchy.default: "cauchy_", aten.log_normal.default: "log_normal_",
+    aten.geometric.default: "geometric_"}
+_NUMBERS = ("low", "high", "mean", "std", "from", "to", "lambd", "median", "sigma", "p")
+
+
+def lay_out(graph: torch.fx.Graph) -> None:
+    """Draws into memory whose order is not that of the dimensions: torch fills it in the order of memory, while the
+    engine's tensors have the order of dimensions.
+    """
+    for node in list(graph.nodes):
+        fill = _FILLS.get(node.target)
+        if fill is None or node.meta["val"].device.type != "cpu":
+            continue
+        filled = node.meta["val"] if node.target._schema.name.endswith("_like") else node.args[0].meta["val"]
+        given: dict[str, Any] = {}
+        for argument, value in itertools.zip_longest(node.target._schema.arguments, node.args):
+            if argument.name in _NUMBERS:
+                default = argument.default_value if value is None else value
+                given[argument.name] = node.kwargs.get(argument.name, default)
+        order, dense = _order(filled)
+        if order == sorted(order) and dense or any(isinstance(value, torch.fx.Node) for value in given.values()):
+            continue
+        numbers = [0.0] * (list(given) == ["high"]) + [float(value) for value in given.values()]
+        node.target, node.kwargs = torch.ops.onnxtrain.drawn_like.default, {"dtype": node.meta["val"].dtype}
+        node.args = (node.args[0], fill, numbers, order, dense)
+
+
+def _order(tensor: Tensor) -> tuple[list[int], bool]:
+    """The dimensions from the outermost in memory to the innermost, and whether no memory is left out between. Plain,
+    where that is not known."""
+    plain = list(range(tensor.dim()))
+    dims = [tuple(x.node.hint if isinstance(x, torch.SymInt) else x for x in pair)
+            for pair in zip(tensor.shape, tensor.stride())]
+    if any(size is None or stride in (None, 0) for size, stride in dims):
+        return plain, True
+    order = sorted(plain, key=lambda dim: (-dims[dim][1], dim))
+    places = [dim for dim in order if dims[dim][0] != 1]
+    if places == sorted(places):  # dimensions of 1 lie anywhere
+        order = plain
+    step, dense = 1, True
+    for size, stride in (dims[dim] for dim in reversed(places)):
+        step, dense = step * size, dense and stride == step
+    return order, dense
 
 
 def draws(op: Any) -> Table:

@@ -208,7 +208,8 @@ def drawn_by_torch() -> dict[Any, Callable[..., Any]]:
 @functools.cache
 def _draws() -> dict[str, Any]:
     """The operators that draw random numbers and change no argument, by name."""
-    found: dict[str, Any] = {}
+    ours = torch.ops.onnxtrain.drawn_like.default
+    found: dict[str, Any] = {str(ours): ours}
     aten = torch.ops.aten
     for packet in (aten.rand, aten.randn, aten.rand_like, aten.randn_like, aten.randint, aten.randint_like,
                    aten.randperm, aten.bernoulli, aten.normal, aten.normal_functional, aten.uniform, aten.exponential,

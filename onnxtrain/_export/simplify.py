@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from onnxtrain._export import views
+from onnxtrain._export import draws, views
 from onnxtrain._export.captured import layout_of
 from onnxtrain._export.errors import ExportError
 
@@ -84,6 +84,7 @@ def mark_no_grad(program: torch.export.ExportedProgram) -> None:
 def simplify(program: torch.export.ExportedProgram) -> None:
     """Rewrites the nodes of the program's own graph, not those of branches and regions; names of results are kept."""
     graph = program.graph
+    draws.lay_out(graph)
     for node in list(graph.nodes):
         if node.op != "call_function":
             continue

@@ -2,6 +2,7 @@
 
     python tests/capture/pairs.py --wrap dynamo|eager|ortmodule [--seed 0] [--count 1000]
     python tests/capture/pairs.py --count 10000 --jobs 2    # in two processes; prints what differs, and the table
+    python tests/capture/pairs.py --count 10000 --jobs 2 --log FILE    # called again, goes on behind what FILE has
     python tests/capture/pairs.py --seed N --count 1        # with the module's source
     python tests/capture/pairs.py --with "state: slots"     # every pair of one feature
     python tests/capture/pairs.py --more --count 100        # those of more.txt with others
@@ -24,6 +25,7 @@ import enum
 import functools
 import inspect
 import itertools
+import json
 import linecache
 import logging
 import os
@@ -326,7 +328,7 @@ def trained(plan: Plan, wrap: Callable[[nn.Module], Callable[..., Any]]) -> list
             result = call(x, *space["args"], **space["kw"])
             return sum(t.float().sum() for t in leaves(result) if t.is_floating_point())
 
-        space.update(module=module, m=call if plan.through else module, again=again)
+        space.update(module=module, call=call, m=call if plan.through else module, again=again)
         return [_step(plan, step, module, call, space) for step in range(plan.steps)]
     finally:
         for part in plan.parts:
@@ -443,7 +445,7 @@ class _Reasons(logging.Handler):
 
 @dataclasses.dataclass
 class Verdict:
-    """`kind` is equal, refused or different; `text` says why, or what."""
+    """`kind` is equal, in PyTorch (which ran a step), refused (by an exception) or different; `text` says why, or what."""
 
     kind: str
     text: str = ""
@@ -492,8 +494,7 @@ def judged(plan: Plan, wrap: str) -> Verdict:
             return Verdict("different", f"step {i}: {found}", raised, steps)
     fallbacks = after["fallback_steps"] - before["fallback_steps"]
     if fallbacks:
-        return Verdict("refused", f"{fallbacks} steps in PyTorch: {'; '.join(dict.fromkeys(handler.texts))}", raised,
-                       steps)
+        return Verdict("in PyTorch", f"{fallbacks} steps: {'; '.join(dict.fromkeys(handler.texts))}", raised, steps)
     return Verdict("equal", "", raised, steps)
 
 
@@ -502,26 +503,39 @@ def _raised(step: Step) -> str:
 
 
 def in_processes(args: argparse.Namespace) -> int:
-    """Blocks of seeds in processes of their own, so that none grows; a block that dies is said and fails the run."""
+    """Blocks of seeds in processes of their own, so that none grows; a block that dies is said and fails the run. The
+    log has a line for each block that ended: those are not run again.
+    """
     start, table, failed = time.monotonic(), collections.Counter[str](), False
     command = [sys.executable, "-W", "ignore", __file__, "--wrap", args.wrap, *(["--more"] if args.more else [])]
+    log = Path(args.log) if args.log else None
+    ended = {tuple(block["of"]): block for block in map(json.loads, log.read_text().splitlines())} \
+        if log is not None and log.exists() else {}
 
-    def run(seed: int) -> subprocess.CompletedProcess[str]:
+    def run(seed: int) -> dict[str, Any]:
         count = min(BLOCK, args.seed + args.count - seed)
-        return subprocess.run([*command, "--seed", str(seed), "--count", str(count)], capture_output=True, text=True)
+        of = args.wrap, args.more, seed, count
+        if of in ended:
+            return ended[of]
+        done = subprocess.run([*command, "--seed", str(seed), "--count", str(count)], capture_output=True, text=True)
+        lines, _, counts = done.stdout.partition(" pairs by ")
+        return {"of": of, "code": done.returncode, "error": "" if counts else done.stderr[-2000:],
+                "different": re.findall(r"^seed \d+: different: .*", lines, re.MULTILINE),
+                "counts": {found[1]: int(found[2]) for line in counts.split("\n")[1:]
+                           if (found := re.fullmatch(r"(.*\S)\s+(\d+)", line))}}
 
     seeds = range(args.seed, args.seed + args.count, BLOCK)
     with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
         for seed, block in zip(seeds, pool.map(run, seeds)):
-            lines, _, counts = block.stdout.partition(" pairs by ")
-            for line in re.findall(r"^seed \d+: different: .*", lines, re.MULTILINE):
+            for line in block["different"]:
                 print(line, flush=True)
-            if not counts:
-                print(f"the block of seed {seed} ended with {block.returncode}: {block.stderr[-2000:]}", flush=True)
-            failed = failed or block.returncode != 0
-            for line in counts.split("\n")[1:]:
-                if found := re.fullmatch(r"(.*\S)\s+(\d+)", line):
-                    table[found[1]] += int(found[2])
+            if not block["counts"]:
+                print(f"the block of seed {seed} ended with {block['code']}: {block['error']}", flush=True)
+            elif log is not None and tuple(block["of"]) not in ended:
+                with log.open("a") as file:
+                    print(json.dumps(block), file=file)
+            failed = failed or block["code"] != 0
+            table.update(block["counts"])
     print(f"{args.count} pairs by {args.wrap} in {args.jobs} processes, {time.monotonic() - start:.0f} s")
     for kind, count in sorted(table.items()):
         print(f"{kind:40} {count}")
@@ -537,8 +551,9 @@ def main() -> int:
     parser.add_argument("--more", action="store_true", help="pairs with features of more.txt")
     parser.add_argument("--with", dest="feature", help="this feature with every other")
     parser.add_argument("--jobs", type=int, default=1, help="processes, one for a core")
+    parser.add_argument("--log", help="a file that blocks of many pairs are noted in, so that a run can go on")
     args = parser.parse_args()
-    if args.jobs > 1:
+    if args.jobs > 1 or args.log:
         return in_processes(args)
     torch.set_num_threads(1)
     logging.disable(logging.NOTSET)

@@ -131,3 +131,21 @@ def test_on_the_cpu_a_seed_draws_what_it_draws_in_pytorch(function):
         torch.manual_seed(5)
         results.append(one(X)[0])
     assert torch.equal(*results) and onnxtrain.stats(model)["fallback_steps"] == 0
+
+
+@pytest.mark.parametrize("function", [
+    lambda x: torch.randn_like(x), lambda x: torch.rand_like(x.transpose(0, 2)),
+    lambda x: torch.randint_like(x.transpose(1, 2), 3, 1000), lambda x: torch.randn_like(x[:, 1:3].transpose(0, 1)),
+    lambda x: torch.randn_like(x.transpose(0, 1), memory_format=torch.contiguous_format),
+    lambda x: torch.bernoulli(x.sigmoid().transpose(0, 1)),
+], ids=["argument", "transpose", "whole numbers", "slice", "contiguous", "bernoulli"])
+def test_on_the_cpu_numbers_lie_in_the_order_of_memory(function):
+    """torch fills memory, and a view's is not in the order of its dimensions."""
+    model = ORTModule(Drawing(function))
+    for dims in ((0, 1, 2), (1, 2, 0), (0, 2, 1), (0, 1, 2)):
+        x = torch.rand(6, 7, 8).permute(dims)
+        torch.manual_seed(3)
+        got = model(x)[0]
+        torch.manual_seed(3)
+        assert torch.equal(got, function(x)), dims
+    assert not onnxtrain.stats(model)["fallback_steps"]
