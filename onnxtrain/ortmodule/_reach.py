@@ -75,9 +75,8 @@ class Reach:
             if node.op_type == "BatchNormalization" and any(a.name == "training_mode" and a.i for a in node.attribute):
                 self._made[node.output[0]] = set(node.input[:3])  # running statistics are written, not read
 
-    def drop(self, differentiable: bytes, given: Sequence[Tensor | None],
-             found: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
-        """The gradients found, without those of inputs that no output with a gradient depends on."""
+    def drop(self, differentiable: bytes, given: Sequence[Tensor | None], found: Sequence[Any]) -> Sequence[Any]:
+        """What was found for the inputs, without those of inputs that no output with a gradient depends on."""
         if not any([flag and grad is None for flag, grad in zip(differentiable, given)]):
             return found
         reached = self.inputs(tuple([i for i, grad in enumerate(given) if grad is not None]))
