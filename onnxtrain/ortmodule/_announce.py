@@ -105,12 +105,18 @@ def ready(name: str, training: bool, program: Any, debug: Any, fallback: Any) ->
               "build of the program %.3f s", name, mode, "\n".join(rows), export_seconds + build, export_seconds, build)
 
 
-def beside_loss(cost: str, debug: Any) -> None:
-    """Logs what the results beside the loss cost, and what leaves them out; only on rank 0."""
-    if _rank() == 0:
-        debug.log(logging.WARNING, "ORTModule: %s. If the script reads the loss alone, ORTModule(model, "
-                  "outputs='loss') or ORTMODULE_OUTPUTS=loss leaves them out, with rows that have no label and padding",
-                  cost)
+def beside_loss(model: Any, program: Any) -> None:
+    """Logs what the results beside the loss cost, and what leaves them out, where no one has said which are read; only
+    on rank 0.
+
+    Args:
+        model: of the graph, which is one of an ORTModule's.
+    """
+    parts = model.__dict__.get("_part_of", lambda: None)()
+    if program.beside_loss and parts is not None and parts._model()._outputs is None and _rank() == 0:
+        model._debug.log(logging.WARNING, "ORTModule: %s. If the script reads the loss alone, ORTModule(model, "
+                         "outputs='loss') or ORTMODULE_OUTPUTS=loss leaves them out, with rows that have no label and "
+                         "padding", program.beside_loss)
 
 
 def memory(model: Any, program: Any) -> None:

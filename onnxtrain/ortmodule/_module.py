@@ -499,9 +499,7 @@ class ORTModule(torch.nn.Module):
         if key.training not in self._announced:
             self._announced.add(key.training)
             _announce.ready(type(self._module).__name__, key.training, program, self._debug, self._fallback)
-            parts = self.__dict__.get("_part_of", lambda: None)()
-            if program.beside_loss and parts is not None and parts._model()._outputs is None:
-                _announce.beside_loss(program.beside_loss, self._debug)
+            _announce.beside_loss(self, program)
             if key.training and not self._runtime.memory_optimization_level:
                 _memory_config.announce(self._debug.log, self._runtime.subgraphs, program.sessions)
 

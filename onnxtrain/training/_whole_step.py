@@ -119,7 +119,8 @@ class WholeStep:
         program, run = node.program, node.run
         wanted = [source.kind for source, wants in zip(program.exported.inputs, program.latest_mask) if wants]
         gradients = [loss if place == loss.output_nr else None for place in range(len(run.differentiable))]
-        reached = program.reach.drop(run.differentiable, gradients, range(len(program.latest_mask)))
+        places: Any = range(len(program.latest_mask))  # in place of gradients of the inputs
+        reached = program.reach.drop(run.differentiable, gradients, places)
         if program.may_step and set(wanted) == {"parameter"} and not any(
                 wants and place is None for wants, place in zip(program.latest_mask, reached)):
             if program.whole_step is None or program.whole_step.mask != program.latest_mask:
