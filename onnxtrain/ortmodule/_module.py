@@ -63,7 +63,7 @@ class ORTModule(torch.nn.Module):
         debug_options: see DebugOptions.
         outputs: names or positions of the results that the caller reads in training, such as "loss", 0 or
             ("loss", "hidden_states"), of a tuple, list, dict or dataclass. The others are None then, and what was for
-            them alone is not computed; in evaluation and under no_grad() all are. None: as ORTMODULE_OUTPUTS says; ():
+            them alone is not computed; in evaluation all are. None: as ORTMODULE_OUTPUTS says; ():
             all. Names count for results that have names, positions for the others, or where no names are given. One
             tensor is returned as it is, and so is a result that has nothing of what is named.
 
@@ -237,7 +237,7 @@ class ORTModule(torch.nn.Module):
 
     def _wanted(self) -> _outputs.Wanted:
         """The results of a call now that its caller reads; empty for all."""
-        return self._outputs or () if self._is_training() else ()
+        return self._outputs or () if self._module.training else ()
 
     def _checked_by_torch(self, error: CheckError, args: tuple[Any, ...]) -> Any:
         """One call for which forward may have to raise; it does so itself."""

@@ -131,8 +131,8 @@ def test_kinds_of_results(kind, outputs, scores):
         same_gradients(model, eager)
     in_engine(model, 3)
     assert results_of_graphs(model) == [1 + (kind is KINDS["nested"][0])]
-    with torch.no_grad():
-        equal(everything(model(*batch(9))), everything(eager(*batch(9))), 1e-4)
+    with torch.no_grad():  # of the first run of a reentrant checkpoint, say, whose second one has gradients
+        assert part(model(*batch(9)), scores) is None
     for m in (eager, model):
         m.eval()
     equal(everything(model(*batch(9))), everything(eager(*batch(9))), 1e-4)
@@ -177,8 +177,7 @@ def test_a_wrong_name(kind, outputs, message):
     for _ in range(3):
         with pytest.raises(ValueError, match=message):
             model(*batch(0))
-    with torch.no_grad():
-        model(*batch(0))
+    model.eval()(*batch(0))
 
 
 @pytest.mark.parametrize("outputs", [1.5, True, ("loss", None), [b"loss"]], ids=str)
@@ -192,8 +191,7 @@ def test_in_pytorch_as_in_the_engine(monkeypatch):
     monkeypatch.setenv("ORTMODULE_FALLBACK_POLICY", "FALLBACK_FORCE_TORCH_FORWARD")
     _, model = pair()
     assert model(*batch(0))["scores"] is None and onnxtrain.stats(model)["fallback_steps"] == 1
-    with torch.no_grad():
-        assert model(*batch(0))["scores"] is not None
+    assert model.eval()(*batch(0))["scores"] is not None
 
 
 def test_a_graph_that_is_cut():
@@ -229,8 +227,7 @@ def test_copies_and_pickles():
     _, model = pair()
     for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model)), copy.copy(model)):
         assert other(*batch(0))["scores"] is None
-        with torch.no_grad():
-            assert other(*batch(0))["scores"] is not None
+        assert other.eval()(*batch(0))["scores"] is not None
 
 
 def test_the_variable(monkeypatch):
