@@ -81,6 +81,7 @@ def compiled(graph: torch.fx.GraphModule, parts: Callable[[], Any] | None = None
             raise LookupError(derivative)
         if parts is None and checks_contents(graph):  # an ORTModule captures once more without such numbers
             raise LookupError("it checks a number that a tensor holds")
+        _refuse_writes_to_data(graph)
         graph, numbers, floats, kept = prepared(graph)
     except LookupError as error:
         if parts is not None:
@@ -175,10 +176,27 @@ def _computes(graph: torch.fx.GraphModule) -> bool:
 
 def _in_torch(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
     """The graph as PyTorch runs it: Dynamo's operator for a torch.autograd.Function has no second gradients."""
+    if all(node.target is not torch.ops.higher_order.autograd_function_apply for node in graph.graph.nodes):
+        return graph
     try:
         return _copied(graph)
     except LookupError:
         return graph
+
+
+def _refuse_writes_to_data(graph: torch.fx.GraphModule) -> None:
+    """Raises LookupError where the `.data` of an argument is written, of which autograd must not know."""
+    for node in graph.graph.nodes:
+        if node.target is not torch._C._autograd._get_data_attr:  # type: ignore[attr-defined]
+            continue
+        is_argument = node.args[0].op == "placeholder" and not re.search(r"_(parameters|buffers)_", node.args[0].name)
+        if is_argument and any(map(_writes, node.users)):
+            raise LookupError("it writes to the .data of an argument, past autograd's count of its changes")
+
+
+def _writes(node: torch.fx.Node) -> bool:
+    """Whether a node is an operation in place."""
+    return node.target is operator.setitem or node.op == "call_method" and bool(re.search(r"[^_]_$", str(node.target)))
 
 
 def _counted(graph: torch.fx.GraphModule) -> Callable[..., Any]:

@@ -359,3 +359,51 @@ def test_sizes_that_only_the_function_asks_for(function, sizes):
             torch.testing.assert_close(b.grad, a.grad)
     counts = onnxtrain.stats(model)
     assert counts["fallback_steps"] == 0 and counts["engine_steps"] == 2 * len(sizes), counts
+
+
+class Unchecked(torch.autograd.Function):
+    """As solvers of differential equations write stages: past autograd's count of changes."""
+
+    @staticmethod
+    def forward(ctx, stages, value, index):
+        ctx.index = index
+        stages.data[index] = value
+        return stages
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, grad[ctx.index], None
+
+
+class Stages(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc, self.weights = nn.Linear(4, 4), nn.Parameter(torch.ones(3))
+
+    def forward(self, x):
+        stages = torch.empty(*x.shape, 3)
+        for i in range(3):
+            stages = assigned(stages, torch.tanh(self.fc(x)), i)
+            x = x + weighted(stages[..., :i + 1], self.weights[:i + 1])
+        return x
+
+
+@torch.compiler.disable
+def weighted(stages, weights):
+    return (stages * weights).sum(-1)
+
+
+@torch.compiler.disable(recursive=False)
+def assigned(stages, value, index):
+    return Unchecked.apply(stages, value, (..., index))
+
+
+def test_what_a_function_writes_to_data_is_no_change():
+    torch.manual_seed(0)
+    eager = Stages()
+    model, x = ORTModule(copy.deepcopy(eager)), torch.randn(5, 4)
+    for m in (eager, model):
+        for _ in range(2):
+            m(x).square().mean().backward()
+    for p, q in zip(eager.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(q.grad, p.grad, rtol=1e-4, atol=1e-6)
