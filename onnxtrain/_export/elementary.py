@@ -22,13 +22,14 @@ def elementary(op: Any, own: Any) -> Table:
     return _near_zero(op, own) | _logarithms(op, own) | _deviations(op) | _divisions(op, own) | _flat(op)
 
 
-def _number(op: Any, value: float, like: Any) -> Any:
+def number(op: Any, value: float, like: Any) -> Any:
+    """A constant of rank 0 in the dtype of `like`."""
     return op.Constant(value=onnx.helper.make_tensor("value", int(like.dtype), [], [value]))
 
 
 def _near_zero(op: Any, own: Any) -> Table:
     def signbit(self):
-        zero = _number(op, 0, self)
+        zero = number(op, 0, self)
         if not self.dtype.is_floating_point():
             return op.Less(self, zero)
         return op.Or(op.Less(self, zero), op.And(op.Equal(self, zero), op.Less(op.Reciprocal(self), zero)))
@@ -37,8 +38,8 @@ def _near_zero(op: Any, own: Any) -> Table:
         """Zeros where every entry is minus infinity, which is put aside: its slope is not a number."""
         if dtype not in (None, -1):
             self = op.Cast(self, to=int(dtype))
-        axes, zero = op.Constant(value_ints=[dim]), _number(op, 0, self)
-        empty = op.Equal(op.ReduceMax(self, axes, keepdims=1), _number(op, -math.inf, self))
+        axes, zero = op.Constant(value_ints=[dim]), number(op, 0, self)
+        empty = op.Equal(op.ReduceMax(self, axes, keepdims=1), number(op, -math.inf, self))
         return op.Where(empty, zero, op.Softmax(op.Where(empty, zero, self), axis=dim))
 
     def expm1(self):
@@ -63,15 +64,15 @@ def _logarithms(op: Any, own: Any) -> Table:
         """What lies within the rounding error of a whole number is that one: 8 has the logarithm 3."""
 
         def translate(self):
-            quotient = op.Div(op.Log(self), _number(op, math.log(base), self))
+            quotient = op.Div(op.Log(self), number(op, math.log(base), self))
             errors: dict[int, float] = {onnx.TensorProto.FLOAT: 2.0**-22, onnx.TensorProto.DOUBLE: 2.0**-51}
             error = errors.get(int(self.dtype))
             if error is None:
                 return quotient
             whole = op.Round(quotient)
             off = op.Sub(whole, quotient)
-            near = op.LessOrEqual(op.Abs(off), op.Mul(op.Abs(whole), _number(op, error, self)))
-            return op.Add(quotient, own.StopGradient(op.Where(near, off, _number(op, 0, self))))
+            near = op.LessOrEqual(op.Abs(off), op.Mul(op.Abs(whole), number(op, error, self)))
+            return op.Add(quotient, own.StopGradient(op.Where(near, off, number(op, 0, self))))
 
         return translate
 
@@ -79,26 +80,26 @@ def _logarithms(op: Any, own: Any) -> Table:
         """log(exp(a) + exp(b)) is the larger one and softplus of minus the distance; `unit` is 1 in the base."""
 
         def translate(self, other):
-            apart = op.Abs(op.Where(op.Equal(self, other), _number(op, 0, self), op.Sub(self, other)))
-            more = op.Softplus(op.Neg(apart if unit == 1 else op.Mul(apart, _number(op, unit, self))))
-            return op.Add(op.Max(self, other), more if unit == 1 else op.Div(more, _number(op, unit, self)))
+            apart = op.Abs(op.Where(op.Equal(self, other), number(op, 0, self), op.Sub(self, other)))
+            more = op.Softplus(op.Neg(apart if unit == 1 else op.Mul(apart, number(op, unit, self))))
+            return op.Add(op.Max(self, other), more if unit == 1 else op.Div(more, number(op, unit, self)))
 
         return translate
 
     def logit(self, eps=None):
         """Flat beyond the ends; of NaN the slope is NaN."""
         if eps is not None:
-            inside = op.Clip(self, _number(op, eps, self), _number(op, 1 - eps, self))
+            inside = op.Clip(self, number(op, eps, self), number(op, 1 - eps, self))
             self = op.Where(op.IsNaN(self), self, inside)
         return own.Logit(self)
 
     def entr(self):
         """At zero it is that of a root: zero, and of an infinite slope. At infinity, that of a line which falls."""
-        zero, one, infinite = _number(op, 0, self), _number(op, 1, self), _number(op, math.inf, self)
+        zero, one, infinite = number(op, 0, self), number(op, 1, self), number(op, math.inf, self)
         at_zero, at_end = op.Equal(self, zero), op.Equal(self, infinite)
         x = op.Where(op.Or(at_zero, at_end), one, self)
-        inside = op.Where(op.Less(x, zero), _number(op, -math.inf, self), op.Neg(op.Mul(x, op.Log(x))))
-        falling = op.Mul(op.Where(at_end, self, one), _number(op, -math.inf, self))
+        inside = op.Where(op.Less(x, zero), number(op, -math.inf, self), op.Neg(op.Mul(x, op.Log(x))))
+        falling = op.Mul(op.Where(at_end, self, one), number(op, -math.inf, self))
         inside = op.Where(at_end, falling, inside)
         return op.Where(at_zero, op.Sqrt(op.Where(at_zero, self, one)), inside)
 
@@ -117,10 +118,10 @@ def _deviations(op: Any) -> Table:
         if correction:  # of either sign; torch divides by nothing below zero
             results = op.Max(op.Size(variance), op.Constant(value_int=1))  # there may be none
             count = op.CastLike(op.Div(op.Size(self), results), self)
-            rest = op.Max(op.Sub(count, _number(op, correction, self)), _number(op, 0, self))
+            rest = op.Max(op.Sub(count, number(op, correction, self)), number(op, 0, self))
             variance = op.Div(op.Mul(variance, count), rest)
-        constant = op.Equal(variance, _number(op, 0, self))
-        return op.Where(constant, variance, op.Sqrt(op.Where(constant, _number(op, 1, self), variance)))
+        constant = op.Equal(variance, number(op, 0, self))
+        return op.Where(constant, variance, op.Sqrt(op.Where(constant, number(op, 1, self), variance)))
 
     return {aten.std.correction: std}
 
@@ -132,7 +133,7 @@ def _divisions(op: Any, own: Any) -> Table:
 
     def pair(self, other):
         like = other if isinstance(self, (bool, int, float)) else self
-        return (_number(op, x, like) if isinstance(x, (bool, int, float)) else x for x in (self, other))
+        return (number(op, x, like) if isinstance(x, (bool, int, float)) else x for x in (self, other))
 
     def is_float(x):
         return x.dtype.is_floating_point()
@@ -141,11 +142,11 @@ def _divisions(op: Any, own: Any) -> Table:
         quotient = op.Div(self, other)
         if not is_float(self):
             return quotient
-        return op.Where(op.Less(quotient, _number(op, 0, self)), op.Ceil(quotient), op.Floor(quotient))
+        return op.Where(op.Less(quotient, number(op, 0, self)), op.Ceil(quotient), op.Floor(quotient))
 
     def floored(self, other):
         """One less than the quotient towards zero where that is not exact and negative."""
-        zero, one = _number(op, 0, self), _number(op, 1, self)
+        zero, one = number(op, 0, self), number(op, 1, self)
         if not is_float(self):
             quotient = op.Div(self, other)
             rest = op.Sub(self, op.Mul(quotient, other))
@@ -190,18 +191,18 @@ def _flat(op: Any) -> Table:
     def fill(self, value):
         """What a tensor is filled with has a gradient of ones, what was there one of zeros."""
         never = op.Constant(value=onnx.helper.make_tensor("never", onnx.TensorProto.BOOL, [], [False]))
-        filling = _number(op, value, self) if isinstance(value, (bool, int, float)) else op.CastLike(value, self)
+        filling = number(op, value, self) if isinstance(value, (bool, int, float)) else op.CastLike(value, self)
         return op.Where(never, self, filling)
 
     def angle(self):
         """Of a negative number pi, of others zero."""
         sign = op.Sign(self)
-        turned = op.Mul(op.Sub(op.Abs(sign), sign), _number(op, math.pi / 2, self))
-        return op.Where(op.IsNaN(self), _number(op, math.nan, self), turned)
+        turned = op.Mul(op.Sub(op.Abs(sign), sign), number(op, math.pi / 2, self))
+        return op.Where(op.IsNaN(self), number(op, math.nan, self), turned)
 
     def heaviside(self, values):
         """Of NaN zero."""
-        zero = _number(op, 0, self)
+        zero = number(op, 0, self)
         return op.Where(op.Equal(self, zero), values, op.Cast(op.Greater(self, zero), to=int(self.dtype)))
 
     return {aten.fill.Scalar: fill, aten.fill.Tensor: fill, aten.zero.default: lambda self: fill(self, 0),

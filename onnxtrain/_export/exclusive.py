@@ -1,4 +1,4 @@
-"""One export at a time in a process, whose patches of torch only the exporting thread sees.
+"""One export at a time in a process.
 
 Entered by ORTModule around export and comparison. A thread that calls an ORTModule meanwhile waits: the module that is
 being exported may be its own, and holds fake weights.
@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import threading
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import torch
 
@@ -53,19 +53,14 @@ def wait() -> None:
             pass
 
 
-def only_here(function: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` for the exporting thread, `original` for all others; either is called outside a lock."""
-
-    def choose(*args: Any, **kwargs: Any) -> Any:
-        return (function if owner is None or here() else original)(*args, **kwargs)
-
-    return choose
-
-
 def _after_fork() -> None:
-    """The thread that held the lock is not in the child."""
+    """The thread that held the locks, torch's among them, is not in the child, unless it is the one that forked."""
     global _lock, owner
-    _lock, owner = threading.RLock(), None
+    convert_frame = sys.modules.get("torch._dynamo.convert_frame")
+    if owner is not None and not here():
+        _lock, owner = threading.RLock(), None
+    if convert_frame is not None and not convert_frame.compile_lock._is_owned():
+        convert_frame.compile_lock._at_fork_reinit()
 
 
 if hasattr(os, "register_at_fork"):

@@ -20,7 +20,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from onnxtrain._export.state import replaced
+from onnxtrain._export.state import settings, wrapped
 
 # Those whose result depends on the two formulas alone: a remainder's depends on the ranges of symbols as well.
 _OPERATORS = ("_add", "_sub", "_mul", "_eq", "_ne", "_lt", "_le", "_gt", "_ge", "_int_floordiv")
@@ -64,8 +64,11 @@ def _remembering(plain: Callable[[SymNode, SymNode], SymNode]) -> Callable[[SymN
                 or torch._logging._internal.GET_DTRACE_STRUCTURED
                 or type(self._hint) not in _PLAIN or type(other._hint) not in _PLAIN):
             return plain(self, other)
-        key = (id(sizes), self.expr, other.expr, self.pytype, other.pytype, self._hint, other._hint,
-               self._optimized_summation, other._optimized_summation)
+        try:
+            key = (id(sizes), self.expr, other.expr, self.pytype, other.pytype, self._hint, other._hint,
+                   self._optimized_summation, other._optimized_summation)
+        except AttributeError:  # of another torch
+            return plain(self, other)
         result = known.get(key)
         if result is None:
             result = known[key] = plain(self, other)
@@ -74,14 +77,8 @@ def _remembering(plain: Callable[[SymNode, SymNode], SymNode]) -> Callable[[SymN
     return operate
 
 
-@contextmanager
-def bounded() -> Iterator[None]:
-    """While a module is captured: no condition on a long formula is decided before it is shortened, and no result of
-    symbolic sizes is kept, since it takes longer to keep than to make again.
-    """
-    from torch._dynamo import config
-
-    decide = ShapeEnv.evaluate_expr
+def _bounding(decide: Callable[..., Any]) -> Callable[..., Any]:
+    """ShapeEnv.evaluate_expr that shortens a long formula first."""
     short: set[sympy.Basic] = set()
 
     def evaluate_expr(self: ShapeEnv, formula: Any, *args: Any, **kwargs: Any) -> Any:
@@ -92,9 +89,19 @@ def bounded() -> Iterator[None]:
                 _shorten(self, formula, decide)
         return decide(self, formula, *args, **kwargs)
 
+    return evaluate_expr
+
+
+@contextmanager
+def bounded() -> Iterator[None]:
+    """While a module is captured: no condition on a long formula is decided before it is shortened, and no result of
+    symbolic sizes is kept, since it takes longer to keep than to make again.
+    """
+    from torch._dynamo import config
+
     with ExitStack() as stack:
-        stack.enter_context(replaced(ShapeEnv, "evaluate_expr", evaluate_expr))
-        stack.enter_context(config.patch(fake_tensor_cache_enabled=False))
+        stack.enter_context(wrapped(f"{ShapeEnv.__module__}:ShapeEnv.evaluate_expr", _bounding))
+        stack.enter_context(settings(config, fake_tensor_cache_enabled=False))
         for name in _OPERATORS:
-            stack.enter_context(replaced(SymNode, name, _remembering(getattr(SymNode, name))))
+            stack.enter_context(wrapped(f"{SymNode.__module__}:SymNode.{name}", _remembering))
         yield

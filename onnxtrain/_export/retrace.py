@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch._export import utils
 
-from onnxtrain._export.state import replaced
+from onnxtrain._export.state import note_missing, replaced
 
 
 def _survives(node: torch.fx.Node) -> bool:
@@ -110,6 +110,13 @@ def _rounds_by_itself(node: torch.fx.Node, rule: Any) -> bool:
     return all(getattr(value, "dtype", None) == wanted.out_dtype for value in (*operands, _noted(node)))
 
 
+def _is_clamp(node: torch.fx.Node) -> bool:
+    """A clamp by numbers keeps its tensor's type; made one by tensors, it would have other slopes at its bounds."""
+    aten = torch.ops.aten
+    return (node.target in (aten.clamp.default, aten.clamp_min.default, aten.clamp_max.default)
+            and _noted(node).is_floating_point() and _noted(node).dtype == _noted(node.all_input_nodes[0]).dtype)
+
+
 def _keep_names_of_outputs(module: torch.fx.GraphModule, outputs: tuple[Any, ...]) -> None:
     """Results that now come out of a cast have the names that they had: by them torch.onnx finds what a program
     returns.
@@ -137,13 +144,14 @@ def spared() -> Iterator[None]:
         dtype_of_scalar = type_utils.from_scalar_type_to_torch_dtype
         interpreter = type_promotion._TypePromotionInterpreter
         _ = utils._is_cia_op, utils._is_preservable_cia_op
-    except (ImportError, AttributeError):  # another torch: slower, not wrong
+    except (ImportError, AttributeError) as error:
+        note_missing(str(error))
         yield
         return
 
     def rule_of(node, *args, **kwargs):
         rule = find_rule(node, *args, **kwargs)
-        return None if rule is not None and _rounds_by_itself(node, rule) else rule
+        return None if rule is not None and (_is_clamp(node) or _rounds_by_itself(node, rule)) else rule
 
     def decompose_where_needed(program, registry):
         return program if is_final(program, registry) else decompose(program, registry)
@@ -181,7 +189,8 @@ def registry_reused() -> Iterator[None]:
         original = _registration.ONNXRegistry.from_torchlib.__func__  # type: ignore[attr-defined]
         materialize = functools.cache(utils._materialize_cpp_cia_ops)
         _ = _registration.onnxscript_apis.get_torchlib_ops, registration.default_registry
-    except (ImportError, AttributeError):  # another torch: slower, not wrong
+    except (ImportError, AttributeError) as error:
+        note_missing(str(error))
         yield
         return
 

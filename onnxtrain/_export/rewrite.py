@@ -18,7 +18,6 @@ from torch.overrides import TorchFunctionMode
 from onnxtrain._export import checks, replacements
 from onnxtrain._export.checkpoint import noting
 from onnxtrain._export.errors import Untraceable
-from onnxtrain._export.exclusive import only_here
 from onnxtrain._export.function_apply import CustomFunctions, deciding
 from onnxtrain._export.lookups import INDEXED
 from onnxtrain._export.replacements import PATCHES
@@ -118,11 +117,10 @@ def patched(notes: list[str], custom: CustomFunctions) -> Iterator[None]:
     """Patches of torch for the length of an export."""
     with contextlib.ExitStack() as stack:
         for name in ("einsum", "tensordot", "chain_matmul"):  # which torch's own Python calls
-            theirs = getattr(torch._VF, name)
-            stack.enter_context(replaced(torch._VF, name, only_here(taken_apart(name), theirs)))
+            stack.enter_context(replaced(torch._VF, name, taken_apart(name)))
         # The branches of a torch.cond, whose calls Rewrite does not see, have this one by the second name.
         for owner, name in (*[(F, name) for name in PATCHES], (torch._C._nn, "scaled_dot_product_attention")):
-            stack.enter_context(replaced(owner, name, only_here(PATCHES[name], getattr(owner, name))))
+            stack.enter_context(replaced(owner, name, PATCHES[name]))
         stack.enter_context(deciding(custom))
         stack.enter_context(noting(notes))
         yield

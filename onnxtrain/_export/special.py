@@ -18,6 +18,8 @@ from torch.utils._pytree import tree_map_only
 
 from onnxtrain._export.fast_paths import FAST_PATHS
 
+# Since torch 2.14 a clamp has no slope at its bounds, and operands of clamp, fmax and fmin that are equal share theirs.
+FLAT_BOUNDS = torch.__version__ >= (2, 14)
 _BERNOULLI = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6)  # B2, B4 ...
 
 
@@ -50,12 +52,19 @@ def copysign(input: Any, other: Any) -> Tensor:
 
 def fmax(input: Tensor, other: Tensor) -> Tensor:
     input, other = _pair(input, other)
-    return torch.where((input >= other) | (other != other), input, other)
+    return _shared(input, other, torch.where((input >= other) | (other != other), input, other))
 
 
 def fmin(input: Tensor, other: Tensor) -> Tensor:
     input, other = _pair(input, other)
-    return torch.where((input <= other) | (other != other), input, other)
+    return _shared(input, other, torch.where((input <= other) | (other != other), input, other))
+
+
+def _shared(input: Tensor, other: Tensor, result: Tensor) -> Tensor:
+    """Two equal operands each have half of the gradient, since torch 2.14."""
+    if not FLAT_BOUNDS or not result.is_floating_point():
+        return result
+    return torch.where(input == other, 0.5 * input + 0.5 * other, result)
 
 
 def logcumsumexp(input: Tensor, dim: int) -> Tensor:

@@ -1,17 +1,28 @@
 """Leaves a module, the random generators and torch's switches as they were, whatever runs or is traced meanwhile.
 
-Called by export.py around every trace, and around runs of a graph or module for comparison.
+Called by export.py around every trace, around runs of a graph or module for comparison, and by all that replaces a name
+of torch for a while.
 """
 
 from __future__ import annotations
 
 import contextlib
+import contextvars
+import functools
+import importlib
+import inspect
+import logging
+import os
 import random
 import sys
-from collections.abc import Iterator
+import threading
+import types
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+
+_log = logging.getLogger("onnxtrain")
 
 
 @contextlib.contextmanager
@@ -66,19 +77,169 @@ def autocast_unchanged() -> Iterator[None]:
             torch.clear_autocast_cache()
 
 
+class _Place:
+    """An attribute of torch's, or of a module, that threads replace for a while; the last one puts back what was there.
+
+    A function is called by the threads that have put it there, and all others call the one that was there before; for
+    what is not called, the value of the last one holds everywhere.
+
+    Attributes:
+        values: what each thread has put there, the innermost last.
+        before: what other threads call.
+    """
+
+    def __init__(self, owner: Any, name: str, value: Any) -> None:
+        self._owner, self._name = owner, name
+        self._own = name in vars(owner)
+        self._raw = inspect.getattr_static(owner, name) if isinstance(owner, type) else vars(owner).get(name)
+        kinds = [type(each) for each in (self._raw, value) if isinstance(each, (staticmethod, classmethod))]
+        self._kind = kinds[0] if kinds else None
+        self._is_called = self._kind is not None or callable(value) and not isinstance(value, type)
+        self.values: dict[int, list[Any]] = {}
+        self.before: Any = getattr(owner, name)
+        if self._is_called and isinstance(owner, type) and self._kind is not staticmethod:  # it gets self
+            self.before = getattr(self._raw, "__func__", None) or (
+                self._raw if self._kind is None else lambda cls, *args, **kwargs: self._raw.__get__(None, cls)(
+                    *args, **kwargs))
+
+    def put(self, value: Any) -> None:
+        """For this thread."""
+        value = value.__func__ if isinstance(value, (staticmethod, classmethod)) else value
+        self.values.setdefault(threading.get_ident(), []).append(value)
+        if not self._is_called:
+            setattr(self._owner, self._name, value)
+        elif len(self.values) == 1 and len(next(iter(self.values.values()))) == 1:
+            values, before = self.values, self.before
+
+            def choose(*args: Any, **kwargs: Any) -> Any:
+                mine = values.get(threading.get_ident())
+                return (mine[-1] if mine else before)(*args, **kwargs)
+
+            setattr(self._owner, self._name, choose if self._kind is None else self._kind(choose))
+
+    def take(self, thread: int) -> bool:
+        """Takes the last value of a thread away; returns whether no thread has one any longer."""
+        self.values[thread].pop()
+        if not self.values[thread]:
+            del self.values[thread]
+        if self.values:
+            if not self._is_called:
+                setattr(self._owner, self._name, [*self.values.values()][-1][-1])
+        elif self._own:
+            setattr(self._owner, self._name, self._raw)
+        else:
+            delattr(self._owner, self._name)
+        return not self.values
+
+
+_places: dict[tuple[int, str], _Place] = {}
+_lock = threading.Lock()
+observer: Callable[[str, Any], Any] | None = None  # of tests: given a name and a value, it says what is put there
+
+
 @contextlib.contextmanager
 def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Sets an attribute for a while; one that `owner` only inherited is removed again."""
-    own = name in vars(owner)
-    saved = vars(owner)[name] if own else None
-    setattr(owner, name, value)
+    """Sets an attribute for a while; a function is put there for this thread alone. All that onnxtrain replaces for a
+    while goes through here, so that any number of threads leave torch as it was, in whatever order they end.
+    """
+    if observer is not None:
+        value = observer(f"{getattr(owner, '__qualname__', getattr(owner, '__name__', type(owner).__name__))}.{name}",
+                         value)
+    key, thread = (id(owner), name), threading.get_ident()
+    with _lock:
+        place = _places.get(key)
+        if place is None:
+            place = _places[key] = _Place(owner, name, value)
+        place.put(value)
     try:
         yield
     finally:
-        if own:
-            setattr(owner, name, saved)
-        else:
-            delattr(owner, name)
+        with _lock:
+            if place.take(thread):
+                del _places[key]
+
+
+def in_force(owner: Any, name: str) -> Any:
+    """What this thread calls by this name now, as replaced() takes it: of a class, a function that is given self, or
+    the class where it is a class method.
+    """
+    with _lock:
+        place = _places.get((id(owner), name))
+        mine = place.values.get(threading.get_ident()) if place is not None else None
+        if place is not None:
+            return mine[-1] if mine else place.before
+    found = getattr(owner, name)
+    return found.__func__ if isinstance(found, types.MethodType) and isinstance(owner, type) else found
+
+
+@contextlib.contextmanager
+def wrapped(path: str, wrap: Callable[[Any], Any]) -> Iterator[None]:
+    """replaced() by what `wrap` makes of the function that is there, of a torch that has it.
+
+    Args:
+        path: MODULE:NAME or MODULE:CLASS.NAME. Where that is missing nothing is replaced, which is logged once, at
+            INFO: it is for what is only slower without, or what PyTorch runs then.
+    """
+    found = _found(path)
+    if found is None:
+        yield
+        return
+    with replaced(*found, wrap(in_force(*found))):
+        yield
+
+
+def _found(path: str) -> tuple[Any, str] | None:
+    module, names = path.split(":")
+    *owners, name = names.split(".")
+    try:
+        owner: Any = importlib.import_module(module)
+        for part in owners:
+            owner = getattr(owner, part)
+        getattr(owner, name)
+    except (ImportError, AttributeError):
+        note_missing(path.replace(":", "."))
+        return None
+    return owner, name
+
+
+@functools.cache
+def note_missing(what: str) -> None:
+    _log.info("torch %s has not what onnxtrain replaces while it captures or exports: %s; it does without, which may "
+              "be slower", torch.__version__, what)
+
+
+@contextlib.contextmanager
+def settings(config: Any, **values: Any) -> Iterator[None]:
+    """config.patch() of those that this torch has. In torch 2.10 settings hold for all threads, so that they are
+    replaced as other names are.
+    """
+    known = {name: value for name, value in values.items() if hasattr(config, name)}
+    if all(isinstance(config._config[name].user_override, contextvars.ContextVar) for name in known):
+        with config.patch(known):
+            yield
+        return
+    with contextlib.ExitStack() as stack:
+        for name, value in known.items():
+            stack.enter_context(replaced(config._config[name], "user_override", value))
+        config._is_dirty = True
+        yield
+    config._is_dirty = True
+
+
+def _after_fork() -> None:
+    """Other threads are not in the child: what they had replaced is put back."""
+    global _lock
+    _lock = threading.Lock()
+    here = threading.get_ident()
+    for key, place in [*_places.items()]:
+        for thread in [thread for thread in place.values if thread != here]:
+            while thread in place.values:
+                if place.take(thread):
+                    del _places[key]
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 @contextlib.contextmanager

@@ -19,6 +19,7 @@ import math
 import operator
 import os
 import re
+import sys
 import threading
 import types
 import weakref
@@ -26,7 +27,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch.autograd.function import FunctionCtx
 from torch.nn.modules.module import _has_any_global_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _pytree as pytree
@@ -34,20 +34,9 @@ from torch.utils import _pytree as pytree
 from onnxtrain import _report
 from onnxtrain._export import formulas
 from onnxtrain._export.captured import Place, graph_of, layouts_of, places_of
-from onnxtrain._export.state import replaced
+from onnxtrain._export.state import replaced, settings, wrapped
 from onnxtrain._export.twins import Twins
-from onnxtrain.ortmodule import (
-    _announce,
-    _attributes,
-    _double,
-    _kept_results,
-    _lean,
-    _outputs,
-    _packed,
-    _repeats,
-    _sharded,
-    _utils,
-)
+from onnxtrain.ortmodule import _announce, _attributes, _double, _lean, _outputs, _packed, _repeats, _sharded, _utils
 from onnxtrain.ortmodule._device import names_of
 from onnxtrain.ortmodule._fallback import FallbackPolicy
 from onnxtrain.ortmodule._gone import forget
@@ -69,12 +58,8 @@ CONTENTS = {"capture_scalar_outputs": True, "capture_dynamic_output_shape_ops": 
 _TALKING = ("torch._dynamo.convert_frame", "torch._subclasses.fake_tensor")  # of what is left to Python
 
 
-@functools.cache
-def _asks_for_none() -> Callable[..., Any]:
-    """FunctionCtx.set_materialize_grads in a form that makes Dynamo cut the graph: in a function that Dynamo follows,
-    missing gradients are always zeros.
-    """
-    return torch.compiler.disable(FunctionCtx.set_materialize_grads)
+def _is_critical(level: int) -> bool:
+    return level >= logging.CRITICAL
 
 
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "warn": logging.WARNING,
@@ -120,7 +105,10 @@ class _Call:
     kwargs: dict[str, Any]
     entry: Callable[..., Any]
     before: contextlib.ExitStack | None = None  # puts torch's settings back; None while Dynamo has captured nothing
-    cuts: dict[str, int] = dataclasses.field(default_factory=dict)  # of this process when it was looked at last
+    cuts: list[str] = dataclasses.field(default_factory=list)  # why Dynamo has cut graphs, in captures that are over
+    counted: dict[str, int] | None = None  # the process's cuts when the capture began that goes on
+    error: BaseException | None = None  # which was being handled then
+    failed: int = 0  # captures that ended in an exception
     captures: int = 0  # of the entry, before this call
     is_whole: bool = False  # this call was captured from end to end
     leaves_numpy: bool = False
@@ -128,47 +116,48 @@ class _Call:
     random: Any = None  # torch's generators, as the capture found them
 
     def capture_begins(self) -> None:
-        """Puts settings in force until the call is over."""
+        """Puts settings in force until the call is over. Until capture_ends() this thread holds Dynamo's lock."""
         from torch._dynamo import config
 
+        self.counted, self.error = _cuts(), sys.exc_info()[1]
         if self.before is not None:
-            if not self.leaves_numpy and any(_OF_NUMPY in reason for reason in self.new_cuts()):
+            if not self.leaves_numpy and any(_OF_NUMPY in reason for reason in self.cuts):
                 self.leaves_numpy = True
-                self.before.enter_context(config.patch(trace_numpy=False))
+                self.before.enter_context(settings(config, trace_numpy=False))
             return
-        self.cuts, self.captures = _cuts(), _captures(self.entry)
+        self.captures = _captures(self.entry)
         self.random = _utils.get_random_states()
         wanted = CAPTURE | (CONTENTS if self.parts.keeps_contents else {})
         self.before = contextlib.ExitStack()
         whole = self.model
         self.before.enter_context(_announce.progress(type(whole._module).__name__, whole._debug))
-        kept = _kept_results.of(whole._module, whole._runtime.cache_dir)
-        if kept is not None:
-            self.before.enter_context(kept)
-        self.before.enter_context(capturing(self.args, self.kwargs, wanted, kept))
+        self.before.enter_context(capturing(self.args, self.kwargs, wanted))
         for child in self.parts.flattened():
             self.before.enter_context(replaced(child, "_is_fsdp_managed_module", False))
         if not os.environ.get("TORCH_LOGS"):
             for name in _TALKING:
-                logger = logging.getLogger(name)
-                self.before.callback(logger.setLevel, logger.level)
-                logger.setLevel(logging.CRITICAL)
+                self.before.enter_context(replaced(logging.getLogger(name), "isEnabledFor", _is_critical))
 
     def new_cuts(self) -> list[str]:
-        """Why Dynamo has cut graphs since it was looked at last, while it captured this call."""
-        return [] if self.before is None else [reason for reason, times in _cuts().items()
-                                               if times > self.cuts.get(reason, 0)]
+        """Why Dynamo has cut graphs in the capture that goes on: no other thread captures meanwhile."""
+        counted = self.counted
+        return [] if counted is None else [reason for reason, times in _cuts().items()
+                                           if times > counted.get(reason, 0)]
 
-    def note_cuts(self) -> None:
-        """Has the module note its cuts before another module has some."""
-        self.parts.note_cuts(self.new_cuts())
+    def capture_ends(self) -> None:
+        self.cuts += self.new_cuts()
+        self.failed += self.counted is not None and sys.exc_info()[1] is not self.error
+        self.counted = self.error = None
 
     def is_over(self) -> None:
         """Puts the settings back that were there before."""
         if self.before is not None:
+            self.capture_ends()  # which Dynamo did not say, where another thread was in a capture as well
             self.before.close()
-            self.is_whole = not self.new_cuts() and _captures(self.entry) > self.captures
-            self.note_cuts()
+            if self.failed > 1:
+                self.cuts.append(_LEFT)
+            self.is_whole = not self.cuts and _captures(self.entry) > self.captures
+            self.parts.note_cuts(self.cuts)
 
 
 class _Running(threading.local):
@@ -180,6 +169,11 @@ class _Running(threading.local):
         """Dynamo begins a capture, of whatever module."""
         if self.call is not None:
             self.call.capture_begins()
+
+    def capture_ends(self, _: Any = None) -> None:
+        """A capture is over, whether it succeeded or not."""
+        if self.call is not None:
+            self.call.capture_ends()
 
 
 def _tensors(name: str, value: Any, depth: int = 5) -> Iterator[tuple[str, torch.Tensor]]:
@@ -213,44 +207,74 @@ def _dynamic_sizes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[st
                 yield f"{pattern}$:{axis}"
 
 
-def _collect_later() -> None:
-    """Enables the collector, with everything that there is in its oldest generation: it would look at all of it at
-    once, which takes a third of a small model's capture, and find little after Dynamo's own collection.
-    """
-    if not gc.get_freeze_count():
-        gc.freeze()
-        gc.unfreeze()
-    gc.enable()
+class _Collector:
+    """Garbage is not collected while threads capture: a capture makes millions of objects, and few are garbage."""
+
+    def __init__(self) -> None:
+        self._lock, self._paused, self._enable = threading.Lock(), 0, False
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._after_fork)
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        with self._lock:
+            self._paused += 1
+            if self._paused == 1:
+                self._enable = gc.isenabled()
+                gc.disable()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._paused -= 1
+                if not self._paused and self._enable:
+                    self._resume()
+
+    @staticmethod
+    def _resume() -> None:
+        """With everything that there is in the oldest generation: the collector would look at all of it at once, which
+        takes a third of a small model's capture, and find little after Dynamo's own collection.
+        """
+        if not gc.get_freeze_count():
+            gc.freeze()
+            gc.unfreeze()
+        gc.enable()
+
+    def _after_fork(self) -> None:
+        """The threads that capture are not in the child, but for one that forked, which goes on without a pause."""
+        self._lock = threading.Lock()
+        if self._paused and self._enable:
+            self._enable = False
+            gc.enable()
+
+
+_collector = _Collector()
 
 
 @contextlib.contextmanager
-def capturing(args: tuple[Any, ...], kwargs: dict[str, Any], wanted: dict[str, Any],
-              kept: Any = None) -> Iterator[None]:
+def capturing(args: tuple[Any, ...], kwargs: dict[str, Any], wanted: dict[str, Any]) -> Iterator[None]:
     """Dynamo's settings for the capture of a call, those of `wanted` that this torch has among them."""
     from torch._dynamo import config, symbolic_convert
-    from torch._dynamo.variables.misc import LoggingLoggerVariable
 
     with contextlib.ExitStack() as stack:
         if (imported := getattr(symbolic_convert, "_import_module", None)) is not None:
             imported.cache_clear()  # another module may have taken a name
-        stack.enter_context(config.patch({name: value for name, value in wanted.items() if hasattr(config, name)}))
+        stack.enter_context(settings(config, **wanted))
         stack.enter_context(formulas.bounded())
         stack.enter_context(_lean.capturing())
-        stack.enter_context(_repeats.remembered(kept))
+        stack.enter_context(_repeats.remembered())
         stack.enter_context(_packed.followed())
-        if gc.isenabled():  # a capture makes millions of objects, and few of them are garbage
-            gc.disable()
-            stack.callback(_collect_later)
-        stack.enter_context(replaced(FunctionCtx, "set_materialize_grads", _asks_for_none()))
-        stack.enter_context(replaced(LoggingLoggerVariable, "call_method", _logs(LoggingLoggerVariable.call_method)))
+        stack.enter_context(_collector.paused())
+        stack.enter_context(wrapped("torch._dynamo.variables.misc:LoggingLoggerVariable.call_method", _logs))
         if hasattr(torch.compiler.config, "dynamic_sources"):
             sources = [torch.compiler.config.dynamic_sources, *_dynamic_sizes(args, kwargs)]
             named = ",".join(filter(None, sources))
-            stack.enter_context(torch.compiler.config.patch(dynamic_sources=named))  # type: ignore[attr-defined]
+            stack.enter_context(settings(torch.compiler.config, dynamic_sources=named))
         yield
 
 
 _running = _Running()
+_lock = threading.Lock()
 _entries = itertools.count()
 # Functions that Dynamo cuts a graph for, in the reason that it gives.
 _SEEDS = re.compile(r"`(manual_seed(_all)?|[gs]et_rng_state(_all)?)`|"
@@ -261,9 +285,11 @@ def _hear_of_captures() -> None:
     """Lets Dynamo say when it begins one; torch._dynamo.reset() makes it forget that."""
     from torch._dynamo.callback import callback_handler
 
-    follow_masks()
     if _running.capture_begins not in callback_handler.start_callbacks:
+        with _lock:
+            follow_masks()
         callback_handler.register_start_callback(_running.capture_begins)
+        callback_handler.register_end_callback(_running.capture_ends)
 
 
 def entry(wanted: _outputs.Wanted = ()) -> Callable[..., Any]:
@@ -325,9 +351,8 @@ def _cuts() -> dict[str, int]:
     """How often Dynamo has cut a graph in this process, by reason."""
     from torch._dynamo.utils import counters, graph_break_reasons
 
-    frames = counters["frames"]
     decisions = sum(_OF_DECISIONS in cut.reason for cut in graph_break_reasons)  # which Dynamo does not count
-    return {**counters["graph_break"], _DECISION: decisions, _LEFT: frames["total"] - frames["ok"]}
+    return {**counters["graph_break"], _DECISION: decisions}
 
 
 def _kind(args: tuple[Any, ...], kwargs: dict[str, Any], sizes: bool = False) -> tuple[Any, ...]:
@@ -456,7 +481,7 @@ class Parts:
 
             derivative = None
             if _running.call is not None:
-                here()._note_seeds(_running.call.new_cuts())  # before a graph behind a cut runs
+                here()._note_seeds([*_running.call.cuts, *_running.call.new_cuts()])  # before a graph behind a cut runs
                 if here()._module.training or _double.has_paths(graph):  # else the engine's gradients may be enough
                     _running.call.derivative = _running.call.derivative or _double.differentiates(graph)
                 derivative = _running.call.derivative
@@ -596,8 +621,6 @@ class Parts:
             self._methods = self._methods or Methods(module)
         engine, by_torch, kept = counters.engine_graphs, counters.torch_graphs, self.keeps_contents
         outer, _running.call = _running.call, (current := _Call(self, whole, args, kwargs, call))
-        if outer is not None:
-            outer.note_cuts()
         _hear_of_captures()
         # Dynamo would cut the graph where this module's gradients fill a bucket.
         around, DistributedDataParallel._active_ddp_module = DistributedDataParallel._active_ddp_module, None
@@ -622,8 +645,6 @@ class Parts:
             _running.call = outer
             DistributedDataParallel._active_ddp_module = around
             current.is_over()
-            if outer is not None and outer.before is not None:
-                outer.cuts = _cuts()
         if current.before is not None:
             if current.is_whole and (engine, by_torch) == (counters.engine_graphs, counters.torch_graphs):
                 self._nothing.add(mode)

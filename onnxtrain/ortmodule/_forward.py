@@ -41,7 +41,7 @@ class Forward:
             return type(other) is type(self) and other.__self__ is self.__self__
 
         def __hash__(self) -> int:
-            return hash((Forward, id(self.__self__)))
+            return hash((Forward, id(getattr(self, "__self__", None))))  # Dynamo (2.15) asks before __init__()
 
         def __call__(self, *args: Any, **kwargs: Any) -> Any:
             return self.__self__._call(args, kwargs)

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from onnxtrain._export.state import replaced
+from onnxtrain._export.state import wrapped
 
 
 @contextlib.contextmanager
@@ -25,13 +25,11 @@ def backend_as_it_is() -> Iterator[None]:
     """While a function is made that captures: its backend is called directly, where no programs were asked for that
     repeat its failures.
     """
-    from torch._dynamo import config, eval_frame
+    from torch._dynamo import config
 
-    if config.repro_after is not None or not hasattr(eval_frame, "get_compiler_fn"):
+    with wrapped("torch._dynamo.eval_frame:get_compiler_fn",
+                 lambda plain: plain if config.repro_after is not None else lambda backend: backend):
         yield
-    else:
-        with replaced(eval_frame, "get_compiler_fn", lambda backend: backend):
-            yield
 
 
 def _in_functorch(plain: Callable[..., Any]) -> Callable[..., Any]:
@@ -43,12 +41,12 @@ def _in_functorch(plain: Callable[..., Any]) -> Callable[..., Any]:
     return throw
 
 
-def _local_map(plain: Callable[[Any], bool]) -> Callable[[Any], bool]:
+def _local_map(plain: Callable[..., bool]) -> Callable[..., bool]:
     """LocalMapWrappedHigherOrderVariable.should_wrap_in_hop, which imports a function to compare a value with it."""
-    def should_wrap(value: Any) -> bool:
-        return "torch.distributed.tensor.experimental._func_map" in sys.modules and plain(value)
+    def should_wrap(*args: Any) -> bool:
+        return "torch.distributed.tensor.experimental._func_map" in sys.modules and plain(*args)
 
-    return staticmethod(should_wrap)
+    return should_wrap
 
 
 def _late(plain: Callable[[], Any]) -> Callable[[], Any]:
@@ -123,23 +121,22 @@ _UNINTERESTING = (
     "torch.fx.interpreter")
 
 
+_INSTEAD = {
+    "torch._dynamo.symbolic_convert:InstructionTranslator._throw_if_in_functorch": _in_functorch,
+    "torch.fx.experimental.symbolic_shapes:uninteresting_files": _files,
+    "torch._dynamo.output_graph:uninteresting_files": _files,
+    "torch._dynamo.output_graph:OutputGraph.get_replayed_side_effect_source_refs": _side_effects,
+    "torch._dynamo.variables.higher_order_ops:LocalMapWrappedHigherOrderVariable.should_wrap_in_hop": _local_map,
+    "torch._dynamo.symbolic_convert:get_funcname": _funcname,
+    "torch._dynamo.guards:profile_guard_manager": _guard_latency,
+    "torch._dynamo.graph_region_tracker:InputPickler": _late,
+}
+
+
 @contextlib.contextmanager
 def capturing() -> Iterator[None]:
     """While Dynamo captures."""
-    from torch._dynamo import graph_region_tracker, guards, output_graph, symbolic_convert
-    from torch._dynamo.variables import higher_order_ops
-    from torch.fx.experimental import symbolic_shapes
-
-    wrapped = getattr(higher_order_ops, "LocalMapWrappedHigherOrderVariable", None)
     with contextlib.ExitStack() as stack:
-        for owner, name, ours in ((symbolic_convert.InstructionTranslator, "_throw_if_in_functorch", _in_functorch),
-                                  (symbolic_shapes, "uninteresting_files", _files),
-                                  (output_graph, "uninteresting_files", _files),
-                                  (output_graph.OutputGraph, "get_replayed_side_effect_source_refs", _side_effects),
-                                  (wrapped, "should_wrap_in_hop", _local_map),
-                                  (symbolic_convert, "get_funcname", _funcname),
-                                  (guards, "profile_guard_manager", _guard_latency),
-                                  (graph_region_tracker, "InputPickler", _late)):
-            if (plain := getattr(owner, name, None)) is not None:
-                stack.enter_context(replaced(owner, name, ours(plain)))
+        for path, ours in _INSTEAD.items():
+            stack.enter_context(wrapped(path, ours))
         yield

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from onnxtrain import _C
 from onnxtrain._export import state
-from onnxtrain._export.exclusive import exclusive, only_here
+from onnxtrain._export.exclusive import exclusive
 
 _TOLERANCE = 0.01  # of a result's largest entry, for rounding; another mask changes results by far more
 
@@ -79,11 +79,11 @@ class Masks:
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Masks:
-        attention = F.scaled_dot_product_attention
+        attention = state.in_force(F, "scaled_dot_product_attention")
         self._stack.enter_context(exclusive())
         for owner, name, function in ((F, "dropout", self._dropout), *[
                 (owner, "scaled_dot_product_attention", self._attention(attention)) for owner in (F, torch._C._nn)]):
-            self._stack.enter_context(state.replaced(owner, name, only_here(function, getattr(owner, name))))
+            self._stack.enter_context(state.replaced(owner, name, function))
         return self
 
     def __exit__(self, *error: Any) -> None:

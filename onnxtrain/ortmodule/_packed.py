@@ -13,11 +13,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import FunctionCtx
 from torch.nn.utils import rnn
 from torch.nn.utils.rnn import PackedSequence
 
 from onnxtrain._export import packed
-from onnxtrain._export.state import replaced
+from onnxtrain._export.state import wrapped
 
 for _function in (*packed.CHECKS, packed.recur_padded):
     torch.compiler.allow_in_graph(_function)
@@ -112,7 +113,14 @@ def _replace(self: Any, /, **fields: Any) -> Any:
     return result
 
 
+def _ask_for_none(self: Any, value: bool) -> None:
+    """FunctionCtx.set_materialize_grads: in a function that Dynamo follows, missing gradients are always zeros."""
+    torch._dynamo.graph_break()
+    self.materialize_grads = value
+
+
 _INSTEAD: dict[CodeType, Any] = {
+    FunctionCtx.set_materialize_grads.__code__: _ask_for_none,
     rnn.pack_padded_sequence.__code__: _pack_padded_sequence,
     rnn.pad_packed_sequence.__code__: _pad_packed_sequence,
     PackedSequence._replace.__code__: _replace,
@@ -172,9 +180,7 @@ def _followed(plain: Callable[..., Any]) -> Callable[..., Any]:
 @contextlib.contextmanager
 def followed() -> Iterator[None]:
     """Within, Dynamo captures calls of these functions as those of ours."""
-    from torch._dynamo.variables import SkipFunctionVariable, UserFunctionVariable, UserMethodVariable
-
     with contextlib.ExitStack() as stack:
-        for kind in (UserFunctionVariable, UserMethodVariable, SkipFunctionVariable):
-            stack.enter_context(replaced(kind, "call_function", _followed(kind.call_function)))
+        for kind in ("UserFunctionVariable", "UserMethodVariable", "SkipFunctionVariable"):
+            stack.enter_context(wrapped(f"torch._dynamo.variables:{kind}.call_function", _followed))
         yield

@@ -10,16 +10,13 @@ sizes that the first one noted hold for the others, since the symbols are the sa
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
 
-from onnxtrain._export.state import replaced
-
-if TYPE_CHECKING:
-    from onnxtrain.ortmodule._kept_results import Kept
+from onnxtrain._export.state import wrapped
 
 _PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -136,46 +133,32 @@ def _memory(tensor: FakeTensor) -> list[Any]:
     return [value.node.expr.expand() if isinstance(value, torch.SymInt) else value for value in values]
 
 
-def _remembering(plain: Callable[..., Any], kept: Kept | None = None) -> Callable[..., Any]:
-    """torch._dynamo.utils.run_node that runs each operation once and makes its later results itself, and those that a
-    process before has kept.
-    """
+def _remembering(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """torch._dynamo.utils.run_node that runs each operation once and makes its later results itself."""
     known: dict[Any, Result | None] = {}
 
-    def run_node(tracer: Any, node: Any, args: Sequence[Any], kwargs: Mapping[str, Any], nnmodule: Any) -> Any:
+    def run_node(tracer: Any, node: Any, args: Sequence[Any], kwargs: Mapping[str, Any], nnmodule: Any, *more: Any,
+                 **named: Any) -> Any:  # more: what another torch may add
         arguments: list[FakeTensor] = []
         try:
-            if node.op not in ("call_function", "call_method"):
+            if node.op not in ("call_function", "call_method") or more or named:
                 raise Unknown
             key = (node.op, node.target, _modes(), *[_described(value, arguments) for value in args],
                    *[(name, _described(value, arguments)) for name, value in kwargs.items()])
             noted = known.get(key)
         except (Unknown, TypeError):  # or a target without a hash
-            return plain(tracer, node, args, kwargs, nnmodule)
-        mode: FakeTensorMode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
-        name = None if kept is None or key in known else kept.name(key, mode)
-        if kept is not None and name is not None and (noted := kept.find(name, mode)) is not None:
-            known[key] = noted
+            return plain(tracer, node, args, kwargs, nnmodule, *more, **named)
         if noted is not None:
             return _Again.apply(noted, *arguments) if noted.requires_grad else noted.again()
         versions = [value._version for value in arguments]
-        conditions = [] if mode.shape_env is None else mode.shape_env.guards
-        first = len(conditions)
         result = plain(tracer, node, args, kwargs, nnmodule)
         if key not in known:
-            added = conditions[first:]
-            noted = known[key] = _noted(result, arguments, versions)
-            if kept is not None and name is not None and noted is not None:
-                kept.note(name, noted, added)
+            known[key] = _noted(result, arguments, versions)
         return result
 
     return run_node
 
 
-@contextlib.contextmanager
-def remembered(kept: Kept | None = None) -> Iterator[None]:
+def remembered() -> contextlib.AbstractContextManager[None]:
     """While Dynamo captures."""
-    from torch._dynamo import utils
-
-    with replaced(utils, "run_node", _remembering(utils.run_node, kept)):
-        yield
+    return wrapped("torch._dynamo.utils:run_node", lambda plain: _remembering(plain))

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from onnxtrain._export import state
 from onnxtrain._export.captured import Graph
-from onnxtrain._export.exclusive import exclusive, only_here
+from onnxtrain._export.exclusive import exclusive
 from onnxtrain._export.exported import Exported
 from onnxtrain.ortmodule._device import device_of
 from onnxtrain.ortmodule._program import Program
@@ -65,7 +65,7 @@ def _eager_without_dropout() -> Iterator[None]:
 
         return call
 
-    attention = F.scaled_dot_product_attention
+    attention = state.in_force(F, "scaled_dot_product_attention")
 
     def sdpa(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
              *rest: Any, **options: Any) -> Tensor:
@@ -73,9 +73,9 @@ def _eager_without_dropout() -> Iterator[None]:
 
     with contextlib.ExitStack() as stack:
         for name in _DROPOUTS:
-            stack.enter_context(state.replaced(F, name, only_here(identity(getattr(F, name)), getattr(F, name))))
+            stack.enter_context(state.wrapped(f"{F.__name__}:{name}", identity))
         for owner in (F, torch._C._nn):  # a graph of Dynamo's calls the latter
-            stack.enter_context(state.replaced(owner, "scaled_dot_product_attention", only_here(sdpa, attention)))
+            stack.enter_context(state.replaced(owner, "scaled_dot_product_attention", sdpa))
         yield
 
 

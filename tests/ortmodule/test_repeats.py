@@ -53,14 +53,14 @@ def repeated(monkeypatch):
     found = []
     plain_remembering = _repeats._remembering
 
-    def remembering(plain, kept=None):
+    def remembering(plain):
         ran = []
 
         def noting(*args):
             ran.append(True)
             return plain(*args)
 
-        ours = plain_remembering(noting, kept)
+        ours = plain_remembering(noting)
 
         def both(tracer, node, args, kwargs, nnmodule):
             ran.clear()

@@ -1,0 +1,153 @@
+"""First calls at the same time, in child processes: each is right, none waits for ever, and torch is afterwards what it
+was.
+"""
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+COMMON = """
+import threading, time
+import torch
+from torch import nn
+torch.set_num_threads(1)
+import onnxtrain
+from onnxtrain._export import state
+from onnxtrain.ortmodule import ORTModule, _captured
+
+noted = {}
+def note(name, value):
+    noted.setdefault(name)
+    return value
+state.observer = note
+before = {}
+plain_place = state._Place.__init__
+def place(self, owner, name, value):
+    before.setdefault((id(owner), name), (owner, name, vars(owner).get(name), name in vars(owner)))
+    plain_place(self, owner, name, value)
+state._Place.__init__ = place
+
+class Net(nn.Module):
+    def __init__(self, layers):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(layers))
+    def forward(self, x):
+        for layer in self.layers:
+            x = torch.tanh(layer(x)) * 1.5
+        return x.sum()
+
+wrong, errors = [], []
+def train(model, shape=(4, 8)):
+    try:
+        x = torch.randn(shape)
+        ours = ORTModule(model)
+        loss = ours(x)
+        loss.backward()
+        grads = [p.grad.clone() for p in model.parameters()]
+        model.zero_grad()
+        want = model(x)
+        want.backward()
+        if not torch.allclose(loss, want, rtol=1e-4) or not all(
+                torch.allclose(g, p.grad, rtol=1e-3, atol=1e-5) for g, p in zip(grads, model.parameters())):
+            wrong.append(model)
+        counts = onnxtrain.stats(ours)
+        if counts["fallback_steps"] or counts["graph_breaks"]:
+            errors.append((counts["reasons"], counts["graph_breaks"]))
+    except BaseException as error:
+        errors.append(repr(error))
+
+def together(*calls):
+    threads = [threading.Thread(target=call) for call in calls]
+    for thread in threads: thread.start()
+    for thread in threads: thread.join()
+
+def check():
+    import gc
+    assert not errors and not wrong, (errors, wrong)
+    assert len(before) > 40, len(before)
+    left = [name for owner, name, value, own in before.values()
+            if (name in vars(owner)) != own or vars(owner).get(name) is not value]
+    assert not left and not state._places, left
+    assert gc.isenabled()
+"""
+
+
+def run(script, seconds=560):
+    """In a process that is ended where it does not end by itself."""
+    done = subprocess.run([sys.executable, "-c", COMMON + textwrap.dedent(script) + "\nprint('done')"],
+                          capture_output=True, text=True, timeout=seconds)
+    assert done.stdout.split()[-1:] == ["done"], done.stderr[-3000:]
+
+
+@pytest.mark.parametrize("count", [2, 6, 16])
+def test_torch_is_what_it_was(count):
+    run(f"together(*[lambda i=i: (time.sleep(0.02 * i), train(Net(1 + i % 3))) for i in range({count})]); check()")
+
+
+def test_a_pool_of_threads_inside_forward():
+    """Its threads run wrapped modules that are captured while the outer call goes on."""
+    run("""
+    from concurrent.futures import ThreadPoolExecutor
+    pool = ThreadPoolExecutor(2)
+
+    class Outer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first = nn.Linear(8, 8)
+            self.parts = [ORTModule(Net(i + 1)) for i in range(2)]
+        def forward(self, x):
+            h = self.first(x)
+            return h.sum() + self.pooled(h)
+        @torch._dynamo.disable
+        def pooled(self, h):
+            return sum(pool.map(lambda part: part(h), self.parts))
+
+    outer, x = Outer(), torch.randn(4, 8)
+    want = outer(x)
+    assert torch.allclose(ORTModule(outer)(x), want, rtol=1e-4)
+    check()
+    """)
+
+
+def test_a_fork_while_another_thread_exports():
+    """The child has torch as it was, and none of the locks is held."""
+    run("""
+    import os
+    child = []
+    def fork():
+        pid = os.fork()
+        if pid == 0:
+            try:
+                left = [name for owner, name, value, own in before.values()
+                        if (name in vars(owner)) != own or vars(owner).get(name) is not value]
+                assert not left, left
+                errors.clear()
+                train(Net(2))
+                assert not errors and not wrong, errors
+                os._exit(0)
+            except BaseException as error:
+                print(repr(error), flush=True)
+                os._exit(1)
+        child.append(pid)
+
+    from onnxtrain._export import exclusive
+    plain = ORTModule._program
+    def program(self, *args):
+        if not child:
+            helper = threading.Thread(target=fork)
+            helper.start()
+            helper.join()
+        return plain(self, *args)
+    ORTModule._program = program
+    train(Net(2))
+    deadline = time.time() + 300
+    while (ended := os.waitpid(child[0], os.WNOHANG)) == (0, 0):
+        if time.time() > deadline:
+            os.kill(child[0], 9)
+            raise AssertionError("the child hangs")
+        time.sleep(0.1)
+    assert ended[1] == 0, ended
+    check()
+    """)
