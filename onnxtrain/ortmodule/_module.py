@@ -86,6 +86,7 @@ class ORTModule(torch.nn.Module):
         self._runtime = RuntimeOptions()
         _ = self._runtime.subgraphs  # raises ValueError for a malformed setting
         options.warn_of_ignored()
+        _announce.newer_torch(self._debug)
         self._counters = _report.Counters()
         self._module: Any = module  # a Graph, where it is one of Dynamo's
         self._programs: dict[Key, list[Program]] = {}
