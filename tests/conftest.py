@@ -40,6 +40,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true",
                      help=f"every case of every sweep; without it, a run of whole folders without -k takes 1 of "
                           f"{PARTS} ({USUAL_PARTS}), others for each commit")
+    parser.addoption("--one-in", type=int, default=1, help="of the tests that would run, 1 in so many, by the same number")
     parser.addoption("--find-slow", action="store_true",
                      help=f"afterwards, write {SLOW.name}: the tests of this run of more than {SECONDS} s, and what was "
                           "known of others")
@@ -81,8 +82,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         turn = item.path in whole or cases[sweep] < SWEEP or (seen[sweep] + sample) % min(parts, cases[sweep]) == 0
         (kept if turn else left).append(item)
         seen[sweep] += 1
+    share = config.option.one_in
+    left += [item for i, item in enumerate(kept) if (i + sample) % share]
+    items[:] = [item for i, item in enumerate(kept) if not (i + sample) % share]
     config.hook.pytest_deselected(items=left)
-    items[:] = kept
 
 
 def _write_slow(terminalreporter: pytest.TerminalReporter) -> None:

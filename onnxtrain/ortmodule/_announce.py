@@ -18,6 +18,21 @@ import torch
 PROGRESS = (2.0, 10.0, 30.0)  # seconds after which a line is logged; then each minute
 
 
+TESTED = (2, 15)  # the newest torch that the tests have run on
+
+
+def newer_torch(debug: Any) -> None:
+    """Says, once in a process, that nobody has tested this torch."""
+    global _is_said
+    if not _is_said and torch.__version__ >= (TESTED[0], TESTED[1] + 1):
+        _is_said = True
+        debug.log(logging.INFO, "torch %s is newer than %d.%d, the newest release that onnxtrain has been tested with",
+                  torch.__version__, *TESTED)
+
+
+_is_said = False
+
+
 def _rank() -> int:
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank()

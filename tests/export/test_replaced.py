@@ -1,0 +1,118 @@
+"""Names of torch that are replaced for a while: by whom they are seen, what is there afterwards, what is missing."""
+
+import logging
+import threading
+import types
+
+import pytest
+import torch
+
+from onnxtrain._export import state
+from onnxtrain.ortmodule import DebugOptions, LogLevel, _announce
+
+
+class Owner:
+    value = 1
+
+    def method(self):
+        return "method"
+
+    @classmethod
+    def of_class(cls):
+        return cls.__name__
+
+    @staticmethod
+    def plain():
+        return "plain"
+
+
+MODULE = types.SimpleNamespace(function=lambda: "function", flag=False)
+
+
+def in_thread(call):
+    found = []
+    thread = threading.Thread(target=lambda: found.append(call()))
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+@pytest.mark.parametrize("name, call, instead, seen", [
+    ("method", lambda: Owner().method(), lambda plain: lambda self: plain(self) + "!", "method!"),
+    ("of_class", lambda: Owner.of_class(), lambda plain: lambda cls: plain(cls) + "!", "Owner!"),
+    ("plain", lambda: Owner.plain(), lambda plain: lambda: plain() + "!", "plain!"),
+], ids=["method", "of_class", "plain"])
+def test_a_function_is_replaced_for_this_thread(name, call, instead, seen):
+    before, raw = call(), vars(Owner)[name]
+    with state.wrapped(f"{__name__}:Owner.{name}", instead):
+        assert call() == seen and in_thread(call) == before
+        with state.wrapped(f"{__name__}:Owner.{name}", instead):
+            assert call() == seen + "!"
+        assert call() == seen
+    assert vars(Owner)[name] is raw
+
+
+def test_what_is_not_called_holds_everywhere():
+    with state.replaced(Owner, "value", 2), state.replaced(MODULE, "flag", True):
+        assert in_thread(lambda: (Owner.value, MODULE.flag)) == (2, True)
+    assert (Owner.value, MODULE.flag) == (1, False)
+
+
+def test_an_inherited_name_is_removed_again():
+    class Other(Owner):
+        pass
+
+    with state.replaced(Other, "method", lambda self: "other"):
+        assert Other().method() == "other" and Owner().method() == "method"
+    assert "method" not in vars(Other)
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=["first out first", "last out first"])
+@pytest.mark.parametrize("name, value", [("function", lambda: "ours"), ("flag", True)], ids=["function", "flag"])
+def test_threads_that_overlap_leave_what_was_there(order, name, value):
+    plain = getattr(MODULE, name)
+    leave = [threading.Event(), threading.Event()]
+    entered = [threading.Event(), threading.Event()]
+
+    def use(i):
+        with state.replaced(MODULE, name, value):
+            entered[i].set()
+            leave[i].wait(60)
+
+    threads = [threading.Thread(target=use, args=(i,)) for i in range(2)]
+    for thread, event in zip(threads, entered, strict=True):
+        thread.start()
+        assert event.wait(60)
+    for i in order:
+        leave[i].set()
+        threads[i].join()
+    assert getattr(MODULE, name) is plain
+
+
+def test_what_is_kept_while_a_function_is_replaced_is_torchs_afterwards():
+    """As a module has it that another thread imports during an export."""
+    with state.replaced(MODULE, "function", lambda: "ours"):
+        kept = MODULE.function
+        assert in_thread(kept) == "function"
+    assert kept() == "function"
+
+
+def test_a_missing_name_is_left_alone_and_said_once(caplog):
+    caplog.set_level(logging.INFO, logger="onnxtrain")
+    state.note_missing.cache_clear()
+    for path in ("torch._dynamo.utils:gone", "torch._dynamo.gone:name", "torch._dynamo.utils:Gone.name") * 2:
+        with state.wrapped(path, lambda plain: pytest.fail("there is nothing to wrap")):
+            pass
+    said = [record.getMessage() for record in caplog.records if "has not what" in record.getMessage()]
+    assert len(said) == 3 and "torch._dynamo.utils.gone" in said[0]
+
+
+@pytest.mark.parametrize("version, lines", [("2.15.3", 0), ("2.16.0", 1), ("3.0", 1)])
+def test_a_torch_that_nobody_has_tested_is_said_once(monkeypatch, caplog, version, lines):
+    monkeypatch.setattr(torch, "__version__", torch.torch_version.TorchVersion(version))
+    monkeypatch.setattr(_announce, "_is_said", False)
+    caplog.set_level(logging.INFO, logger="onnxtrain")
+    for _ in range(2):
+        _announce.newer_torch(DebugOptions(log_level=LogLevel.INFO))
+    said = [record for record in caplog.records if "is newer than 2.15" in record.getMessage()]
+    assert len(said) == lines and all(record.levelno == logging.INFO for record in said)
