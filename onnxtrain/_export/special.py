@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_map_only
 from onnxtrain._export.fast_paths import FAST_PATHS
 
 # Since torch 2.14 a clamp has no slope at its bounds, and operands of clamp, fmax and fmin that are equal share theirs.
-FLAT_BOUNDS = torch.__version__ >= (2, 14)
+FLAT_BOUNDS = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 14)
 _BERNOULLI = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6)  # B2, B4 ...
 
 

@@ -24,7 +24,7 @@ TESTED = (2, 15)  # the newest torch that the tests have run on
 def newer_torch(debug: Any) -> None:
     """Says, once in a process, that nobody has tested this torch."""
     global _is_said
-    if not _is_said and torch.__version__ >= (TESTED[0], TESTED[1] + 1):
+    if not _is_said and tuple(map(int, torch.__version__.split(".")[:2])) > TESTED:
         _is_said = True
         debug.log(logging.INFO, "torch %s is newer than %d.%d, the newest release that onnxtrain has been tested with",
                   torch.__version__, *TESTED)

@@ -121,7 +121,7 @@ _UNINTERESTING = (
     "torch.fx.interpreter")
 
 
-_INSTEAD = {
+_INSTEAD: dict[str, Callable[[Any], Any]] = {
     "torch._dynamo.symbolic_convert:InstructionTranslator._throw_if_in_functorch": _in_functorch,
     "torch.fx.experimental.symbolic_shapes:uninteresting_files": _files,
     "torch._dynamo.output_graph:uninteresting_files": _files,
