@@ -289,18 +289,6 @@ def _trace(flat: _Flat, tensors: tuple[Tensor, ...]) -> tuple[torch.export.Expor
     return program, set()
 
 
-def _as_parameters(module: torch.nn.Module) -> None:
-    """Makes a Parameter of each tensor that stands in the place of one, as torch.func.functional_call puts them there:
-    torch.export wants Parameters.
-    """
-    made: dict[int, torch.nn.Parameter] = {}
-    for child in module.modules():
-        for name, tensor in child._parameters.items():
-            if tensor is not None and not isinstance(tensor, torch.nn.Parameter):
-                made.setdefault(id(tensor), torch.nn.Parameter(tensor.detach(), tensor.requires_grad))
-                child._parameters[name] = made[id(tensor)]
-
-
 def _torch_export(flat: _Flat, tensors: tuple[Tensor, ...]) -> torch.export.ExportedProgram:
     auto = torch.export.Dim.AUTO
     # Of images the planes' sizes are fixed: what strides and pooling make of them are long formulas.
@@ -309,7 +297,6 @@ def _torch_export(flat: _Flat, tensors: tuple[Tensor, ...]) -> torch.export.Expo
     dynamic = [tuple(dict.fromkeys(each, auto) for each in axes)] if axes else None
     flat.traced = _Traced()
     with state.unchanged(flat.module), formulas.bounded():
-        _as_parameters(flat.module)
         return torch.export.export(flat, tensors, strict=False, dynamic_shapes=dynamic)
 
 

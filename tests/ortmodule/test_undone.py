@@ -401,8 +401,9 @@ def test_a_seed_in_forward(draw):
     counts = onnxtrain.stats(model)
     if counts["graph_breaks"] == ["torch.Generator method"]:  # between two graphs, of which none draws
         assert counts["engine_steps"] == 2
-    else:
-        assert counts["fallback_steps"] == 2 and "seeds torch's random generator" in counts["reasons"][0]
+    else:  # torch 2.15 leaves all of a forward with fork_rng() to Python
+        assert counts["fallback_steps"] == 2 and ("seeds torch's random generator" in counts["reasons"][0]
+                                                  or "captured no tensor operations" in counts["reasons"][0])
 
 
 @pytest.mark.parametrize("name", ["_cached", "_program", "_first_run"])
