@@ -119,6 +119,7 @@ def test_a_fork_while_another_thread_exports():
     def fork():
         pid = os.fork()
         if pid == 0:
+            child.append(pid)  # it forks no other one
             try:
                 left = [name for owner, name, value, own in before.values()
                         if (name in vars(owner)) != own or vars(owner).get(name) is not value]
