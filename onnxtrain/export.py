@@ -81,13 +81,13 @@ class _Flat(torch.nn.Module):
         checked: list[Tensor] = []
         follow(module._captured.graph)
         with Functionalized() as mode:
+            own: dict[int, int | str] = {id(mode.wrap_parameter(parameter, name)): name
+                                         for name, parameter in module.named_parameters()}
+            own.update({id(mode.wrap(leaf)): i for i, leaf in enumerate(args) if isinstance(leaf, Tensor)})
             inputs = [mode.wrap(value) for value in module._captured.inputs(args)]
             with (patch := rewrite.Rewrite(inputs, checked)):
                 wrapped = module._captured.trace(inputs, mode.wrap)
             patch.refuse_visible(wrapped)
-            own: dict[int, int | str] = {id(mode.wrap(leaf)): i for i, leaf in enumerate(args)
-                                         if isinstance(leaf, Tensor)}
-            own.update((id(mode.wrap(parameter)), name) for name, parameter in module.named_parameters())
             traced.same = {i: own[id(result)] for i, result in enumerate(wrapped) if id(result) in own}
             results, conditions = mode.unwrap((tuple(wrapped), tuple(checked)))
             buffers, written = _changes(mode.changed(), module, args)

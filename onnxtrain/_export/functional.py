@@ -41,6 +41,7 @@ class _Memory:
         self._aliases: dict[int, weakref.ref[FunctionalTensor]] = {}
         self.differentiable = False
         self.elements: str | None = None
+        self.parameter: str | None = None  # the name of the one that it is
 
     def add(self, tensor: FunctionalTensor) -> None:
         self.elements = self.elements or str(traced_value(tensor).numel())  # of the first one, which is the whole
@@ -78,6 +79,12 @@ class Functionalized(FunctionalTensorMode):
             self._wrapped[id(value)] = value, FunctionalTensor.to_functional(value)
             self._memory(self._wrapped[id(value)][1])
         return self._wrapped[id(value)][1]
+
+    def wrap_parameter(self, parameter: Tensor, name: str) -> Tensor:
+        """wrap() of a tensor that a message calls by its name."""
+        wrapped = self.wrap(parameter)
+        self._memory(wrapped).parameter = name
+        return wrapped
 
     def unwrap(self, values: Any) -> Any:
         """What tensors of this mode hold now, as tensors of the trace."""
@@ -147,6 +154,8 @@ class Functionalized(FunctionalTensorMode):
     def _refuse_hidden(self, func: Any, tensor: FunctionalTensor) -> None:
         if (func is not aten.detach_.default and self._memory(tensor).differentiable
                 and not (torch.is_grad_enabled() and _wants_gradient(tensor))):
+            if (name := self._memory(tensor).parameter) is not None:
+                raise Untraceable(f"The module changes its parameter {name} in place inside forward ({func}).")
             raise Untraceable(f"The module changes a tensor in place ({func}) without autograd seeing it, through "
                               "detach() or .data or inside torch.no_grad(), while its gradient still flows; a graph "
                               "cannot express that.")

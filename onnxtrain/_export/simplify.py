@@ -84,6 +84,10 @@ def mark_no_grad(program: torch.export.ExportedProgram) -> None:
 def simplify(program: torch.export.ExportedProgram) -> None:
     """Rewrites the nodes of the program's own graph, not those of branches and regions; names of results are kept."""
     graph = program.graph
+    for part in program.graph_module.modules():
+        for node in part.graph.nodes if isinstance(part, torch.fx.GraphModule) else ():
+            if node.target is aten.view.default:  # whatever strides a later trace has
+                node.target = aten.reshape.default
     draws.lay_out(graph)
     for node in list(graph.nodes):
         if node.op != "call_function":
