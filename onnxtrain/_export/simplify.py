@@ -82,11 +82,15 @@ def mark_no_grad(program: torch.export.ExportedProgram) -> None:
 
 
 def simplify(program: torch.export.ExportedProgram) -> None:
-    """Rewrites the nodes of the program's own graph, not those of branches and regions; names of results are kept."""
+    """Rewrites nodes; but for views, those of the program's own graph and not of branches and regions. Names of results
+    are kept.
+    """
     graph = program.graph
     for part in program.graph_module.modules():
-        for node in part.graph.nodes if isinstance(part, torch.fx.GraphModule) else ():
-            if node.target is aten.view.default:  # whatever strides a later trace has
+        for node in list(part.graph.nodes) if isinstance(part, torch.fx.GraphModule) else ():
+            if node.target is aten.as_strided.default:
+                _as_strided(part.graph, node)
+            elif node.target is aten.view.default:  # whatever strides a later trace has
                 node.target = aten.reshape.default
     draws.lay_out(graph)
     for node in list(graph.nodes):
@@ -102,8 +106,6 @@ def simplify(program: torch.export.ExportedProgram) -> None:
             _copy(graph, node)
         elif node.target is aten.permute.default:
             _permute(node)
-        elif node.target is aten.as_strided.default:
-            _as_strided(graph, node)
         elif node.target is aten.rsub.Scalar:
             _subtract(graph, node)
         elif node.target is aten.diff.default:
@@ -161,13 +163,22 @@ def _as_strided(graph: torch.fx.Graph, node: Any) -> None:
     if value._is_view() or not _is_dense(value, order):
         raise ExportError("The module calls as_strided() on a part of an argument; a graph has no more of its memory.")
     offset = node.args[3] if len(node.args) > 3 and node.args[3] is not None else viewed.meta["val"].storage_offset()
-    if not isinstance(offset, int):
+    hints = [size.node.hint if isinstance(size, torch.SymInt) else size
+             for size in (offset, value.numel(), *_values(node.args[1]), *_values(node.args[2]))]
+    if not isinstance(offset, int) or any(not isinstance(hint, int) for hint in hints):
         raise ExportError("The module calls as_strided() on a view whose offset depends on sizes.")
+    sizes, strides = hints[2:2 + len(node.args[1])], hints[2 + len(node.args[1]):]
+    if all(sizes) and offset + sum((size - 1) * stride for size, stride in zip(sizes, strides)) >= hints[1]:
+        raise ExportError("The module calls as_strided() beyond the tensor that it is given; a graph has no more.")
     with graph.inserting_before(node), value.fake_mode:
         if order != list(range(value.dim())):
             root = graph.call_function(aten.permute.default, (root, order))
             root.meta = {**node.meta, "val": value.permute(order)}
     node.args = (root, *node.args[1:3], offset)
+
+
+def _values(numbers: Any) -> list[Any]:
+    return [number.meta["val"] if isinstance(number, torch.fx.Node) else number for number in numbers]
 
 
 def _is_dense(tensor: Tensor, order: list[int]) -> bool:

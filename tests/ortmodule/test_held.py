@@ -121,7 +121,7 @@ def test_hooks(held):
         assert near(got, want)
 
 
-def test_parameters_that_are_no_leaves_stay_in_the_graph(held):
+def test_parameters_that_are_no_leaves_are_arguments(held):
     eager, ours, x = pair()
     found = []
     for model in (ours, eager):
@@ -130,7 +130,7 @@ def test_parameters_that_are_no_leaves_stay_in_the_graph(held):
         torch.func.functional_call(model, scaled, (x,))[0].square().sum().backward()
         found.append(base["out.bias"].grad)
     assert near(*found)
-    assert not held
+    assert len(held) == 1  # of the engine's call alone: they are arguments of its graph, which autograd sees
 
 
 def test_changed_weights_are_detected(held):
