@@ -112,6 +112,9 @@ def _changes(changed: Sequence[tuple[Tensor, Tensor]], module: Graph,
             raise Untraceable("The module changes the shape of an argument or buffer in place; a graph would lose "
                               "that.")
         if id(before) in buffers:
+            if module.training and after.requires_grad and not before.requires_grad:
+                raise Untraceable(f"The module writes a value with a gradient into its buffer {buffers[id(before)]}, "
+                                  "without detach(): in eager PyTorch it has that gradient afterwards.")
             held[buffers[id(before)]] = after
         elif id(before) in places:
             written[places[id(before)]] = after

@@ -137,7 +137,7 @@ class Functionalized(FunctionalTensorMode):
         return result
 
     def _before(self, tensor: FunctionalTensor) -> Tensor | None:
-        """The value of a tensor whose elements are all written anew: its gradient is zero then, and not None."""
+        """The value of a tensor whose elements are all overwritten: its gradient is zero then, and not None."""
         value = traced_value(tensor)
         if not (torch.is_grad_enabled() and value.requires_grad and str(value.numel()) == self._memory(tensor).elements
                 and not self._restores):

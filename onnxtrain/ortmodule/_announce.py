@@ -22,7 +22,7 @@ TESTED = (2, 15)  # the newest torch that the tests have run on
 
 
 def newer_torch(debug: Any) -> None:
-    """Says, once in a process, that nobody has tested this torch."""
+    """Says, once in a process, that this torch is not tested yet."""
     global _is_said
     if not _is_said and tuple(map(int, torch.__version__.split(".")[:2])) > TESTED:
         _is_said = True

@@ -7,7 +7,7 @@
 A case writes into a tensor (TARGETS: whose memory it is, and which view of it), in a mode, and reads the memory
 afterwards in one of several ways. Some cases are one module, so that they are exported once. Where the module is not
 equal in the engine as a whole, its halves are judged apart. A case that eager refuses is left out. Needs expecttest, as
-torch's lists of samples do. test_in_place.py runs a part of it.
+torch's lists of samples do. It runs by hand, since some kinds of memory are still different.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How elements lie in memory, which decides what view() and as_strided() give; and values that are written anew."""
+"""How elements lie in memory, which decides what view() and as_strided() give; and values that are overwritten."""
 
 import pytest
 import torch
@@ -32,7 +32,7 @@ FORWARDS = {
     "attention, view": lambda m, x: F.scaled_dot_product_attention(*[_heads(m, x)] * 3).transpose(1, 2).view(x.shape),
     "as_strided of a transposed": lambda m, x: m.fc(x)[0].t().as_strided((2, 3), (1, 2)),
     "as_strided of a slice": lambda m, x: m.fc(x)[:, 1:].as_strided((2, 2), (4, 1)),
-    "written anew": lambda m, x: m.fc(x).copy_(x * 2),
+    "overwritten": lambda m, x: m.fc(x).copy_(x * 2),
     "filled through a view": lambda m, x: (h := m.fc(x)).view(-1).fill_(2.0).sum() + h,
     "a broadcast of another type": lambda m, x: m.fc(x).mul(2).copy_(torch.arange(4)) + m.fc(x),
     "detached in place": lambda m, x: (h := m.fc(x) * 2).detach_() + m.fc(h),
