@@ -256,6 +256,7 @@ def test_attributes_and_dunder_names():
                    for module in (onnxruntime, onnxruntime.training, onnxruntime.capi))
     with pytest.raises(AttributeError, match="'InferenceSession': it is onnxtrain's alias"):
         _ = onnxruntime.InferenceSession
+    onnxtrain.compat.onnxruntime.install()  # other libraries may have put a finder in front
     before = list(sys.meta_path)
     onnxtrain.compat.onnxruntime.install()
     assert sys.meta_path == before and sys.meta_path[0] is _alias.Finder
