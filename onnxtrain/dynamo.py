@@ -89,7 +89,7 @@ def compiled(graph: torch.fx.GraphModule, parts: Callable[[], Any] | None = None
             return parts().by_torch(_in_torch(graph), reason)
         _log.warning("torch.compile(backend='onnxtrain'): PyTorch runs a graph of %d nodes, because %s",
                      len(graph.graph.nodes), error)
-        return _counted(_in_torch(graph))
+        return _counted(_in_torch(graph), str(error))
     has_numbers = bool(numbers)
     bound: Bound | None = None
     model: Any = None
@@ -199,9 +199,10 @@ def _writes(node: torch.fx.Node) -> bool:
     return node.target is operator.setitem or node.op == "call_method" and bool(re.search(r"[^_]_$", str(node.target)))
 
 
-def _counted(graph: torch.fx.GraphModule) -> Callable[..., Any]:
+def _counted(graph: torch.fx.GraphModule, reason: str) -> Callable[..., Any]:
     """The graph in PyTorch, each call of which is a fallback step of stats()."""
     counters = _report.Counters()
+    _report.note(counters, "reasons", reason)
 
     def call(*given: Any) -> Any:
         _report.count(counters, fallback_steps=1)

@@ -111,13 +111,16 @@ def _changes(changed: Sequence[tuple[Tensor, Tensor]], module: Graph,
         if after.shape != before.shape:
             raise Untraceable("The module changes the shape of an argument or buffer in place; a graph would lose "
                               "that.")
+        place = places.get(id(before))
+        if (id(before) in buffers or place is not None and module._captured.lasting[place]) and (
+                module.training and after.requires_grad):
+            name = buffers.get(id(before)) or module._captured.argument_names[place]
+            raise Untraceable(f"The module writes a value with a gradient into its buffer or attribute {name}, "
+                              "without detach(): in eager PyTorch it has that gradient afterwards.")
         if id(before) in buffers:
-            if module.training and after.requires_grad and not before.requires_grad:
-                raise Untraceable(f"The module writes a value with a gradient into its buffer {buffers[id(before)]}, "
-                                  "without detach(): in eager PyTorch it has that gradient afterwards.")
             held[buffers[id(before)]] = after
-        elif id(before) in places:
-            written[places[id(before)]] = after
+        elif place is not None:
+            written[place] = after
         elif id(before) in parameters:
             raise Untraceable(f"The module changes its parameter {parameters[id(before)]} in place inside forward.")
         else:

@@ -46,6 +46,7 @@ class _Notes(NamedTuple):
     layouts: tuple[Any, ...]  # of each argument, as layout_of() gives it
     kinds: dict[str, tuple[Any, ...]]  # by a node's name the dtype and rank of each tensor of its result
     orders: dict[str, tuple[int, ...] | None]  # by a node's name the order of its result's axes in memory
+    lasting: tuple[bool, ...]  # of each argument, whether the next call may read it again
 
 
 class Operations:
@@ -65,6 +66,7 @@ class Operations:
         dynamic: of each tensor among its own arguments the axes whose sizes Dynamo has left open.
         reads_contents: whether a number in it, such as a size, depends on the values of a tensor.
         reads_strides: whether it computes something else for the same contents with other strides.
+        lasting: of each of its own arguments whether it is an attribute of something, which the next call reads again.
         layouts: how the elements of each argument lie in memory, where that is not row by row: it decides which
             results are views.
         version: how many tensors have been put into `root`.
@@ -81,6 +83,7 @@ class Operations:
         self.layouts = noted.layouts
         self.held = [None if not held else (getattr(_owner(root, held[0].path), held[0].kind), held[0].name)
                      for held in places]
+        self.lasting = [lasts for lasts, held in zip(noted.lasting, places, strict=True) if not held]
         self._kinds = {name: {kinds} for name, kinds in noted.kinds.items()}
         self._orders = noted.orders
         self.version = 0
@@ -247,7 +250,8 @@ def _notes(operations: torch.fx.GraphModule) -> _Notes:
     """
     noted = operations.meta.get("notes")
     if noted is None:
-        examples = [node.meta.get("example_value") for node in operations.graph.nodes if node.op == "placeholder"]
+        arguments = [node for node in operations.graph.nodes if node.op == "placeholder"]
+        examples, lasting = [node.meta.get("example_value") for node in arguments], tuple(map(_lasts, arguments))
         reads_contents = any(
             free_unbacked_symbols(value) for node in operations.graph.nodes
             for value in pytree.tree_leaves(node.meta.get("example_value")) if isinstance(value, _NUMBERS))
@@ -263,8 +267,16 @@ def _notes(operations: torch.fx.GraphModule) -> _Notes:
                 reads_strides = reads_strides or name in _OF_STRIDES
         noted = operations.meta["notes"] = _Notes([_open_axes(example) for example in examples], reads_contents,
                                                   reads_strides, tuple([layout_of(e, reads_strides) for e in examples]),
-                                                  kinds, orders)
+                                                  kinds, orders, lasting)
     return noted
+
+
+def _lasts(argument: torch.fx.Node) -> bool:
+    """Whether Dynamo found it at an attribute, or in a global variable."""
+    source = getattr(argument.meta.get("grapharg"), "source", None)
+    while source is not None and not (hasattr(source, "member") or hasattr(source, "global_name")):
+        source = getattr(source, "base", None)
+    return source is not None
 
 
 def layouts_of(operations: torch.fx.GraphModule) -> tuple[Any, ...]:
@@ -288,6 +300,17 @@ def layout_of(tensor: Any, whole: bool = False) -> tuple[Any, ...] | None:
     if order is None or order == tuple(range(len(order))) and not (whole and tensor._is_view()):
         return None
     return (str(tensor.stride()), str(tensor.storage_offset())) if whole else order
+
+
+def is_dense(tensor: Tensor, order: Sequence[int] | None = None) -> bool:
+    """Whether a tensor's elements, with the axes in this order, fill its memory one behind another."""
+    step: Any = 1
+    for axis in reversed(order if order is not None else range(tensor.dim())):
+        size, stride = tensor.shape[axis], tensor.stride(axis)
+        if str(size) != "1" and str(stride) != str(step):
+            return False
+        step = step * size
+    return True
 
 
 def _open_axes(example: Any) -> set[int] | None:

@@ -12,9 +12,9 @@ from typing import Any
 
 import onnx
 import torch
-from torch import Tensor
 
 from onnxtrain._export import functions
+from onnxtrain._export.captured import is_dense, order_of
 from onnxtrain.utils.torch_io_helper import pytorch_type_to_onnx_dtype
 
 Table = dict[Any, Callable[..., Any]]
@@ -42,30 +42,13 @@ def lay_out(graph: torch.fx.Graph) -> None:
             if argument.name in _NUMBERS:
                 default = argument.default_value if value is None else value
                 given[argument.name] = node.kwargs.get(argument.name, default)
-        order, dense = _order(filled)
-        if order == sorted(order) and dense or any(isinstance(value, torch.fx.Node) for value in given.values()):
+        order = order_of(filled)
+        if order is None or 0 in filled.stride() or is_dense(filled) or any(
+                isinstance(value, torch.fx.Node) for value in given.values()):
             continue
         numbers = [0.0] * (list(given) == ["high"]) + [float(value) for value in given.values()]
         node.target, node.kwargs = torch.ops.onnxtrain.drawn_like.default, {"dtype": node.meta["val"].dtype}
-        node.args = (node.args[0], fill, numbers, order, dense)
-
-
-def _order(tensor: Tensor) -> tuple[list[int], bool]:
-    """The dimensions from the outermost in memory to the innermost, and whether no memory is left out between. Plain,
-    where that is not known."""
-    plain = list(range(tensor.dim()))
-    dims = [tuple(x.node.hint if isinstance(x, torch.SymInt) else x for x in pair)
-            for pair in zip(tensor.shape, tensor.stride())]
-    if any(size is None or stride in (None, 0) for size, stride in dims):
-        return plain, True
-    order = sorted(plain, key=lambda dim: (-dims[dim][1], dim))
-    places = [dim for dim in order if dims[dim][0] != 1]
-    if places == sorted(places):  # dimensions of 1 lie anywhere
-        order = plain
-    step, dense = 1, True
-    for size, stride in (dims[dim] for dim in reversed(places)):
-        step, dense = step * size, dense and stride == step
-    return order, dense
+        node.args = (node.args[0], fill, numbers, list(order), is_dense(filled, order))
 
 
 def draws(op: Any) -> Table:

@@ -34,25 +34,41 @@ _OVERWRITES = frozenset((aten.copy_.default, aten.fill_.Scalar, aten.fill_.Tenso
 
 
 class _Memory:
-    """The tensors of one storage, and whether one of them has had a value with a gradient."""
+    """The tensors of one storage, and whether one of them has had a value with a gradient.
+
+    Autograd knows two of them as views of one another, unless one was made by detach() or inside torch.no_grad(): each
+    such one begins a family of its own.
+    """
 
     def __init__(self, storage: torch.UntypedStorage) -> None:
         self._storage = storage  # held, so that no other one gets its address
-        self._aliases: dict[int, weakref.ref[FunctionalTensor]] = {}
+        self._aliases: dict[int, tuple[weakref.ref[FunctionalTensor], int]] = {}  # and its family
         self.differentiable = False
-        self.elements: str | None = None
+        self.elements: int | None = None
         self.parameter: str | None = None  # the name of the one that it is
 
-    def add(self, tensor: FunctionalTensor) -> None:
-        self.elements = self.elements or str(traced_value(tensor).numel())  # of the first one, which is the whole
-        self._aliases[id(tensor)] = weakref.ref(tensor)
+    def add(self, tensor: FunctionalTensor, sources: Sequence[FunctionalTensor]) -> None:
+        """A tensor that was made of others."""
+        if self.elements is None:
+            self.elements = _elements(tensor)  # of the first one, which is the whole
+        if self._family(tensor) is None:
+            families = [family for source in sources if (family := self._family(source)) is not None]
+            self._aliases[id(tensor)] = weakref.ref(tensor), families[0] if families else len(self._aliases)
         self.differentiable = self.differentiable or _wants_gradient(tensor)
+
+    def _family(self, tensor: FunctionalTensor) -> int | None:
+        alias, family = self._aliases.get(id(tensor), (None, None))
+        return family if alias is not None and alias() is tensor else None
+
+    def has_strangers(self, tensor: FunctionalTensor) -> bool:
+        """Whether there are tensors that autograd does not know as views of this one."""
+        return any(alias() is not None and family != self._family(tensor) for alias, family in self._aliases.values())
 
     def is_written(self) -> None:
         """Makes the aliases again at once. Left alone, each is made where it is read next: within torch.no_grad(), say,
         where it would have no gradient for later readers either.
         """
-        for alias in self._aliases.values():
+        for alias, _ in self._aliases.values():
             if (tensor := alias()) is not None:
                 torch._sync(tensor)
                 self.differentiable = self.differentiable or _wants_gradient(tensor)
@@ -104,9 +120,16 @@ class Functionalized(FunctionalTensorMode):
             with self:
                 if (parts := func.decompose(*args, **kwargs)) is not NotImplemented:
                     return parts
+        follows = func is not aten.detach.default and torch.is_grad_enabled()
+        if func in (aten.detach.default, aten.detach_.default) and not _wants_gradient(args[0]):
+            if func is aten.detach_.default:
+                return args[0]
+            func = aten.alias.default  # later writes may bring a gradient
         written = _written(func, args, kwargs)
         for tensor in written:
             self._refuse_hidden(func, tensor)
+            if torch.is_grad_enabled() and any(map(_wants_gradient, _functional((args, kwargs)))):
+                self._refuse_strangers(func, tensor)
         before = self._before(args[0]) if func in _OVERWRITES else None
         result = super().__torch_dispatch__(func, types, args, kwargs)
         if before is not None:
@@ -114,9 +137,8 @@ class Functionalized(FunctionalTensorMode):
             with self:
                 args[0].copy_(torch.where(torch.ones((), dtype=torch.bool, device=before.device), args[0], before))
             self._restores = False
-        for leaf in pytree.tree_leaves(result):
-            if isinstance(leaf, FunctionalTensor):
-                self._memory(leaf)
+        for leaf in _functional(result):
+            self._memory(leaf, _functional(args) if follows else ())
         for tensor in written:
             memory = self._memory(tensor)
             memory.is_written()
@@ -139,16 +161,16 @@ class Functionalized(FunctionalTensorMode):
     def _before(self, tensor: FunctionalTensor) -> Tensor | None:
         """The value of a tensor whose elements are all overwritten: its gradient is zero then, and not None."""
         value = traced_value(tensor)
-        if not (torch.is_grad_enabled() and value.requires_grad and str(value.numel()) == self._memory(tensor).elements
+        if not (torch.is_grad_enabled() and value.requires_grad and _elements(tensor) == self._memory(tensor).elements
                 and not self._restores):
             return None
         with self:
             return tensor.clone()
 
-    def _memory(self, tensor: FunctionalTensor) -> _Memory:
+    def _memory(self, tensor: FunctionalTensor, sources: Sequence[FunctionalTensor] = ()) -> _Memory:
         storage = tensor.untyped_storage()
         memory = self._memories.setdefault(storage._cdata, _Memory(storage))
-        memory.add(tensor)
+        memory.add(tensor, sources)
         return memory
 
     def _refuse_hidden(self, func: Any, tensor: FunctionalTensor) -> None:
@@ -159,6 +181,12 @@ class Functionalized(FunctionalTensorMode):
             raise Untraceable(f"The module changes a tensor in place ({func}) without autograd seeing it, through "
                               "detach() or .data or inside torch.no_grad(), while its gradient still flows; a graph "
                               "cannot express that.")
+
+    def _refuse_strangers(self, func: Any, tensor: FunctionalTensor) -> None:
+        if self._memory(tensor).has_strangers(tensor):
+            raise Untraceable(f"The module writes a value with a gradient ({func}) into memory that it also holds "
+                              "behind detach() or .data or out of torch.no_grad(), where eager PyTorch has no gradient; "
+                              "a graph cannot express that.")
 
 
 def follow(graph: torch.fx.GraphModule) -> None:
@@ -180,7 +208,17 @@ def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[F
     given = dict(zip([argument.name for argument in arguments], args)) | kwargs
     found = [given.get(argument.name) for argument in arguments
              if argument.alias_info is not None and argument.alias_info.is_write]
-    return [leaf for leaf in pytree.tree_leaves(found) if isinstance(leaf, FunctionalTensor)]
+    return _functional(found)
+
+
+def _functional(values: Any) -> list[FunctionalTensor]:
+    return [leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, FunctionalTensor)]
+
+
+def _elements(tensor: FunctionalTensor) -> int | None:
+    """How many, for the sizes of the trace; None where they depend on contents."""
+    number: Any = traced_value(tensor).numel()
+    return number.node.hint if isinstance(number, torch.SymInt) else number
 
 
 def _wants_gradient(tensor: FunctionalTensor) -> bool:

@@ -42,6 +42,17 @@ def parts(op: Any, own: Any) -> Table:
             return op.Where(never, self, source)  # self has a gradient of zeros
         return op.Concat(*before, source, *behind, axis=dim)
 
+    def as_strided_scatter(self, src, size, stride, storage_offset=None):
+        """At the places of the view, of a tensor whose elements lie row by row: simplify.py has seen to that."""
+        places = op.Constant(value_int=storage_offset or 0)
+        for length, step in zip(size, stride):
+            scalar = [op.Constant(value_int=n) if isinstance(n, int) else op.Squeeze(n) for n in (length, step)]
+            along = op.Mul(op.Range(op.Constant(value_int=0), scalar[0], op.Constant(value_int=1)), scalar[1])
+            places = op.Add(op.Unsqueeze(places, ints(-1)), along)
+        source = src if src.dtype == self.dtype else op.CastLike(src, self)
+        flat, at, written = (op.Reshape(x, ints(-1)) for x in (self, places, source))
+        return op.Reshape(op.ScatterElements(flat, at, written), op.Shape(self), allowzero=1)
+
     def roll(self, shifts, dims=()):
         """By Split, whose gradient is a Concat, where those of two slices are zeros, written and added."""
         if not dims or not all(isinstance(shift, int) for shift in shifts):
@@ -76,6 +87,7 @@ def parts(op: Any, own: Any) -> Table:
         return (x if int(x.dtype) == to else op.Cast(x, to=to) for x in (a, b))
 
     return _splits(op) | {aten.slice_scatter.default: slice_scatter, aten.roll.default: roll,
+            aten.as_strided_scatter.default: as_strided_scatter,
             aten.searchsorted.Tensor: searchsorted,
             aten.bucketize.Tensor: lambda self, boundaries, out_int32=False, right=False:
                 searchsorted(boundaries, self, out_int32, right)}

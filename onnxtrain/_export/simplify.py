@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from onnxtrain._export import draws, views
-from onnxtrain._export.captured import layout_of
+from onnxtrain._export.captured import is_dense, layout_of
 from onnxtrain._export.errors import ExportError
 
 aten = torch.ops.aten
@@ -82,22 +82,25 @@ def mark_no_grad(program: torch.export.ExportedProgram) -> None:
 
 
 def simplify(program: torch.export.ExportedProgram) -> None:
-    """Rewrites nodes; but for views, those of the program's own graph and not of branches and regions. Names of results
-    are kept.
-    """
-    graph = program.graph
+    """Rewrites nodes, also those of branches and regions. Names of results are kept."""
     for part in program.graph_module.modules():
-        for node in list(part.graph.nodes) if isinstance(part, torch.fx.GraphModule) else ():
-            if node.target is aten.as_strided.default:
-                _as_strided(part.graph, node)
-            elif node.target is aten.view.default:  # whatever strides a later trace has
-                node.target = aten.reshape.default
+        if isinstance(part, torch.fx.GraphModule):
+            _simplify(part.graph)
+            part.recompile()
+    _name_results(program)
+
+
+def _simplify(graph: torch.fx.Graph) -> None:
     draws.lay_out(graph)
     for node in list(graph.nodes):
         if node.op != "call_function":
             continue
         if node.target is aten._assert_tensor_metadata.default:
             graph.erase_node(node)
+        elif node.target in (aten.as_strided.default, aten.as_strided_scatter.default):
+            _as_strided(graph, node)
+        elif node.target is aten.view.default:  # whatever strides a later trace has
+            node.target = aten.reshape.default
         elif node.target in _RENAMED:
             node.target = _RENAMED[node.target]
         elif node.target in (aten.adaptive_avg_pool1d.default, aten.adaptive_avg_pool2d.default):
@@ -116,7 +119,6 @@ def simplify(program: torch.export.ExportedProgram) -> None:
     for node in reversed(graph.nodes):
         if not node.users and views.makes_views(node.target):  # made again of something that was written
             graph.erase_node(node)
-    _name_results(program)
 
 
 def _name_results(program: torch.export.ExportedProgram) -> None:
@@ -154,42 +156,37 @@ def _permute(node: Any) -> None:
 
 
 def _as_strided(graph: torch.fx.Graph, node: Any) -> None:
-    """Reads memory: that of the tensor which its argument is a view of, whose elements a graph has row by row."""
+    """Reads or writes memory: that of the tensor which its argument is a view of, whose elements a graph has row by
+    row.
+    """
+    writes = node.target is aten.as_strided_scatter.default
     viewed = root = node.args[0]
+    given = node.args[2 if writes else 1:]
     while root.op == "call_function" and views.makes_views(root.target):
         root = root.args[0]
     value = root.meta["val"]
     order = list(layout_of(value) or range(value.dim()))
-    if value._is_view() or not _is_dense(value, order):
+    if value._is_view() or not is_dense(value, order):
         raise ExportError("The module calls as_strided() on a part of an argument; a graph has no more of its memory.")
-    offset = node.args[3] if len(node.args) > 3 and node.args[3] is not None else viewed.meta["val"].storage_offset()
+    if writes and (root is not viewed or order != list(range(value.dim()))):
+        raise ExportError("The module writes into as_strided() of a tensor whose memory is not row by row.")
+    offset = given[2] if len(given) > 2 and given[2] is not None else viewed.meta["val"].storage_offset()
     hints = [size.node.hint if isinstance(size, torch.SymInt) else size
-             for size in (offset, value.numel(), *_values(node.args[1]), *_values(node.args[2]))]
+             for size in (offset, value.numel(), *_values(given[0]), *_values(given[1]))]
     if not isinstance(offset, int) or any(not isinstance(hint, int) for hint in hints):
         raise ExportError("The module calls as_strided() on a view whose offset depends on sizes.")
-    sizes, strides = hints[2:2 + len(node.args[1])], hints[2 + len(node.args[1]):]
+    sizes, strides = hints[2:2 + len(given[0])], hints[2 + len(given[0]):]
     if all(sizes) and offset + sum((size - 1) * stride for size, stride in zip(sizes, strides)) >= hints[1]:
         raise ExportError("The module calls as_strided() beyond the tensor that it is given; a graph has no more.")
     with graph.inserting_before(node), value.fake_mode:
         if order != list(range(value.dim())):
             root = graph.call_function(aten.permute.default, (root, order))
             root.meta = {**node.meta, "val": value.permute(order)}
-    node.args = (root, *node.args[1:3], offset)
+    node.args = (root, *node.args[1:2 if writes else 1], *given[:2], offset)
 
 
 def _values(numbers: Any) -> list[Any]:
     return [number.meta["val"] if isinstance(number, torch.fx.Node) else number for number in numbers]
-
-
-def _is_dense(tensor: Tensor, order: list[int]) -> bool:
-    """Whether a tensor's elements, with the axes in this order, fill its memory one behind another."""
-    step: Any = 1
-    for axis in reversed(order):
-        size, stride = tensor.shape[axis], tensor.stride(axis)
-        if str(size) != "1" and str(stride) != str(step):
-            return False
-        step = step * size
-    return True
 
 
 def _pool(node: Any) -> None:

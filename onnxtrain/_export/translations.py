@@ -460,12 +460,10 @@ def _picked(op: Any, own: Any) -> Table:
         none = op.Constant(value_ints=[0])
         return tuple(op.Squeeze(x, none) for x in own.TorchTopK(op.Unsqueeze(self, none), count))
 
-    def diagonal(self, offset=0, dim1=0, dim2=1):
-        """torch.onnx sums over products with zeros, which beside infinity are not numbers."""
+    def flattened(self, offset, dim1, dim2):
+        """The planes of two axes as rows, the order of axes for that, and where the diagonal's elements are in a row."""
         if not isinstance(offset, int):
-            from onnxscript.function_libs.torch_lib.ops import core
-
-            return core.aten_diagonal(self, offset, dim1, dim2)
+            raise Untraceable("The module takes a diagonal whose place depends on sizes.")
         rank = len(self.shape)
         ends = [dim1 % rank, dim2 % rank]
         order = [d for d in range(rank) if d not in ends] + ends
@@ -477,10 +475,23 @@ def _picked(op: Any, own: Any) -> Table:
         at = op.Add(steps, first if offset >= 0 else op.Mul(columns, first))
         cells = op.Mul(rows, columns)
         row = op.Concat(op.Shape(x, end=rank - 2), cells, axis=0) if rank > 2 else cells
-        return op.Gather(op.Reshape(x, row, allowzero=1), at, axis=rank - 2)
+        return op.Reshape(x, row, allowzero=1), x, order, at
+
+    def diagonal(self, offset=0, dim1=0, dim2=1):
+        """torch.onnx sums over products with zeros, which beside infinity are not numbers."""
+        flat, _, order, at = flattened(self, offset, dim1, dim2)
+        return op.Gather(flat, at, axis=len(order) - 2)
+
+    def diagonal_scatter(self, src, offset=0, dim1=0, dim2=1):
+        flat, x, order, at = flattened(self, offset, dim1, dim2)
+        source = src if src.dtype == self.dtype else op.CastLike(src, self)
+        written = op.ScatterElements(flat, op.Expand(at, op.Shape(source)), source, axis=len(order) - 2)
+        y = op.Reshape(written, op.Shape(x), allowzero=1)
+        return y if order == sorted(order) else op.Transpose(y, perm=[order.index(d) for d in range(len(order))])
 
     return {aten.max.dim: along(op.ArgMax), aten.min.dim: along(op.ArgMin), aten.topk.default: topk,
-            aten.diagonal.default: diagonal, aten.diagonal_copy.default: diagonal}
+            aten.diagonal.default: diagonal, aten.diagonal_copy.default: diagonal,
+            aten.diagonal_scatter.default: diagonal_scatter}
 
 
 def _resized(op: Any) -> Table:

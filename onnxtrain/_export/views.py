@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from onnxtrain._export.captured import is_dense, layout_of
 from onnxtrain._export.errors import ExportError
 
 _REGIONS = {"wrap_with_set_grad_enabled": 1, "wrap_with_autocast": 4}  # which argument is the body
@@ -99,6 +100,11 @@ class _Writer:
         if entry not in self.values:
             self.values.append(entry)
         return self.values.index(entry)
+
+    def result(self, leaf: int, orders: Mapping[int, list[int]]) -> int:
+        """An output of the graph, with its axes where the module has them."""
+        at = self.source("result", leaf)
+        return self._call("aten.permute.default", [{"v": at}, orders[leaf]], {}) if leaf in orders else at
 
     def path(self, path: _Path, start: int) -> int:
         """The number of the value at the end of a path that begins at a value."""
@@ -190,6 +196,12 @@ def find(program: torch.export.ExportedProgram, traced: Any, users: Sequence[int
         if not path.steps and leaf not in same:
             bases.setdefault(path.root, leaf)
     writer, made = _Writer(source), []
+    orders: dict[int, list[int]] = {}
+    for place, (leaf, path) in enumerate(paths.items()):
+        if leaf not in same and (not path.outermost or source(path.root) is None) and (
+                bases.get(path.root, leaf) == leaf and (order := _order(nodes[place])) is not None):
+            orders[leaf] = _in_order(program.graph, results.index(leaf), order)
+            made.append([leaf, writer.result(leaf, orders)])
     for leaf, path in paths.items():
         known = source(path.root) if path.outermost else None
         if leaf in same:
@@ -197,7 +209,7 @@ def find(program: torch.export.ExportedProgram, traced: Any, users: Sequence[int
         if known is None and bases.get(path.root, leaf) == leaf:
             continue
         try:
-            start = writer.source(*known) if known is not None else writer.source("result", bases[path.root])
+            start = writer.source(*known) if known is not None else writer.result(bases[path.root], orders)
             made.append([leaf, writer.path(path, start)])
         except _Lost as error:
             if known is not None:
@@ -206,9 +218,29 @@ def find(program: torch.export.ExportedProgram, traced: Any, users: Sequence[int
     return [writer.values, made] if made else None
 
 
+def _order(node: Any) -> list[int] | None:
+    """The axes of a result in memory, where eager's lie in another order than row by row."""
+    value = node.meta.get("val") if isinstance(node, fx.Node) else None
+    order = layout_of(value)
+    return list(order) if order is not None and is_dense(value, order) and not is_dense(value) else None
+
+
+def _in_order(graph: fx.Graph, place: int, order: list[int]) -> list[int]:
+    """Has the graph return a result as it lies in memory. Returns the order of axes that makes the result of it."""
+    output = graph.output_node()
+    results: list[Any] = list(output.args[0])  # type: ignore[arg-type]
+    node = results[place]
+    with graph.inserting_before(output), node.meta["val"].fake_mode:
+        results[place] = graph.call_function(torch.ops.aten.permute.default, (node, order))
+        results[place].meta = {**node.meta, "val": node.meta["val"].permute(order)}
+    output.args = (tuple(results),)
+    return [order.index(axis) for axis in range(len(order))]
+
+
 def leaves(views: Sequence[Any] | None) -> frozenset[int]:
-    """Leaves of the output that replaying makes."""
-    return frozenset() if views is None else frozenset(leaf for leaf, _ in views[1])
+    """Leaves of the output that replaying makes, and that the graph does not return."""
+    return frozenset() if views is None else frozenset(
+        leaf for leaf, _ in views[1] if ["result", leaf] not in views[0])
 
 
 def _held_afterwards(outputs: Sequence[Any], traced: Any, owner: torch.nn.Module) -> dict[fx.Node, tuple[str, Any]]:

@@ -296,8 +296,8 @@ class Program:
                 path, _, name = source.rpartition(".")
                 self._parameters.append((leaf, module.get_submodule(path)._parameters, name))
         # Whether the graph's first outputs are the results, in their order.
-        self._plain = [leaf for _, leaf in self._user_outputs] == list(range(self.exported.results)) == [
-            index for index, _ in self._user_outputs]
+        self._plain = self._views is None and list(range(self.exported.results)) == [
+            leaf for _, leaf in self._user_outputs] == [index for index, _ in self._user_outputs]
 
     def _without_gradient(self) -> frozenset[int]:
         """Arguments and weights that no gradient of a result flows to: eager's graph does not have them."""
