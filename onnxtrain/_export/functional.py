@@ -185,7 +185,7 @@ class Functionalized(FunctionalTensorMode):
     def _refuse_strangers(self, func: Any, tensor: FunctionalTensor) -> None:
         if self._memory(tensor).has_strangers(tensor):
             raise Untraceable(f"The module writes a value with a gradient ({func}) into memory that it also holds "
-                              "behind detach() or .data or out of torch.no_grad(), where eager PyTorch has no gradient; "
+                              "behind detach() or .data or out of torch.no_grad(), where eager has no gradient; "
                               "a graph cannot express that.")
 
 

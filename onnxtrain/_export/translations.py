@@ -461,7 +461,7 @@ def _picked(op: Any, own: Any) -> Table:
         return tuple(op.Squeeze(x, none) for x in own.TorchTopK(op.Unsqueeze(self, none), count))
 
     def flattened(self, offset, dim1, dim2):
-        """The planes of two axes as rows, the order of axes for that, and where the diagonal's elements are in a row."""
+        """Planes of two axes as rows, the order of axes for that, and where the diagonal's elements are in a row."""
         if not isinstance(offset, int):
             raise Untraceable("The module takes a diagonal whose place depends on sizes.")
         rank = len(self.shape)
