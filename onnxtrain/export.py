@@ -96,7 +96,7 @@ class _Flat(torch.nn.Module):
         return (*results, *buffers.values(), *conditions, *written.values())
 
 
-def _changes(changed: Sequence[tuple[Tensor, Tensor]], module: Graph,
+def _changes(changed: Sequence[tuple[Tensor, Tensor, str | None]], module: Graph,
              args: Sequence[Any]) -> tuple[dict[str, Tensor], dict[int, Tensor]]:
     """What the buffers hold that a graph has changed, by name, and its arguments, by place.
 
@@ -105,26 +105,30 @@ def _changes(changed: Sequence[tuple[Tensor, Tensor]], module: Graph,
     buffers = {id(buffer): name for name, buffer in module.named_buffers()}
     places = {id(leaf): i for i, leaf in enumerate(args)}
     parameters = {id(parameter): name for name, parameter in module.named_parameters()}
+    captured = module._captured
     held: dict[str, Tensor] = {}
     written: dict[int, Tensor] = {}
-    for before, after in changed:
+    for before, after, trace in changed:
+        buffer, place = buffers.get(id(before)), places.get(id(before))
+        lasts = place is not None and captured.lasting[place]
         if after.shape != before.shape:
-            raise Untraceable("The module changes the shape of an argument or buffer in place; a graph would lose "
-                              "that.")
-        place = places.get(id(before))
-        if (id(before) in buffers or place is not None and module._captured.lasting[place]) and (
-                module.training and after.requires_grad):
-            name = buffers.get(id(before)) or module._captured.argument_names[place]
-            raise Untraceable(f"The module writes a value with a gradient into its buffer or attribute {name}, "
-                              "without detach(): in eager PyTorch it has that gradient afterwards.")
-        if id(before) in buffers:
-            held[buffers[id(before)]] = after
-        elif place is not None:
-            written[place] = after
-        elif id(before) in parameters:
-            raise Untraceable(f"The module changes its parameter {parameters[id(before)]} in place inside forward.")
+            fault = "changes the shape of an argument or buffer in place; a graph would lose that"
+        elif buffer is None and place is None:
+            fault = f"changes its parameter {parameters.get(id(before))} in place inside forward" if (
+                id(before) in parameters) else "changes a tensor that is not a buffer in place inside forward"
+        elif module.training and after.requires_grad and (buffer is not None or lasts):
+            fault = (f"writes a value with a gradient into its buffer or attribute "
+                     f"{buffer or captured.argument_names[place or 0]}, without detach(): in eager PyTorch it has that "
+                     "gradient afterwards")
+        elif buffer is not None:
+            held[buffer] = after
+            continue
         else:
-            raise Untraceable("The module changes a tensor that is not a buffer in place inside forward.")
+            written[place or 0] = after
+            continue
+        error = Untraceable(f"The module {fault}.")
+        messages.raised_at(error, trace)
+        raise error
     return held, written
 
 
@@ -196,11 +200,15 @@ def _translated(flat: _Flat, names: list[str], leaves: list[Any], opset: int, no
     simplify.simplify(program)
     traced = time.perf_counter()
     drawn = functions.drawn_by_torch() if all(t.is_cpu for t in (*tensors, *module.parameters())) else {}
-    with retrace.registry_reused(), wide_numbers(), retrace.spared():
-        translated: Any = torch.onnx.export(
-            program, opset_version=opset, optimize=False, verbose=False,
-            custom_translation_table=translations(opset) | drawn | functions.by_torch(flat.by_torch),
-        )
+    try:
+        with retrace.registry_reused(), wide_numbers(), retrace.spared():
+            translated: Any = torch.onnx.export(
+                program, opset_version=opset, optimize=False, verbose=False,
+                custom_translation_table=translations(opset) | drawn | functions.by_torch(flat.by_torch),
+            )
+    except Exception as error:
+        messages.raised_by_node(error, program)
+        raise
     done = time.perf_counter()
     model, signature = translated.model, translated.exported_program.graph_signature
     onnx_graph.mark_regions(model, checkpoint.regions_of(translated.exported_program))

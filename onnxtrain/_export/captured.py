@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
 
+from onnxtrain._export import messages
 from onnxtrain._export.errors import Untraceable
 from onnxtrain._export.function_apply import refused
 from onnxtrain._export.functional import traced_value
@@ -169,14 +170,18 @@ class _Comparing(torch.fx.Interpreter):
         self.extra_traceback = False  # the operator and its arguments in each exception
 
     def run_node(self, node: torch.fx.Node) -> Any:
-        with refused() if _is_whole(node) else contextlib.nullcontext():
-            result = super().run_node(node)
-        if node.op == "get_attr":
-            return self._wrap(result)
-        want = self._results.get(node.name)
-        if want is not None and (got := _kinds(result)) not in want:
-            raise Untraceable(f"The module uses {node.target} in a way that gives {want} in PyTorch, and would give "
-                              f"{got} in the engine.")
+        try:
+            with refused() if _is_whole(node) else contextlib.nullcontext():
+                result = super().run_node(node)
+            if node.op == "get_attr":
+                return self._wrap(result)
+            want = self._results.get(node.name)
+            if want is not None and (got := _kinds(result)) not in want:
+                raise Untraceable(f"The module uses {node.target} in a way that gives {want} in PyTorch, and would "
+                                  f"give {got} in the engine.")
+        except Exception as error:
+            messages.raised_at(error, node.meta.get("stack_trace"))
+            raise
         return _laid_out(result, self._orders.get(node.name), self.map_nodes_to_values(node.all_input_nodes, node))
 
 
@@ -331,9 +336,9 @@ def _name_modules(node: torch.fx.Node) -> None:
     """
     found = list((node.meta.get("nn_module_stack") or {}).items())
     root = _ROOT.sub(r"\1", found[0][1][0], count=1) if found else ""
-    node.meta = {"nn_module_stack": {
+    node.meta = {"stack_trace": node.meta.get("stack_trace"), "nn_module_stack": {
         str(key): ("module" + str(name).removeprefix(root), str(kind))
-        for key, (name, kind) in found if str(name).startswith(root)}} if found else {}
+        for key, (name, kind) in found if str(name).startswith(root)}}
 
 
 def _names(module: torch.nn.Module, operations: torch.fx.GraphModule,

@@ -6,7 +6,8 @@ Made by onnxtrain/export.py, kept on disk by cache.py, run by ortmodule/_program
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Literal
+import re
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -39,6 +40,13 @@ class GraphOutput:
     target: Any  # int: index among the results, or the arguments; str: name of the buffer
 
 
+class Origin(NamedTuple):
+    """Where a node comes from."""
+
+    operator: str  # torch's, as "aten.cross.default"; empty where that is not known
+    line: str  # the user's, as messages.line() has it
+
+
 @dataclasses.dataclass
 class Exported:
     """A module as a graph.
@@ -57,9 +65,17 @@ class Exported:
     notes: list[str]
     needs_verification: bool = False  # the caller must compare outputs and gradients with eager's first
     functions: tuple[functions.Call, ...] = ()  # by the keys of PythonOp nodes
-    origins: dict[str, str] = dataclasses.field(default_factory=dict)  # node -> torch operator, as "aten.cross.default"
+    origins: dict[str, Origin] = dataclasses.field(default_factory=dict)  # of the nodes
     # Inputs that torch.cond reads, outputs that come from it.
     conditional: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
     # Result -> argument, or parameter, that it is itself.
     same: tuple[tuple[int, int | str], ...] = ()
     views: list[Any] | None = None  # results that are none of the graph's, as views.find() gives them
+
+    def named_by(self, error: Exception) -> list[Origin]:
+        """Where the nodes come from whose names are in a message."""
+        return [self.origins[name] for name in re.findall(r"'([^']+)'", str(error)) if name in self.origins]
+
+    def line(self, error: Exception) -> str:
+        """The user's line of the first node that a message names, as messages.line() has it."""
+        return next((origin.line for origin in self.named_by(error)), "")

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.fx.traceback
 from torch import Tensor
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
 from torch.utils import _pytree as pytree
@@ -46,6 +47,7 @@ class _Memory:
         self.differentiable = False
         self.elements: int | None = None
         self.parameter: str | None = None  # the name of the one that it is
+        self.trace: str | None = None  # of the latest write
 
     def add(self, tensor: FunctionalTensor, sources: Sequence[FunctionalTensor]) -> None:
         """A tensor that was made of others."""
@@ -68,6 +70,7 @@ class _Memory:
         """Makes the aliases again at once. Left alone, each is made where it is read next: within torch.no_grad(), say,
         where it would have no gradient for later readers either.
         """
+        self.trace = torch.fx.traceback.get_current_meta().get("stack_trace")
         for alias, _ in self._aliases.values():
             if (tensor := alias()) is not None:
                 torch._sync(tensor)
@@ -106,10 +109,11 @@ class Functionalized(FunctionalTensorMode):
         """What tensors of this mode hold now, as tensors of the trace."""
         return pytree.tree_map_only(FunctionalTensor, lambda tensor: tensor.from_functional(), values)
 
-    def changed(self) -> list[tuple[Tensor, Tensor]]:
-        """Tensors that were given to wrap() and hold another value now, which is the second one."""
-        pairs = [(before, tensor.from_functional()) for before, tensor in self._wrapped.values()]
-        return [(before, after) for before, after in pairs if after is not before]
+    def changed(self) -> list[tuple[Tensor, Tensor, str | None]]:
+        """Tensors that were given to wrap() and hold another value now, that one, and the stack at the last write."""
+        found = [(before, tensor.from_functional(), self._memory(tensor).trace)
+                 for before, tensor in self._wrapped.values()]
+        return [each for each in found if each[1] is not each[0]]
 
     def __torch_dispatch__(self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (),
                            kwargs: dict[str, Any] | None = None) -> Any:

@@ -11,11 +11,13 @@ from typing import Any
 
 import onnx_ir as ir
 
+from onnxtrain._export import messages
 from onnxtrain._export.checkpoint import REGION
 from onnxtrain._export.domain import DOMAIN, DOMAIN_VERSION
+from onnxtrain._export.exported import Origin
 
 _SCOPES = "pkg.torch.onnx.name_scopes"
-_FX_NODE = "pkg.torch.onnx.fx_node"
+_FX_NODE, _STACK = "pkg.torch.onnx.fx_node", "pkg.torch.onnx.stack_trace"
 _TARGET = re.compile(r"target=torch\.ops\.(\w+\.\w+\.\w+)")
 
 
@@ -180,12 +182,12 @@ def _scope(text: str | None) -> str:
     return inner.removeprefix("module").removeprefix(".")
 
 
-def serialise(model: ir.Model) -> tuple[bytes, dict[str, str]]:
+def serialise(model: ir.Model) -> tuple[bytes, dict[str, Origin]]:
     """The model as bytes, without torch.onnx's stack traces, which outweigh everything else once weights are out.
 
-    Second: for the nodes' names, the torch operators that they come from, as "aten.cross.default".
+    Second: where the nodes come from, by their names.
     """
-    origins: dict[str, str] = {}
+    origins: dict[str, Origin] = {}
     model.graph.metadata_props.clear()
     model.metadata_props.clear()
     for value in (*model.graph.inputs, *model.graph.initializers.values()):
@@ -193,13 +195,12 @@ def serialise(model: ir.Model) -> tuple[bytes, dict[str, str]]:
     for index, node in enumerate(model.graph.all_nodes()):
         scope = _scope(node.metadata_props.get(_SCOPES))
         origin = _TARGET.search(node.metadata_props.get(_FX_NODE) or "")
-        region = node.metadata_props.get(REGION)
+        region, trace = node.metadata_props.get(REGION), node.metadata_props.get(_STACK)
         node.metadata_props.clear()
         node.doc_string = None
         if not node.name or scope:  # messages and profiles say where in the user's module a node comes from
             node.name = f"{scope + '/' if scope else ''}{node.op_type}_{index}"
-        if origin is not None:
-            origins[node.name] = origin[1]
+        origins[node.name or ""] = Origin(origin[1] if origin else "", messages.line(trace))
         if scope:
             node.metadata_props["scope"] = scope
         if region:

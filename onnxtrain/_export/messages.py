@@ -5,11 +5,18 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import os
 import re
 import warnings
 from collections.abc import Iterator
 
+import torch
+
 from onnxtrain._export.errors import Untraceable
+
+_FRAME = re.compile(r'File "(.+)", line (\d+), in .*\n\s*(.*)')
+_NOT_THE_USERS = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(os.path.dirname(__file__)) + os.sep)
+_NODE = re.compile(r"(?:translating node|While executing) %(\w+)")
 
 
 @contextlib.contextmanager
@@ -37,9 +44,35 @@ def root(error: BaseException) -> BaseException:
     return error
 
 
+def line(trace: str | None) -> str:
+    """ ", in FILE, line N (CODE)": the innermost of the user's lines in a stack trace; empty where there is none."""
+    own = [frame for frame in _FRAME.findall(trace or "") if not frame[0].startswith(_NOT_THE_USERS)]
+    return ", in {}, line {} ({})".format(*own[-1]) if own else ""
+
+
+def raised_at(error: BaseException, trace: str | None) -> None:
+    """Has reason() name the user's line; the first call for an exception counts."""
+    error.__dict__.setdefault("user_line", line(trace))
+
+
+def raised_by_node(error: BaseException, program: torch.export.ExportedProgram) -> None:
+    """raised_at() of the node that the exception names."""
+    named = _NODE.search(str(error))
+    for part in program.graph_module.modules() if named else ():
+        for node in part.graph.nodes if isinstance(part, torch.fx.GraphModule) else ():
+            if node.name == named[1]:  # type: ignore[index]
+                raised_at(error, node.meta.get("stack_trace"))
+
+
 def reason(error: BaseException) -> str:
-    """The one sentence of an ExportError."""
-    cause = root(error)
+    """The one sentence of an ExportError, with the user's line where that is known."""
+    cause, at, link = root(error), "", error
+    while not at and link is not None:
+        at, link = link.__dict__.get("user_line", ""), link.__cause__  # type: ignore[assignment]
+    return f"{_said(cause).removesuffix('.')}{at}" if at else _said(cause)
+
+
+def _said(cause: BaseException) -> str:
     if isinstance(cause, Untraceable):
         return str(cause)
     text = " ".join(str(cause).split())

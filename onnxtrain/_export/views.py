@@ -228,7 +228,7 @@ def _order(node: Any) -> list[int] | None:
 def _in_order(graph: fx.Graph, place: int, order: list[int]) -> list[int]:
     """Has the graph return a result as it lies in memory. Returns the order of axes that makes the result of it."""
     output = graph.output_node()
-    results: list[Any] = list(output.args[0])  # type: ignore[arg-type]
+    results: list[Any] = list(output.args[0])
     node = results[place]
     with graph.inserting_before(output), node.meta["val"].fake_mode:
         results[place] = graph.call_function(torch.ops.aten.permute.default, (node, order))

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import re
 import sys
 import traceback
@@ -22,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onnxtrain._export import state
+from onnxtrain._export import messages, state
 from onnxtrain.ortmodule import _masks
 from onnxtrain.ortmodule._fallback import FallbackPolicy, ORTModuleTorchModelException
 
@@ -30,8 +29,6 @@ _NOTE = ("backward(create_graph=True) runs the module a second time, in PyTorch,
          "again")
 
 _DERIVATIVE = re.compile(r"autograd\.grad\b|Tensor\.backward\b|function `(grad|backward)` in file .*autograd")
-_OF_TORCH = os.path.dirname(torch.__file__) + os.sep
-_OF_ENGINE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 
 
 def differentiates(graph: torch.fx.GraphModule) -> str | None:
@@ -70,9 +67,8 @@ def has_paths(graph: torch.fx.GraphModule) -> bool:
 
 def _place(frames: Sequence[traceback.FrameSummary]) -> str:
     """The innermost of the frames that is the user's, in words."""
-    own = [frame for frame in frames if not frame.filename.startswith((_OF_TORCH, _OF_ENGINE))]
-    line = f" in {own[-1].filename}, line {own[-1].lineno} ({own[-1].line})" if own else ""
-    return f"forward differentiates{line}, and the engine's gradients cannot be differentiated"
+    at = messages.line("".join(traceback.format_list(frames))).removeprefix(",")
+    return f"forward differentiates{at}, and the engine's gradients cannot be differentiated"
 
 
 def refuse_changes(program: Any, run: Any, who: str) -> None:

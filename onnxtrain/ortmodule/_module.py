@@ -49,7 +49,6 @@ _STORES = ("_parameters", "_buffers", "_modules")
 MAX_PROGRAMS = 32  # exports kept per schema; the one that was made first goes
 MAX_BY_TORCH = 8  # operators of one graph that torch runs; with more, torch runs the module
 KEPT = {"": 0, "bf16": 16, "int8": 3}  # ORTMODULE_ACTIVATION_COMPRESSION as Session takes it
-_QUOTED = re.compile(r"'([^']+)'")
 _UNTRANSLATED = re.compile(r"No ONNX function found for <OpOverload\(op='(aten\.\w+)', overload='(\w+)'\)>")
 _TRANSFORMED = "a transform of torch.func"
 
@@ -365,7 +364,7 @@ class ORTModule(torch.nn.Module):
         except Exception as error:
             _random.restore(program.device, random)
             if isinstance(error, (TypeError, ValueError)):
-                raise ExportError(f"The exported graph does not run: {error}.") from error
+                raise ExportError(f"The exported graph does not run: {error}{program.exported.line(error)}.") from error
             raise
 
     def _all_programs(self) -> list[tuple[Key, list[Program]]]:
@@ -394,8 +393,8 @@ class ORTModule(torch.nn.Module):
         exported = getattr(error, "exported", None) if program is None else program.exported
         if exported is None or not isinstance(error, UnsupportedError):
             return None
-        found = [exported.origins.get(name) for name in _QUOTED.findall(str(error))]
-        return next((origin for origin in found if origin is not None and origin.startswith("aten.")), None)
+        found = [origin.operator for origin in exported.named_by(error)]
+        return next((operator for operator in found if operator.startswith("aten.")), None)
 
     def _digest(self, key: Key) -> str | None:
         """The name of this module's exports on disk; None where they are not kept."""
@@ -452,7 +451,7 @@ class ORTModule(torch.nn.Module):
         except DefinitionError:
             raise
         except ValueError as error:
-            raise ExportError(f"The exported graph is not valid: {error}.") from error
+            raise ExportError(f"The exported graph is not valid: {error}{exported.line(error)}.") from error
         if by_torch:
             exported.notes.append("PyTorch runs these operators between segments, because the engine does not have "
                                   f"them: {', '.join(by_torch)}.")
@@ -462,7 +461,7 @@ class ORTModule(torch.nn.Module):
             try:
                 rows = compare(self._module, exported, args, thaw=True)
             except (TypeError, ValueError) as error:
-                raise ExportError(f"The exported graph does not run: {error}.") from error
+                raise ExportError(f"The exported graph does not run: {error}{exported.line(error)}.") from error
             worst = max(rows, key=lambda row: row[1])
             if not worst[1] <= tolerance(self._module):
                 raise ExportError(
