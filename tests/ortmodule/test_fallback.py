@@ -175,3 +175,12 @@ def test_pytorch_runs_a_graph_that_does_not_run(monkeypatch):
     counts = onnxtrain.stats(ours)
     assert (counts["engine_steps"], counts["fallback_steps"]) == (0, 1)
     assert "is float and input 'val_0' is bfloat16" in counts["reasons"][0]
+
+
+def test_an_operator_without_a_translation_is_named_with_the_users_line():
+    def mapped(h, x):
+        return torch._higher_order_ops.map(torch.sin, h)
+
+    model = both(mapped)
+    (reason,) = onnxtrain.stats(model)["reasons"]
+    assert "map" in reason and f"in {__file__}, line " in reason and "_higher_order_ops.map(torch.sin, h)" in reason

@@ -37,7 +37,41 @@ FORWARDS = {
     "a broadcast of another type": lambda m, x: m.fc(x).mul(2).copy_(torch.arange(4)) + m.fc(x),
     "detached in place": lambda m, x: (h := m.fc(x) * 2).detach_() + m.fc(h),
     "rows, one by one": lambda m, x: _rows(m, x),
+    "a constant of Python, written": lambda m, x: _filled(torch.tensor([0.0, 0.0]), m.fc(x)),
+    "detached zeros, written": lambda m, x: _filled(torch.zeros(2).detach(), m.fc(x)),
+    "a view, written with another shape": lambda m, x: _filled(torch.zeros(3, 2).t(), m.fc(x)),
+    "a diagonal, written": lambda m, x: _diagonal(m.fc(x)),
+    "a diagonal, filled": lambda m, x: torch.ones(4, 4).fill_diagonal_(0.0) * m.fc(x)[0, 0],
+    "overwritten through a view of other sizes": lambda m, x: _overwritten(m.fc(x) * 1, x),
+    "a copy without gradients, of other shapes": lambda m, x: _copied(m.fc(x)),
 }
+
+
+def _filled(made, y):
+    made[0] = y.sum()
+    made[1].copy_(y.mean())
+    return made * 2
+
+
+def _diagonal(y):
+    y = y * 1
+    y.diagonal(1, 2, 0).copy_(y[0].sum() * 2)
+    return y
+
+
+def _overwritten(y, x):
+    first = y.view(y.shape)
+    y.view(3, 20).copy_(x.view(-1)[:20])
+    return first * 2
+
+
+def _copied(y):
+    rows, whole = torch.zeros(3, 4), torch.zeros(3, 4, dtype=torch.int64)
+    with torch.no_grad():
+        rows.copy_(y[0, 0])
+        rows[1:].detach().copy_(y[1, 0])
+        whole.copy_(y[2, 0] * 5)
+    return y * rows[:, None] + whole[:, None]
 
 
 def _rows(m, x):
@@ -86,17 +120,51 @@ def test_a_function_whose_module_begins_with_torch_keeps_its_backward():
     in_engine(both(module(lambda self, x: Straight.apply(self.fc(x))), _trained(X)))
 
 
-def test_a_write_that_autograd_does_not_see_runs_in_pytorch():
-    class Hidden(nn.Module):
+def _hidden(m, x):
+    h = m.fc(x)
+    with torch.no_grad():
+        h[0] = 0
+    return h.square()
+
+
+def _unseen(m, x):
+    held = torch.zeros(4)
+    other = held.detach()
+    other.copy_(m.fc(x)[0, 0])
+    return m.fc(x) + held + other
+
+
+def _kept(m, x):
+    m.held.copy_(m.fc(x)[0, 0])
+    return m.fc(x) + m.held
+
+
+@pytest.mark.parametrize("forward, reason, code", [
+    (_hidden, "without autograd seeing it", "h[0] = 0"),
+    (_unseen, "also holds behind detach()", "other.copy_(m.fc(x)[0, 0])"),
+    (_kept, "a gradient into its buffer or attribute", "m.held.copy_(m.fc(x)[0, 0])")])
+def test_a_write_whose_gradients_no_graph_has_runs_in_pytorch(forward, reason, code):
+    class Made(nn.Module):
         def __init__(self):
             super().__init__()
-            self.fc = nn.Linear(4, 4)
+            self.fc, self.held = nn.Linear(4, 4), torch.zeros(4)
 
         def forward(self, x):
-            h = self.fc(x)
-            with torch.no_grad():
-                h[0] = 0
-            return h.square()
+            return forward(self, x)
 
-    model = both(Hidden, _trained(X))
-    assert "without autograd seeing it" in onnxtrain.stats(model)["reasons"][0]
+    (said,) = onnxtrain.stats(both(Made, _trained(X)))["reasons"]
+    assert reason in said and f"{__file__}, line " in said and said.endswith(f"({code})")
+
+
+@pytest.mark.parametrize("forward", [lambda m, x: m.fc(x).transpose(0, 1), lambda m, x: m.fc(x).permute(2, 0, 1) * 2,
+                                     lambda m, x: (m.fc(x.to(memory_format=torch.channels_last)), x * 2)[0]])
+def test_results_lie_in_memory_as_in_eager(forward):
+    """stride(), as_strided() and randn_like() of a result would tell."""
+    def use(model):
+        x = torch.arange(24.0).view(2, 3, 1, 4)[:, :, 0] if forward.__code__.co_names[-1] != "channels_last" else (
+            torch.arange(48.0).view(2, 3, 2, 4))
+        y = model(x)
+        y.square().sum().backward()
+        return y, y.stride(), torch.randn_like(y)
+
+    in_engine(both(module(forward), use, 1e-4))
