@@ -25,13 +25,14 @@ _DROPOUTS = frozenset((aten.dropout.default, aten.alpha_dropout.default, aten.fe
 _IN_PLACE = {aten.dropout_.default: aten.dropout.default, aten.alpha_dropout_.default: aten.alpha_dropout.default,
              aten.feature_dropout_.default: aten.feature_dropout.default,
              aten.feature_alpha_dropout_.default: aten.feature_alpha_dropout.default}
-# Composite operators that may return an argument, and whose schemas do not say so. Left whole, their results would
-# stand for the argument from then on.
-_ITSELF = frozenset(getattr(aten, name).default for name in (
+# Composite operators that are traced in parts: those that may return an argument, which their schemas do not say (left
+# whole, their results would stand for the argument from then on), and those that join tensors.
+_IN_PARTS = frozenset(getattr(getattr(aten, name), overload) for name in (
     "type_as", "broadcast_tensors", "sum_to_size", "atleast_1d", "atleast_2d", "atleast_3d", "to_dense",
-    "cartesian_prod"))
-_OVERWRITES = frozenset((aten.copy_.default, aten.fill_.Scalar, aten.fill_.Tensor, aten.zero_.default,
-                         aten.normal_.default, aten.uniform_.default))
+    "cartesian_prod", "column_stack", "hstack", "vstack", "dstack") for overload in getattr(aten, name).overloads())
+# In place, of floats: the results are floats, which eager's autograd follows, and those of the plain operators are not.
+_COMPARES = frozenset(f"aten::{name}_" for name in ("eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or",
+                                                    "logical_xor", "logical_not"))
 
 
 class _Memory:
@@ -120,7 +121,7 @@ class Functionalized(FunctionalTensorMode):
         kwargs = kwargs or {}
         if func in _DROPOUTS or func in _IN_PLACE:
             return self._dropout(func, types, args, kwargs)
-        if func in _ITSELF:
+        if func in _IN_PARTS:
             with self:
                 if (parts := func.decompose(*args, **kwargs)) is not NotImplemented:
                     return parts
@@ -134,7 +135,9 @@ class Functionalized(FunctionalTensorMode):
             self._refuse_hidden(func, tensor)
             if torch.is_grad_enabled() and any(map(_wants_gradient, _functional((args, kwargs)))):
                 self._refuse_strangers(func, tensor)
-        before = self._before(args[0]) if func in _OVERWRITES else None
+                if func._schema.name in _COMPARES:
+                    raise Untraceable(f"The module compares in place ({func}), with gradients; a graph has none there.")
+        before = self._before(args[0]) if written and _overwrites(func) else None
         result = super().__torch_dispatch__(func, types, args, kwargs)
         if before is not None:
             self._restores = True
@@ -202,6 +205,12 @@ def follow(graph: torch.fx.GraphModule) -> None:
             rules = getattr(node.target, "python_key_table", {})
             if FunctionalTensorMode in rules and Functionalized not in rules:
                 node.target.py_impl(Functionalized)(rules[FunctionalTensorMode])
+
+
+def _overwrites(func: Any) -> bool:
+    """Whether an operator in place leaves nothing of what was there."""
+    return (func in (aten.copy_.default, aten.fill_.Scalar, aten.fill_.Tensor, aten.zero_.default)
+            or torch.Tag.nondeterministic_seeded in func.tags and func not in _IN_PLACE)
 
 
 def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[FunctionalTensor]:

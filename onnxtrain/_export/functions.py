@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from onnxtrain._export.errors import NotKept, StaleError
+from onnxtrain.utils.torch_io_helper import onnx_dtype_to_pytorch_dtype
 
 DOMAIN = "ai.onnxtrain"
 
@@ -156,7 +157,8 @@ class OperatorCall(Call):
     def __call__(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Runs it under autograd's own rules."""
         overload: Any = self.function
-        if overload._schema.name.endswith("_like"):  # of sizes alone; and autograd has no formula for some
+        # Of sizes alone; and autograd has no formula for some.
+        if overload._schema.name.endswith("_like") or overload is torch.ops.aten.normal_functional.default:
             tensors = [tensor.detach() for tensor in tensors]
         args, kwargs = self.arguments(tensors)
         places = overload._schema.arguments
@@ -283,11 +285,9 @@ def _drawn(own: Any, overload: Any) -> Callable[..., Any]:
 
 def _torch_value(key: str, value: Any) -> Any:
     """An option of a node as torch has it; torch.onnx has made its own kinds of dtypes and devices."""
-    from torch.onnx._internal.torchscript_exporter._type_utils import JitScalarType
-
     if key in ("layout", "device", "pin_memory", "memory_format") or key == "dtype" and value in (None, -1):
         return None
-    return JitScalarType.from_onnx_type(int(value)).dtype() if key == "dtype" else value
+    return onnx_dtype_to_pytorch_dtype(int(value)) if key == "dtype" else value
 
 
 def _translation_of(own: Any, overload: Any, outputs: int) -> Callable[..., Any]:

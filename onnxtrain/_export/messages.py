@@ -76,7 +76,8 @@ def _said(cause: BaseException) -> str:
     if isinstance(cause, Untraceable):
         return str(cause)
     text = " ".join(str(cause).split())
-    text = re.sub(r"\x1b\[\d+m", "", text).split(" For more information")[0].split("Caused by:")[0]
+    text = re.sub(r"\x1b\[\d+m", "", text)
+    text = re.split(" For more information|Caused by:| While executing %| Original traceback:", text)[0]
     if type(cause).__name__ == "GuardOnDataDependentSymNode":
         text = f"Python code branches on, or reads, the value of a tensor: {text}"
     return f"The export stopped with {type(cause).__name__}: {text[:800].strip()}"

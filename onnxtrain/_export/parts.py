@@ -6,11 +6,13 @@ torch's decomposition of a search has a dozen operators for each halving.
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable
 from typing import Any
 
 import onnx
+import onnx_ir
 import torch
 
 from onnxtrain._export.errors import Untraceable
@@ -86,9 +88,58 @@ def parts(op: Any, own: Any) -> Table:
         to = pytorch_type_to_onnx_dtype(dtype)
         return (x if int(x.dtype) == to else op.Cast(x, to=to) for x in (a, b))
 
+    def cat(tensors, dim=0):
+        """In the widest dtype, without tensors of the shape (0,), which torch passes over."""
+        joined = [x for x in tensors if list(x.shape) != [0]] or tensors[:1]
+        kinds = [onnx_dtype_to_pytorch_dtype(int(x.dtype)) for x in tensors]
+        to = pytorch_type_to_onnx_dtype(functools.reduce(torch.promote_types, kinds))
+        joined = [x if int(x.dtype) == to else op.Cast(x, to=to) for x in joined]
+        return op.Concat(*joined, axis=dim) if len(joined) > 1 else op.Identity(*joined)
+
+    def whole(indices):
+        """As int64, which all indices of a ScatterND or GatherND have to be."""
+        made = []
+        for index in indices:
+            if index is not None and int(index.dtype) not in (onnx.TensorProto.BOOL, onnx.TensorProto.INT64):
+                shape, index = index.shape, op.Cast(index, to=onnx.TensorProto.INT64)
+                index.shape, index.dtype = shape, onnx_ir.DataType.INT64
+            made.append(index)
+        return made
+
+    def index(self, indices):
+        from onnxscript.function_libs.torch_lib.ops import core
+
+        return core.aten_index(self, whole(indices))
+
+    def index_put(self, indices, values, accumulate=False):
+        """With a mask among several indices: the mask's places, column by column, beside the others' entries."""
+        indices = whole(indices)
+        masks = [index is not None and int(index.dtype) == onnx.TensorProto.BOOL for index in indices]
+        if len(indices) == 1 or not any(masks) or any(
+                index is None or not mask and len(index.shape) > 1 for index, mask in zip(indices, masks)):
+            from onnxscript.function_libs.torch_lib.ops import core
+
+            return core.aten_index_put(self, indices, values, accumulate)
+        found = [op.Transpose(op.NonZero(index), perm=[1, 0]) if mask else op.Reshape(index, ints(-1, 1))
+                 for index, mask in zip(indices, masks)]
+        count = op.Shape(found[masks.index(True)], end=1)
+        columns = [column if mask else op.Expand(column, op.Concat(count, ints(1), axis=0))
+                   for column, mask in zip(found, masks)]
+        axes = sum(len(index.shape) if mask else 1 for index, mask in zip(indices, masks))
+        updates = op.Expand(values, op.Concat(count, op.Shape(self, start=axes), axis=0))
+        return op.ScatterND(self, op.Concat(*columns, axis=1), updates, reduction="add" if accumulate else "none")
+
+    def squeeze(self, dims):
+        """Axes of one entry alone go; of others torch takes no notice."""
+        rank = len(self.shape)
+        axes = [dim for dim in dims if rank and self.shape[dim] == 1]
+        return op.Squeeze(self, ints(*axes)) if axes else op.Identity(self)
+
     return _splits(op) | {aten.slice_scatter.default: slice_scatter, aten.roll.default: roll,
             aten.as_strided_scatter.default: as_strided_scatter,
-            aten.searchsorted.Tensor: searchsorted,
+            aten.searchsorted.Tensor: searchsorted, aten.cat.default: cat,
+            aten.index.Tensor: index, aten.index_put.default: index_put,
+            aten.squeeze.dim: lambda self, dim: squeeze(self, [dim]), aten.squeeze.dims: squeeze,
             aten.bucketize.Tensor: lambda self, boundaries, out_int32=False, right=False:
                 searchsorted(boundaries, self, out_int32, right)}
 

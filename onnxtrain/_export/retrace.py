@@ -154,7 +154,16 @@ def spared() -> Iterator[None]:
         return None if rule is not None and (_is_clamp(node) or _rounds_by_itself(node, rule)) else rule
 
     def decompose_where_needed(program, registry):
-        return program if is_final(program, registry) else decompose(program, registry)
+        if is_final(program, registry):
+            return program
+        # torch's Python form of nll_loss has other parameters than the operator: without reduction it gives one number.
+        nll_loss = torch.ops.aten.nll_loss.default
+        form = torch._decomp.decomposition_table.pop(nll_loss, None)
+        try:
+            return decompose(program, registry)
+        finally:
+            if form is not None:
+                torch._decomp.decomposition_table[nll_loss] = form
 
     def promote_where_needed(module):
         outputs, whole = module.graph.output_node().args[0], len(list(module.modules())) == 1

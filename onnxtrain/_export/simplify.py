@@ -72,7 +72,7 @@ def mark_no_grad(program: torch.export.ExportedProgram) -> None:
     for module in program.graph_module.modules():
         for region in list(module.graph.nodes) if isinstance(module, torch.fx.GraphModule) else ():
             if region.target is torch.ops.higher_order.wrap_with_set_grad_enabled and region.args[0] is False:
-                for result in list(region.users):
+                for result in [each for each in region.users if isinstance(each.meta["val"], Tensor)]:
                     with module.graph.inserting_after(result):
                         barrier = module.graph.call_function(aten.detach.default, (result,))
                     barrier.meta.update(result.meta)

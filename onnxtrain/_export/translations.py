@@ -489,7 +489,17 @@ def _picked(op: Any, own: Any) -> Table:
         y = op.Reshape(written, op.Shape(x), allowzero=1)
         return y if order == sorted(order) else op.Transpose(y, perm=[order.index(d) for d in range(len(order))])
 
-    return {aten.max.dim: along(op.ArgMax), aten.min.dim: along(op.ArgMin), aten.topk.default: topk,
+    def extreme(reduce):
+        def translate(self, dim=(), keepdim=False):
+            dims = [dim] if isinstance(dim, int) else list(dim)
+            if not len(self.shape):
+                return op.Identity(self)
+            return reduce(self, *([op.Constant(value_ints=dims)] if dims else []), keepdims=int(keepdim))
+
+        return translate
+
+    return {aten.amax.default: extreme(op.ReduceMax), aten.amin.default: extreme(op.ReduceMin),
+            aten.max.dim: along(op.ArgMax), aten.min.dim: along(op.ArgMin), aten.topk.default: topk,
             aten.diagonal.default: diagonal, aten.diagonal_copy.default: diagonal,
             aten.diagonal_scatter.default: diagonal_scatter}
 
