@@ -253,7 +253,10 @@ def _undo_operators(graph: torch.fx.GraphModule) -> None:
     for node in list(graph.graph.nodes):
         if node.target is torch.ops.higher_order.autograd_function_apply:
             forward, backward = (getattr(graph, part.target) for part in node.args[:2])
-            node.target = _function(forward, backward, node.meta.get("stack_trace") or "", **node.kwargs)
+            options = dict(node.kwargs)
+            if (tensors := options.pop("args_tensor_mask", None)) is not None:  # torch 2.10
+                _without_context(forward, backward, len(node.args) - 2 - sum(tensors))
+            node.target = _function(forward, backward, node.meta.get("stack_trace") or "", **options)
             node.args, node.kwargs = node.args[2:], {}
         elif node.target is torch.ops.higher_order.tag_activation_checkpoint:
             node.target = _checkpointed(getattr(graph, node.args[0].target))
@@ -279,6 +282,17 @@ def _undo_operators(graph: torch.fx.GraphModule) -> None:
             node.target = _MODES.get(node.target, node.target)
     graph.graph.eliminate_dead_code(lambda node: node.op != "get_attr")
     graph.recompile()
+
+
+def _without_context(forward: torch.fx.GraphModule, backward: torch.fx.GraphModule, lifted: int) -> None:
+    """The two graphs of a Function as later torch has them: neither takes a context, and there is a gradient for each
+    argument, where torch 2.10 has none for the last ones, which it has lifted.
+    """
+    for part in (forward, backward):
+        part.graph.erase_node(_placeholders(part)[0])
+    output = _output(backward)
+    found = output.args[0] if isinstance(output.args[0], (tuple, list)) else (output.args[0],)
+    output.args = ((*found, *[None] * lifted),)
 
 
 def _refuse_modes(bodies: Sequence[torch.fx.GraphModule], regions: int) -> None:

@@ -201,11 +201,10 @@ def _translated(flat: _Flat, names: list[str], leaves: list[Any], opset: int, no
     traced = time.perf_counter()
     drawn = functions.drawn_by_torch() if all(t.is_cpu for t in (*tensors, *module.parameters())) else {}
     try:
-        with retrace.registry_reused(), wide_numbers(), retrace.spared():
-            translated: Any = torch.onnx.export(
-                program, opset_version=opset, optimize=False, verbose=False,
-                custom_translation_table=translations(opset) | drawn | functions.by_torch(flat.by_torch),
-            )
+        table = translations(opset) | drawn | functions.by_torch(flat.by_torch)
+        with retrace.registry_reused(table), wide_numbers(), retrace.spared():
+            translated: Any = torch.onnx.export(program, opset_version=opset, optimize=False, verbose=False,
+                                                custom_translation_table=table)
     except Exception as error:
         messages.raised_by_node(error, program)
         raise

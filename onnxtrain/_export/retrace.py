@@ -13,7 +13,7 @@ import copy
 import functools
 import operator
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -184,8 +184,10 @@ _registries: dict[Any, Any] = {}
 
 
 @contextlib.contextmanager
-def registry_reused() -> Iterator[None]:
-    """Within, torch.onnx makes its registry once, and reads the signature of a translation when a node needs it.
+def registry_reused(ours: Iterable[Any]) -> Iterator[None]:
+    """Within, torch.onnx makes its registry once, and reads the signature of a translation when a node needs it. It has
+    no translation of its own for the operators that are `ours`, but of complex numbers: between two, torch 2.10 cannot
+    choose for a shape that is made of sizes.
 
     By itself it parses the source of 500 functions for every export, which takes one second. torch.export walks through
     all operators of the dispatcher once for each namespace: here once for each export.
@@ -202,6 +204,8 @@ def registry_reused() -> Iterator[None]:
         note_missing(str(error))
         yield
         return
+
+    names = {each.name() if isinstance(each, torch._ops.OpOverload) else each for each in ours}
 
     class Translation(_registration.OnnxDecompMeta):
         """One whose signature is read from the function's source when it is asked for."""
@@ -231,7 +235,8 @@ def registry_reused() -> Iterator[None]:
                     replaced(_registration.onnxscript_apis, "get_torchlib_ops", torchlib_functions):
                 _registries[key] = original(cls, *args, **kwargs)
         registry = copy.copy(_registries[key])
-        registry.functions = {target: list(found) for target, found in registry.functions.items()}
+        registry.functions = {target: [each for each in found if each.is_complex or target not in names]
+                              for target, found in registry.functions.items()}
         return registry
 
     with replaced(_registration.ONNXRegistry, "from_torchlib", classmethod(from_torchlib)), \

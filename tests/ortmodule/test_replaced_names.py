@@ -1,0 +1,80 @@
+"""Names inside PyTorch that onnxtrain replaces for a while: a first step calls each, with every torch that is tested. One
+that another release calls no longer is lost without a word.
+"""
+
+import os
+import subprocess
+import sys
+import textwrap
+
+PROGRAM = textwrap.dedent('''
+    import collections, functools, logging
+    import torch
+    import torch.nn.functional as F
+    from torch import nn
+    from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+    from torch.utils.checkpoint import checkpoint
+    import onnxtrain
+    from onnxtrain._export import state
+    from onnxtrain.ortmodule import ORTModule
+
+    calls = collections.Counter()
+
+    def counted(name, value):
+        calls[name] += 0
+        def counting(function):
+            @functools.wraps(function)
+            def call(*args, **kwargs):
+                calls[name] += 1
+                return function(*args, **kwargs)
+            return call
+        if isinstance(value, (staticmethod, classmethod)):
+            return type(value)(counting(value.__func__))
+        if isinstance(value, type):
+            own = {"__init__": counting(value.__init__), "__module__": value.__module__}
+            return type(value.__name__, (value,), own)
+        return counting(value) if callable(value) else value
+
+    class Square(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x * x
+
+        @staticmethod
+        def backward(ctx, grad):
+            return 2 * ctx.saved_tensors[0] * grad
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding, self.layer = nn.Embedding(50, 16), nn.TransformerEncoderLayer(16, 2, 32, 0.1, batch_first=True)
+            self.recurrent, self.linear, self.out = nn.LSTM(16, 16, batch_first=True), nn.Linear(16, 16), nn.Linear(16, 50)
+            self.alike = nn.Sequential(*[nn.Linear(16, 16) for _ in range(3)])
+
+        def forward(self, tokens, lengths, labels):
+            h = self.layer(self.embedding(tokens))
+            logging.getLogger("model").info("a line")
+            h, _ = self.recurrent(pack_padded_sequence(h, lengths, True, False))
+            h, _ = pad_packed_sequence(h, True)
+            h = Square.apply(h) + checkpoint(self.linear, h, use_reentrant=False)
+            h = self.alike(h + F.scaled_dot_product_attention(h, h, h) * (h > 0))
+            return F.cross_entropy(self.out(h).view(-1, 50), labels.view(-1))
+
+    model = ORTModule(Model())
+    state.observer = counted
+    model(torch.randint(0, 50, (2, 6)), torch.tensor([6, 4]), torch.randint(0, 50, (2, 6))).backward()
+    counts = onnxtrain.stats(model)
+    assert (counts["engine_steps"], counts["fallback_steps"]) == (1, 0), counts
+    print(*[f"{count} {name}" for name, count in calls.items()], sep="\\n")
+''')
+OF_CALLERS = ("torch.nn.functional.", "torch._VF.", "torch._C._nn.", "_ConfigEntry.")  # a model calls the first three
+
+
+def test_each_is_called_in_a_first_step():
+    ran = subprocess.run([sys.executable, "-W", "ignore", "-c", PROGRAM], capture_output=True, text=True, timeout=300,
+                         env={**os.environ, "ORTMODULE_CACHE_DIR": ""})
+    assert ran.returncode == 0, ran.stderr
+    names = [line.split(" ", 1) for line in ran.stdout.splitlines() if line[:1].isdigit()]
+    assert len(names) > 30
+    assert not [name for count, name in names if count == "0" and not name.startswith(OF_CALLERS)]
