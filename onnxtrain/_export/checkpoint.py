@@ -59,11 +59,8 @@ def _name(run: Any) -> str:
         stacks = [[path for path, _ in node.meta["nn_module_stack"].values()] for node in owner.graph.nodes
                   if node.meta.get("nn_module_stack")]
         shared = os.path.commonprefix(stacks) if stacks else []
-        lines = [node.meta["stack_trace"].strip().splitlines()[-1].strip() for node in owner.graph.nodes
-                 if node.meta.get("stack_trace")]
         path = re.sub(r"L\['\w+'\]|[\['\"\]]|_modules", "", shared[-1]) if shared else ""
-        path = path.removeprefix("module").strip(".")
-        return f"{path or 'the module'} ({lines[0]})" if lines else path or "the module"
+        return path.removeprefix("module").strip(".") or "the module"
     if isinstance(owner, torch.nn.Module):
         return type(owner).__name__
     return str(getattr(run, "__qualname__", type(run).__name__))
