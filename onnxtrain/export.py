@@ -18,6 +18,7 @@ from torch import Tensor
 
 from onnxtrain._export import (
     checkpoint,
+    derivatives,
     exclusive,
     formulas,
     functions,
@@ -80,12 +81,13 @@ class _Flat(torch.nn.Module):
         functions.begin(traced.functions)
         checked: list[Tensor] = []
         follow(module._captured.graph)
-        with Functionalized() as mode:
+        with (derivatives.Differentiated() if derivatives.differentiates(module._captured.graph)
+              else Functionalized()) as mode:
             own: dict[int, int | str] = {id(mode.wrap_parameter(parameter, name)): name
                                          for name, parameter in module.named_parameters()}
             own.update({id(mode.wrap(leaf)): i for i, leaf in enumerate(args) if isinstance(leaf, Tensor)})
             inputs = [mode.wrap(value) for value in module._captured.inputs(args)]
-            with (patch := rewrite.Rewrite(inputs, checked)):
+            with (patch := rewrite.Rewrite(inputs, checked, mode)):
                 wrapped = module._captured.trace(inputs, mode.wrap)
             patch.refuse_visible(wrapped)
             traced.same = {i: own[id(result)] for i, result in enumerate(wrapped) if id(result) in own}
@@ -171,6 +173,7 @@ def export(
     except Exception as error:
         raise ExportError(messages.reason(error)) from messages.root(error)
     exported.seconds["total"] = time.perf_counter() - start
+    exported.needs_verification = derivatives.differentiates(module._captured.graph)
     exported.functions, exported.same = tuple(flat.traced.functions), tuple(flat.traced.same.items())
     if custom.inlined:
         notes.append("Traced through, as requested, and differentiated as plain operators: "
@@ -194,6 +197,8 @@ def _translated(flat: _Flat, names: list[str], leaves: list[Any], opset: int, no
         raise ExportError(f"The exported graph does not accept the arguments that it was exported with: {violated}.")
     users = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
     flat.traced.views = views.find(program, flat.traced, users, lambda target: owned[id(_lookup(module, target))])
+    if derivatives.differentiates(module._captured.graph):
+        derivatives.without_writes(program)
     simplify.refuse_complex(program)
     simplify.mark_no_grad(program)
     simplify.state_dtypes(program)

@@ -17,8 +17,10 @@ from torch.overrides import TorchFunctionMode
 
 from onnxtrain._export import checks, replacements
 from onnxtrain._export.checkpoint import noting
+from onnxtrain._export.derivatives import Differentiated
 from onnxtrain._export.errors import Untraceable
 from onnxtrain._export.function_apply import CustomFunctions, deciding
+from onnxtrain._export.functional import Functionalized
 from onnxtrain._export.lookups import INDEXED
 from onnxtrain._export.replacements import PATCHES
 from onnxtrain._export.special import SPECIAL, taken_apart
@@ -55,7 +57,6 @@ _REWRITES: dict[Any, Callable[..., Any]] = {
     torch.Tensor.retain_grad: _refuse("Tensor.retain_grad()"),
     torch.Tensor.grad.__get__: _refuse("the getter of Tensor.grad"),  # type: ignore[union-attr]
     torch.Tensor.backward: _refuse("Tensor.backward()"),
-    torch.autograd.grad: _refuse("torch.autograd.grad()"),
     torch.native_batch_norm: _refuse("torch.native_batch_norm()"),  # its statistics
     torch._native_batch_norm_legit: _refuse("torch._native_batch_norm_legit()"),
 }
@@ -70,10 +71,12 @@ class Rewrite(TorchFunctionMode):
     Args:
         given: the arguments, parameters and buffers of the graph.
         checked: filled with conditions without which torch would raise; see checks.py.
+        mode: that the graph is traced in; Differentiated, torch.autograd.grad() is its own.
     """
 
-    def __init__(self, given: Sequence[Any], checked: list[Tensor]) -> None:
+    def __init__(self, given: Sequence[Any], checked: list[Tensor], mode: Functionalized) -> None:
         super().__init__()
+        self._mode = mode
         self._checked = checked
         self._given = given
         self._leaves: list[Tensor] = []  # made without a gradient, of which one was asked for
@@ -87,6 +90,8 @@ class Rewrite(TorchFunctionMode):
                 raise Untraceable(f"The module calls Tensor.requires_grad_({requires_grad}) inside forward on a "
                                   "tensor that forward did not create; a graph would lose it.")
             self._leaves.append(tensor)
+            if isinstance(self._mode, Differentiated):
+                self._mode.want_gradient(tensor)
         return tensor
 
     def refuse_visible(self, results: Iterable[Any]) -> None:
@@ -96,6 +101,8 @@ class Rewrite(TorchFunctionMode):
                               "lose that.")
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func is torch.autograd.grad and isinstance(self._mode, Differentiated):
+            return self._mode.grad(*args, **(kwargs or {}))
         if func in _FLAGS:
             return self._want_gradient(*args, **(kwargs or {}))
         if any([type(value) is torch.Generator for value in (*args, *(kwargs or {}).values())]):

@@ -180,15 +180,16 @@ def wrapped(path: str, wrap: Callable[[Any], Any]) -> Iterator[None]:
         path: MODULE:NAME or MODULE:CLASS.NAME. Where that is missing nothing is replaced, which is logged once, at
             INFO: it is for what is only slower without, or what PyTorch runs then.
     """
-    found = _found(path)
-    if found is None:
+    place = found(path)
+    if place is None:
         yield
         return
-    with replaced(*found, wrap(in_force(*found))):
+    with replaced(*place, wrap(in_force(*place))):
         yield
 
 
-def _found(path: str) -> tuple[Any, str] | None:
+def found(path: str) -> tuple[Any, str] | None:
+    """The owner and the name of a path as wrapped() takes it; None, which is logged once, where it is missing."""
     module, names = path.split(":")
     *owners, name = names.split(".")
     try:

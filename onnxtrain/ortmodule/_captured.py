@@ -264,6 +264,7 @@ def capturing(args: tuple[Any, ...], kwargs: dict[str, Any], wanted: dict[str, A
         stack.enter_context(_lean.capturing())
         stack.enter_context(_repeats.remembered())
         stack.enter_context(_packed.followed())
+        stack.enter_context(_double.followed())
         stack.enter_context(_collector.paused())
         stack.enter_context(wrapped("torch._dynamo.variables.misc:LoggingLoggerVariable.call_method", _logs))
         if hasattr(torch.compiler.config, "dynamic_sources"):

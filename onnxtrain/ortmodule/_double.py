@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onnxtrain._export import messages, state
+from onnxtrain._export import derivatives, messages, state
 from onnxtrain.ortmodule import _masks
 from onnxtrain.ortmodule._fallback import FallbackPolicy, ORTModuleTorchModelException
 
@@ -29,6 +29,34 @@ _NOTE = ("backward(create_graph=True) runs the module a second time, in PyTorch,
          "again")
 
 _DERIVATIVE = re.compile(r"autograd\.grad\b|Tensor\.backward\b|function `(grad|backward)` in file .*autograd")
+
+
+@contextlib.contextmanager
+def followed() -> Iterator[None]:
+    """Has Dynamo trace torch.autograd.grad() in forward, and leave Tensor.backward() to Python: the gradients that it
+    stores in a trace (2.13, 2.15) have no gradients of their own.
+    """
+    from torch._dynamo import config, exc
+
+    first = "torch._dynamo.variables.tensor:TensorVariable._collect_backward_inputs"
+    if state.found(first) is None:
+        yield
+        return
+
+    def cut(*_args: Any, **_kwargs: Any) -> None:
+        exc.unimplemented(gb_type="Unsupported Tensor.backward() call", context="", explanation="", hints=[])
+
+    def leaks(plain: Callable[..., None]) -> Callable[..., None]:
+        def check(self: Any, *args: Any) -> None:
+            """That a result depends on a tensor which forward has asked a gradient of is for the export to judge."""
+            if not derivatives.differentiates(self):
+                plain(self, *args)
+
+        return check
+
+    with state.settings(config, trace_autograd_ops=True), state.wrapped(first, lambda _: cut), \
+            state.wrapped("torch._dynamo.output_graph:OutputGraph._check_requires_grad_intermediate_outputs", leaks):
+        yield
 
 
 def differentiates(graph: torch.fx.GraphModule) -> str | None:
