@@ -74,7 +74,8 @@ class Differentiated(Functionalized):
         kwargs = kwargs or {}
         if _is_composite(func) or func in _SAVING:
             with self:
-                parts = (torch._decomp.decomposition_table[func] if func in _SAVING else func.decompose)(*args, **kwargs)
+                decompose = torch._decomp.decomposition_table[func] if func in _SAVING else func.decompose
+                parts = decompose(*args, **kwargs)
                 if parts is not NotImplemented:
                     return parts
         if self._differentiating:  # what autograd saved of a result comes back as another tensor
