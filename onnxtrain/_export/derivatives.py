@@ -113,7 +113,7 @@ _OF_SIZES = frozenset((aten.sym_size.int, aten.sym_stride.int, aten.sym_numel.de
 
 
 def without_writes(program: torch.export.ExportedProgram) -> None:
-    """Autograd's formulas write into tensors that they have just made: has a program make them anew.
+    """Autograd's formulas write into tensors that they have just made: has a program make other ones.
 
     Raises:
         Untraceable: a formula writes into a view.
