@@ -67,6 +67,11 @@ class _Memory:
         """Whether there are tensors that autograd does not know as views of this one."""
         return any(alias() is not None and family != self._family(tensor) for alias, family in self._aliases.values())
 
+    def has_others(self, tensor: FunctionalTensor) -> bool:
+        """Whether there are further tensors of this storage."""
+        alive = [alias() for alias, _ in self._aliases.values()]
+        return any(other is not None and other is not tensor for other in alive)
+
     def is_written(self) -> None:
         """Makes the aliases again at once. Left alone, each is made where it is read next: within torch.no_grad(), say,
         where it would have no gradient for later readers either.
@@ -126,6 +131,9 @@ class Functionalized(FunctionalTensorMode):
                 if (parts := func.decompose(*args, **kwargs)) is not NotImplemented:
                     return parts
         follows = func is not aten.detach.default and torch.is_grad_enabled()
+        if func is aten.detach_.default and (self._memory(args[0]).has_others(args[0]) or any(
+                args[0] is given for _, given in self._wrapped.values())):
+            raise Untraceable("The module calls detach_() on a tensor that it was given, holds, or has views of.")
         if func in (aten.detach.default, aten.detach_.default) and not _wants_gradient(args[0]):
             if func is aten.detach_.default:
                 return args[0]

@@ -50,7 +50,7 @@ MAX_CAPTURES = 64  # of one mode; Dynamo runs the module in PyTorch after them
 # numbers, which it would draw from torch's generator; and it keeps data-dependent numbers and sizes in the
 # graph, until it captures nothing of a module so.
 CAPTURE = {"skip_nnmodule_hook_guards": False, "allow_rnn": True, "suppress_errors": True,
-           "use_numpy_random_stream": True,
+           "use_numpy_random_stream": True, "allow_unspec_int_on_nn_module": True,
            "invalidate_compile_context_weakrefs": False,  # as for any backend but torch's, which it would import
            "record_runtime_overhead": False}  # a note for torch's profiler at each run of a graph: 10 us
 _OF_NUMPY = "numpy"  # in the reason of a cut: from there on NumPy's functions, and loops of them, are Python's
