@@ -7,12 +7,13 @@ of the package (group "torch_dynamo_backends"), so nothing has to be imported.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import logging
 import operator
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,16 +23,18 @@ from torch.nn.modules.module import _has_any_global_hook
 from torch.utils import checkpoint
 
 from onnxtrain import _report
-from onnxtrain._export import bitsandbytes, functions
+from onnxtrain._export import bitsandbytes, functions, messages
 from onnxtrain._export.captured import graph_of
 from onnxtrain._export.checkpoint import region
+from onnxtrain._export.errors import ConstantsWanted
 from onnxtrain._export.function_apply import is_traced, traced
 from onnxtrain.ortmodule import ORTModule, _double
-from onnxtrain.ortmodule._captured import Bound
+from onnxtrain.ortmodule._captured import MAX_CAPTURES, Bound, changes
 from onnxtrain.ortmodule._key import function_mode
 
 _log = logging.getLogger("onnxtrain")
 _KINDS = ((torch.SymInt, int), (torch.SymFloat, float), (torch.SymBool, bool))
+_SYMBOLIC = tuple(symbolic for symbolic, _ in _KINDS)
 _ONCE = once_differentiable(lambda _: None).__code__
 MAX_NUMBERS = 1024  # sets of sizes, and what a graph's results are for them
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
@@ -82,7 +85,7 @@ def compiled(graph: torch.fx.GraphModule, parts: Callable[[], Any] | None = None
         if parts is None and checks_contents(graph):  # an ORTModule captures once more without such numbers
             raise LookupError("it checks a number that a tensor holds")
         _refuse_writes_to_data(graph)
-        graph, numbers, floats, kept = prepared(graph)
+        ready = prepared(graph)
     except LookupError as error:
         if parts is not None:
             reason = f"a graph of {len(graph.graph.nodes)} nodes runs in PyTorch, since {error}"
@@ -90,29 +93,46 @@ def compiled(graph: torch.fx.GraphModule, parts: Callable[[], Any] | None = None
         _log.warning("torch.compile(backend='onnxtrain'): PyTorch runs a graph of %d nodes, because %s",
                      len(graph.graph.nodes), error)
         return _counted(_in_torch(graph), str(error))
-    has_numbers = bool(numbers)
+    enables_grad = any(node.target is _set_grad_enabled and node.args == (True,) for node in ready.graph.graph.nodes)
     bound: Bound | None = None
     model: Any = None
-    if parts is None:
-        model = ORTModule(graph_of(graph, graph, [()] * len(_placeholders(graph)), key(graph)), outputs=())
-        model._announced.update((True, False))  # a table for each graph would bury what matters
-    enables_grad = any(node.target is _set_grad_enabled and node.args == (True,) for node in graph.graph.nodes)
-
-    plain = not floats and len(kept) == len(_placeholders(whole))
+    constants: set[tuple[Any, ...]] = set()  # numbers that exports have
 
     def call(*given: Any) -> Any:
+        nonlocal ready, bound, model
+        try:
+            return run(*given)
+        except ConstantsWanted:
+            ready, bound, model = prepared(whole, constants=True), None, None
+            return run(*given)
+
+    @functools.cache
+    def by_torch() -> Callable[..., Any]:
+        reason = changes(f"a number that the graph has as a constant, {_number(ready)}, is another one at each call")
+        return parts().by_torch(_in_torch(whole), reason) if parts is not None else _counted(_in_torch(whole), reason)
+
+    def run(*given: Any) -> Any:
         nonlocal bound, model
-        arguments = inputs = given if plain else [given[i].item() if i in floats else given[i] for i in kept]
+        arguments = inputs = ready.inputs(given)
+        if constant := tuple([value for value in inputs if isinstance(value, (int, float))]):
+            if constant not in constants and len(constants) == MAX_CAPTURES:
+                return by_torch()(*given)
+            constants.add(constant)
+        graph, numbers = ready.graph, ready.numbers
         if parts is not None:
             if bound is None or not bound.holds(inputs):
                 bound = parts().bind(graph, inputs)
                 model = bound.model
             arguments = [inputs[i] for i in bound.arguments]
+        elif model is None:
+            model = ORTModule(graph_of(graph, graph, [()] * len(_placeholders(graph)), key(graph)), outputs=())
+            model._announced.update((True, False))  # a table for each graph would bury what matters
+        model.__dict__["_numbered"] = ready.numbered
         if parts is None and _has_any_global_hook():
             model._note("a global module hook would run for the captured graph, which is not a module of the user")
             _report.count(model._counters, fallback_steps=1)
             results = graph.forward(*inputs)
-            return numbers.put_back(results, given) if has_numbers else results
+            return numbers.put_back(results, given) if numbers else results
         if torch._C._len_torch_function_stack() and function_mode() is not None:
             with torch._C.DisableTorchFunction():  # the mode was asked when the graph was captured: not once more
                 results = model._call(tuple(arguments), {})
@@ -123,26 +143,87 @@ def compiled(graph: torch.fx.GraphModule, parts: Callable[[], Any] | None = None
             results = model._by_torch("it enables gradients under its caller's no_grad()", tuple(arguments), {})
         else:
             results = model._call(tuple(arguments), {})  # no hook of all modules is for a graph
-        return numbers.put_back(results, given) if has_numbers else results
+        return numbers.put_back(results, given) if numbers else results
 
     return call
 
 
-def prepared(graph: torch.fx.GraphModule) -> tuple[torch.fx.GraphModule, _Numbers, frozenset[int], list[int]]:
-    """A graph that can be exported: with tensors as results, the numbers that were among them, which of its arguments
-    are floats, and which of the arguments of `graph` it has.
+class Prepared(NamedTuple):
+    """A graph that can be exported, whose results are tensors."""
+
+    graph: torch.fx.GraphModule
+    numbers: _Numbers  # that were among the results
+    kept: list[int]  # which of the arguments of Dynamo's graph it has
+    wholes: frozenset[int]  # those of Dynamo's that are whole numbers, and tensors of the graph
+    floats: frozenset[int]  # those of Dynamo's that are tensors, and numbers of the graph
+    numbered: bool  # whether numbers are tensors of the graph
+    plain: bool  # whether it takes Dynamo's arguments as they are
+
+    def inputs(self, given: Sequence[Any]) -> Sequence[Any]:
+        """The graph's arguments, of those of Dynamo's graph."""
+        if self.plain:
+            return given
+        return [given[i].item() if i in self.floats else torch.tensor(given[i]) if i in self.wholes else given[i]
+                for i in self.kept]
+
+
+def prepared(graph: torch.fx.GraphModule, constants: bool = False) -> Prepared:
+    """Makes Dynamo's graph one that can be exported.
+
+    Args:
+        constants: whether a number that changes is a constant of the export, which holds for this number alone. Else it
+            is a tensor, whose number the graph reads.
 
     Raises LookupError where there is none.
     """
+    count = len(_placeholders(graph))
     graph = _copied(graph)
     _refuse_transforms(graph)
     numbers = _Numbers(graph)
     if numbers:
         numbers.take_out()
-    floats = _floats_as_arguments(graph)
+    _drop_arithmetic(graph)
+    floats = _floats_as_arguments(graph, constants)
     kept = _without_unread_numbers(graph, _sizes_from_tensors(graph))
+    wholes = frozenset() if constants else _wholes_as_tensors(graph, kept)
     graph.recompile()
-    return graph, numbers, floats, kept
+    numbered = bool(wholes) or not constants and any(
+        node.op == "call_method" and node.target == "item" and node.args[0].op == "placeholder"
+        for node in graph.graph.nodes)
+    return Prepared(graph, numbers, kept, wholes, floats, numbered, not (floats or wholes) and len(kept) == count)
+
+
+def _number(ready: Prepared) -> str:
+    """The name of the first argument that is a number, and where it is read."""
+    for node in _placeholders(ready.graph):
+        if not isinstance(_example(node), Tensor):
+            name = node.name.removeprefix("l_").removeprefix("module_").strip("_")
+            lines = [messages.line(user.meta.get("stack_trace")) for user in node.users]
+            return name + next(filter(None, lines), "")
+    return "a float"
+
+
+def _drop_arithmetic(graph: torch.fx.GraphModule) -> None:
+    """Takes out what computes numbers that nothing reads: a counter's, whose results Dynamo's formulas are."""
+    for node in reversed(graph.graph.nodes):
+        if node.op == "call_function" and not node.users and isinstance(_example(node), _SYMBOLIC):
+            graph.graph.erase_node(node)
+
+
+def _wholes_as_tensors(graph: torch.fx.GraphModule, kept: Sequence[int]) -> frozenset[int]:
+    """Makes whole numbers that are arguments tensors without dims, which the graph reads. Returns their places."""
+    found = set()
+    for index, placeholder in zip(kept, _placeholders(graph), strict=True):
+        value = _example(placeholder)
+        if isinstance(value, torch.SymInt):
+            with graph.graph.inserting_after(placeholder):
+                number = graph.graph.call_method("item", (placeholder,))
+            for user in [user for user in placeholder.users if user is not number]:
+                user.replace_input_with(placeholder, number)
+            number.meta = dict(placeholder.meta)
+            placeholder.meta["example_value"] = torch.tensor(value.node.hint)
+            found.add(index)
+    return frozenset(found)
 
 
 def _computes(graph: torch.fx.GraphModule) -> bool:
@@ -455,11 +536,11 @@ def _example(node: torch.fx.Node) -> Any:
     return node.meta.get("example_value")
 
 
-def _floats_as_arguments(graph: torch.fx.GraphModule) -> frozenset[int]:
+def _floats_as_arguments(graph: torch.fx.GraphModule, constants: bool) -> frozenset[int]:
     """Undoes Dynamo's way with a float that changes: a tensor without dims, of which the graph asks item().
 
-    In arithmetic with a tensor of floats the tensor itself gives the same result, and is no constant of an export.
-    Elsewhere (an eps, a momentum) the graph takes the number. Returns the arguments that are to be numbers.
+    In arithmetic with a tensor of floats the tensor itself gives the same result. Elsewhere (an eps, a momentum) the
+    graph asks, or takes the number if that is to be a constant. Returns the arguments that are to be numbers.
     """
     floats = set()
     for index, placeholder in enumerate(_placeholders(graph)):
@@ -470,6 +551,8 @@ def _floats_as_arguments(graph: torch.fx.GraphModule) -> frozenset[int]:
             continue
         users = [user for node in asked for user in node.users]
         as_tensor = all(map(_is_arithmetic_with_floats, users))
+        if not (as_tensor or constants):
+            continue
         for node in asked:
             node.replace_all_uses_with(placeholder)
             graph.graph.erase_node(node)

@@ -15,6 +15,10 @@ class NothingToCompute(ExportError):
     """All results are arguments, weights or views of them, which PyTorch gives without computing."""
 
 
+class ConstantsWanted(Exception):
+    """A graph with a number among its arguments cannot be exported for every number: only for this one, perhaps."""
+
+
 class Untraceable(Exception):
     """Something was reached that a trace would lose without a word; the message is a sentence."""
 

@@ -287,6 +287,18 @@ def _numbers(op: Any) -> Table:
         """Rounded down: -1 // 2 is -1, where Div of whole numbers gives 0. Mod has Python's sign."""
         return op.Div(op.Sub(self, op.Mod(self, other)), other)
 
+    def raised(self, exponent):
+        whole = all(isinstance(x, int) or not isinstance(x, float) and not x.dtype.is_floating_point()
+                    for x in (self, exponent))
+        to = onnx.TensorProto.INT64 if whole else onnx.TensorProto.DOUBLE
+        return op.Pow(op.Cast(self, to=to), op.Cast(exponent, to=to))
+
+    def leaky_relu(self, negative_slope=0.01):
+        if isinstance(negative_slope, (int, float)):
+            return op.LeakyRelu(self, alpha=float(negative_slope))
+        zero = op.CastLike(op.Constant(value_float=0.0), self)
+        return op.Where(op.Greater(self, zero), self, scaled(self, negative_slope))
+
     def scaled(x, number):
         """A product with a number, which may be made of sizes."""
         return x if number == 1 else op.Mul(x, op.CastLike(number, x))
@@ -341,7 +353,16 @@ def _numbers(op: Any) -> Table:
 
         return translate
 
+    def full(size, fill_value, dtype=-1, **_):
+        """A number that is made of sizes, or an argument, has float64 until now."""
+        from onnxscript.function_libs.torch_lib.ops import core
+
+        if dtype in (-1, None) and not isinstance(fill_value, (int, float)) and fill_value.dtype.is_floating_point():
+            dtype = DEFAULTS[torch.get_default_dtype()]
+        return core.aten_full(size, fill_value, -1 if dtype is None else dtype)
+
     return {
+        aten.full.default: full,
         aten.arange.default: arange("aten_arange"),
         aten.arange.start: arange("aten_arange_start"),
         aten.arange.start_step: arange("aten_arange_start_step"),
@@ -351,6 +372,8 @@ def _numbers(op: Any) -> Table:
         torch.sym_sqrt: root,
         operator.truediv: truediv,
         operator.floordiv: floordiv,
+        operator.pow: raised,
+        aten.leaky_relu.default: leaky_relu,
         aten.softplus.default: softplus,
         aten.addcmul.default: addcmul,
         aten.addcdiv.default: addcdiv,

@@ -32,7 +32,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _pytree as pytree
 
 from onnxtrain import _report
-from onnxtrain._export import formulas
+from onnxtrain._export import formulas, messages
 from onnxtrain._export.captured import Place, graph_of, layouts_of, places_of
 from onnxtrain._export.state import replaced, settings, wrapped
 from onnxtrain._export.twins import Twins
@@ -45,7 +45,7 @@ from onnxtrain.ortmodule._methods import Methods
 
 TRY_AGAIN = 16  # calls in PyTorch, before Dynamo sees such a call again; then as many times that
 MAX_WRONG = 64  # kinds of arguments, of these sizes, that forward refuses
-MAX_CAPTURES = 64  # of one mode; Dynamo runs the module in PyTorch after them
+MAX_CAPTURES = 8  # of one mode; Dynamo runs the module in PyTorch after them
 # While it captures, Dynamo guards hooks, goes into LSTMs, and leaves to Python what it fails on, and NumPy's random
 # numbers, which it would draw from torch's generator; and it keeps data-dependent numbers and sizes in the
 # graph, until it captures nothing of a module so.
@@ -113,6 +113,7 @@ class _Call:
     is_whole: bool = False  # this call was captured from end to end
     leaves_numpy: bool = False
     derivative: str | None = None  # where forward differentiates
+    limit: str | None = None  # what is different in each capture, where Dynamo makes no more of them
     random: Any = None  # torch's generators, as the capture found them
 
     def capture_begins(self) -> None:
@@ -174,6 +175,21 @@ class _Running(threading.local):
         """A capture is over, whether it succeeded or not."""
         if self.call is not None:
             self.call.capture_ends()
+
+
+class _Limit(logging.Filter):
+    """Takes what Dynamo logs where it has captured a module often enough: that is said as other reasons are."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        call = _running.call
+        if call is None or not str(record.msg).startswith("torch._dynamo hit config."):
+            return True
+        reason = str(record.args[3]) if isinstance(record.args, tuple) and len(record.args) > 3 else ""
+        call.limit = reason.partition(": ")[2].partition("  # ")[0].strip() + messages.line(reason)
+        return False
+
+
+_limit = _Limit()
 
 
 def _tensors(name: str, value: Any, depth: int = 5) -> Iterator[tuple[str, torch.Tensor]]:
@@ -289,6 +305,7 @@ def _hear_of_captures() -> None:
     if _running.capture_begins not in callback_handler.start_callbacks:
         with _lock:
             follow_masks()
+        logging.getLogger("torch._dynamo.convert_frame").addFilter(_limit)
         callback_handler.register_start_callback(_running.capture_begins)
         callback_handler.register_end_callback(_running.capture_ends)
 
@@ -330,6 +347,12 @@ def _captures(entry: Callable[..., Any]) -> int:
     entries = getattr(eval_frame, "_debug_get_cache_entry_list", None)
     function = getattr(entry, "_torchdynamo_orig_callable", None)
     return 0 if entries is None or function is None else len(entries(function.__code__))
+
+
+def changes(what: str) -> str:
+    """The reason for PyTorch where a Python value is another one at each call."""
+    return (f"{what}: after {MAX_CAPTURES} graphs PyTorch runs such calls. What changes at each call is best a "
+            "buffer, or an argument that is a tensor")
 
 
 def _is_of_dynamo(error: Exception) -> bool:
@@ -573,8 +596,11 @@ class Parts:
 
     def _leave(self, call: _Call, mode: tuple[bool, ...]) -> None:
         """Says that forward differentiates: PyTorch runs such calls from now on."""
-        self._refused[mode, _kind(call.args, call.kwargs)] = _Refused(again=math.inf)
+        self._stay_in_torch(mode, call.args, call.kwargs)
         self._fall_back(str(call.derivative))
+
+    def _stay_in_torch(self, mode: tuple[bool, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._refused[mode, _kind(args, kwargs)] = _Refused(again=math.inf)
 
     def _repeated(self, call: _Call, mode: tuple[bool, ...]) -> Any:
         """PyTorch's result for a call that has failed in parts, with the random numbers that it began with."""
@@ -653,13 +679,16 @@ class Parts:
                 self._nothing.discard(mode)
         if current.derivative is not None:
             self._leave(current, mode)
+        if current.limit is not None:
+            self._stay_in_torch(mode, args, kwargs)
+            self._fall_back(changes(f"a guard of its capture, {current.limit}, fails at each call"))
         gave_up = kept and not self.keeps_contents
         if gave_up:
             self._drop(mode)  # the next call is captured in parts
         if counters.torch_graphs == by_torch and (counters.engine_graphs > engine or mode in self._nothing):
             _report.engine_step(counters)
         else:
-            if counters.torch_graphs == by_torch and not gave_up:
+            if counters.torch_graphs == by_torch and not gave_up and current.limit is None:
                 cut = next(reversed(counters.graph_breaks), None)
                 self._fall_back("Dynamo captured no tensor operations of it" + (f": {cut}" if cut else ""))
                 self._refuse(mode, args, kwargs)

@@ -16,6 +16,7 @@ from onnxtrain._export import cache, exclusive, products
 from onnxtrain._export.captured import Graph
 from onnxtrain._export.errors import (
     ArgumentError,
+    ConstantsWanted,
     DefinitionError,
     ExportError,
     NothingToCompute,
@@ -325,6 +326,8 @@ class ORTModule(torch.nn.Module):
                 products.keep(self._runtime.cache_dir)
             _report.engine_step(self._counters)
             return result
+        if self.__dict__.get("_numbered"):
+            raise ConstantsWanted(str(failed)) from failed
         self._give_up(key, failed)
         try:
             return self._in_torch(args, {})

@@ -80,13 +80,13 @@ def _captured(module: torch.nn.Module, args: tuple[Any, ...],
     found: list[Any] = []
 
     def backend(operations: torch.fx.GraphModule, _: Any) -> Any:
-        operations, numbers, floats, kept = dynamo.prepared(operations)
+        ready = dynamo.prepared(operations, constants=True)
 
         def call(*given: Any) -> Any:
-            inputs = [given[i].item() if i in floats else given[i] for i in kept]
-            results = operations.forward(*inputs)
-            found.append((operations, inputs, places_of(module, inputs), results))
-            return numbers.put_back(results, given) if numbers else results
+            inputs = ready.inputs(given)
+            results = ready.graph.forward(*inputs)
+            found.append((ready.graph, inputs, places_of(module, inputs), results))
+            return ready.numbers.put_back(results, given) if ready.numbers else results
 
         return call
 
