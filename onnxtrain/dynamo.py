@@ -26,7 +26,7 @@ from onnxtrain import _report
 from onnxtrain._export import bitsandbytes, functions, messages
 from onnxtrain._export.captured import graph_of
 from onnxtrain._export.checkpoint import region
-from onnxtrain._export.errors import ConstantsWanted
+from onnxtrain._export.errors import ConstantsWanted, Untraceable
 from onnxtrain._export.function_apply import is_traced, traced
 from onnxtrain.ortmodule import ORTModule, _double
 from onnxtrain.ortmodule._captured import MAX_CAPTURES, Bound, changes
@@ -94,6 +94,8 @@ def compiled(graph: torch.fx.GraphModule, parts: Callable[[], Any] | None = None
                      len(graph.graph.nodes), error)
         return _counted(_in_torch(graph), str(error))
     enables_grad = any(node.target is _set_grad_enabled and node.args == (True,) for node in ready.graph.graph.nodes)
+    results = [_example(node) for node in _output(ready.graph).args[0] if isinstance(node, torch.fx.Node)]
+    enables_grad = enables_grad and any(isinstance(value, Tensor) and value.requires_grad for value in results)
     bound: Bound | None = None
     model: Any = None
     constants: set[tuple[Any, ...]] = set()  # numbers that exports have
@@ -355,6 +357,8 @@ def _undo_operators(graph: torch.fx.GraphModule) -> None:
             node.args = (*node.args[:3], operands[len(carried):])
         elif node.target is torch._C._autograd._get_data_attr:  # type: ignore[attr-defined]  # a constant to a trace
             node.target = torch.detach
+        elif node.target is torch.Tensor.set_ and len(node.args) == 2:  # `tensor.data = value`
+            _set_data(graph, node)
         elif bitsandbytes.is_product(node):  # of a call without a gradient
             node.target = bitsandbytes.gemm_4bit
         else:
@@ -363,6 +367,44 @@ def _undo_operators(graph: torch.fx.GraphModule) -> None:
             node.target = _MODES.get(node.target, node.target)
     graph.graph.eliminate_dead_code(lambda node: node.op != "get_attr")
     graph.recompile()
+
+
+def _set_data(graph: torch.fx.GraphModule, node: torch.fx.Node) -> None:
+    """Has a trace see `tensor.data = value` as a change of what the tensor holds.
+
+    Raises LookupError where the value is in memory that has another name. (The example of a tensor that was set is that
+    of the value.)
+    """
+    held, value = node.args
+    memory = _example(value).untyped_storage()._cdata  # type: ignore[arg-type]
+    others = [_example(each) for each in _placeholders(graph) if each is not held]
+    if any(isinstance(other, Tensor) and other.untyped_storage()._cdata == memory for other in others):
+        raise LookupError("it sets the .data of a tensor to a tensor that has another name")
+
+    def set_data(tensor: Tensor, value: Tensor) -> Any:
+        if not is_traced():
+            return tensor.set_(value)  # type: ignore[call-overload]
+        if (tensor.shape, tensor.dtype, tensor.device) != (value.shape, value.dtype, value.device):
+            raise Untraceable("The module sets the .data of a tensor to one of another shape or type.")
+        if tensor.untyped_storage()._cdata == value.untyped_storage()._cdata:  # its own
+            return tensor
+        return tensor.detach().copy_(value)
+
+    set_data.computes = None  # type: ignore[attr-defined]
+    node.target = set_data
+    for user in list(node.users):
+        if getattr(user.target, "__name__", "") == "_lower_version_count_by_1":
+            user.target = _lowered(user.target)
+
+
+def _lowered(plain: Any) -> Callable[[Tensor], Any]:
+    """Dynamo's note that a change is none for autograd, which a trace does without."""
+
+    def lower(tensor: Tensor) -> Any:
+        return None if is_traced() else plain(tensor)
+
+    lower.computes = plain  # type: ignore[attr-defined]
+    return lower
 
 
 def _without_context(forward: torch.fx.GraphModule, backward: torch.fx.GraphModule, lifted: int) -> None:

@@ -100,13 +100,14 @@ class _Flat(torch.nn.Module):
 
 def _changes(changed: Sequence[tuple[Tensor, Tensor, str | None]], module: Graph,
              args: Sequence[Any]) -> tuple[dict[str, Tensor], dict[int, Tensor]]:
-    """What the buffers hold that a graph has changed, by name, and its arguments, by place.
+    """What the buffers and frozen parameters hold that a graph has changed, by name, and its arguments, by place.
 
     Raises Untraceable where it is something else that changes, or the shape.
     """
-    buffers = {id(buffer): name for name, buffer in module.named_buffers()}
     places = {id(leaf): i for i, leaf in enumerate(args)}
-    parameters = {id(parameter): name for name, parameter in module.named_parameters()}
+    parameters = {id(parameter): name for name, parameter in module.named_parameters() if parameter.requires_grad}
+    buffers = {id(tensor): name for name, tensor in (*module.named_buffers(), *module.named_parameters())
+               if id(tensor) not in parameters}
     captured = module._captured
     held: dict[str, Tensor] = {}
     written: dict[int, Tensor] = {}
@@ -339,7 +340,7 @@ def _finish(
     kept, made = [], views.leaves(flat.traced.views)
     for value, (kind, target) in zip(list(graph.outputs), targets):
         unchanged = onnx_graph.source_input(value) if kind == "buffer" else None
-        if unchanged is not None and bound.get(unchanged.name) == ("buffer", target):
+        if unchanged is not None and bound.get(unchanged.name) in (("buffer", target), ("parameter", target)):
             continue
         if kind == "user" and target in made:
             continue

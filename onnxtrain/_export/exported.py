@@ -32,7 +32,8 @@ class GraphOutput:
     """One output of the graph, and what it is for. Outputs of kind "user" and "argument" may receive a gradient.
 
     A "check" is a condition; where it does not hold, forward raises, and nothing of the step holds. An "argument" is
-    what an argument of the caller's holds after forward, which changes it in place.
+    what an argument of the caller's holds after forward, which changes it in place; a "buffer" is what a buffer or a
+    frozen parameter holds then.
     """
 
     kind: Literal["user", "buffer", "check", "argument"]

@@ -281,7 +281,8 @@ class Program:
                 self._written.append((index, target.target))
             else:
                 path, _, name = target.target.rpartition(".")
-                self._buffers.append((index, module.get_submodule(path)._buffers, name))
+                owner: Any = module.get_submodule(path)
+                self._buffers.append((index, owner._buffers if name in owner._buffers else owner._parameters, name))
         # Whether backward and an optimizer's step may follow before anything looks at the results.
         self.may_step = (self.device == "cpu" and self.chain is None and self.conditional is None
                          and not (self._checks or self._written))
@@ -312,7 +313,8 @@ class Program:
         leaves = {leaf for _, leaf in self._written}
         found = {i for i, source in enumerate(inputs) if source.kind == "user" and source.target in leaves}
         buffers = {self.exported.outputs[index].target for index, _, _ in self._buffers}
-        own = {i for i, source in enumerate(inputs) if source.kind == "buffer" and source.target in buffers}
+        own = {i for i, source in enumerate(inputs)
+               if source.kind in ("buffer", "parameter") and source.target in buffers}
         if own:
             results = tuple([i for i, target in enumerate(self.exported.outputs) if target.kind not in _UNSEEN])
             found |= own & self.reach.read(results)
@@ -470,7 +472,10 @@ class Program:
                     buffer.copy_(value)
 
     def _weight(self, kind: str, name: str) -> Tensor:
-        return self._module.get_parameter(name) if kind == "parameter" else self._module.get_buffer(name)
+        path, _, last = name.rpartition(".")
+        owner: Any = self._module.get_submodule(path)
+        tensor: Tensor = (owner._parameters if last in owner._parameters else owner._buffers)[last]
+        return tensor
 
     def _results(self, outputs: Sequence[Tensor], leaves: Sequence[Any]) -> tuple[Tensor, ...]:
         flat: list[Any] = [None] * self.exported.results

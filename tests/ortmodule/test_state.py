@@ -292,3 +292,90 @@ def test_running_statistics_of_no_rows_stay(norm, shape):
         for (name, want), got in zip(eager.named_buffers(), module.buffers(), strict=True):
             torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-7, msg=f"{name} after {rows} rows")
     assert onnxtrain.stats(model)["engine_steps"] == 5
+
+
+class Momentum(nn.Module):
+    """A frozen copy follows a trained layer inside forward, as MoCo's key encoder does."""
+
+    def __init__(self, update):
+        super().__init__()
+        self.query, self.key, self.update = nn.Linear(4, 4), nn.Linear(4, 4), update
+        self.key.requires_grad_(False)
+        self.register_buffer("center", torch.zeros(4))
+
+    def forward(self, x):
+        with torch.no_grad():
+            for q, k in zip(self.query.parameters(), self.key.parameters()):
+                self.update(q, k)
+        self.center.data = self.center.data * 0.9 + x.mean(0) * 0.1
+        return (self.query(x) - self.key(x)).square().mean() + self.center.sum()
+
+
+def assigned(q, k):
+    k.data = k.data * 0.9 + q.data * 0.1
+
+
+@pytest.mark.parametrize("update", [assigned, lambda q, k: k.mul_(0.9).add_(q, alpha=0.1),
+                                    lambda q, k: k.data.lerp_(q.data, 0.1), lambda q, k: k.copy_(q)])
+def test_frozen_parameters_that_forward_changes(update):
+    torch.manual_seed(0)
+    eager = Momentum(update)
+    ours = ORTModule(copy.deepcopy(eager))
+    held = [*ours.key.parameters()]
+    for module in (eager, ours):
+        torch.manual_seed(1)
+        for _ in range(3):
+            loss = module(torch.randn(3, 4))
+            loss.backward()
+            with torch.no_grad():
+                for p in module.query.parameters():
+                    p.sub_(p.grad, alpha=0.1)
+    for a, b in zip(ours._module.state_dict().values(), eager.state_dict().values(), strict=True):
+        torch.testing.assert_close(a, b)
+    assert all(p is q for p, q in zip(ours.key.parameters(), held))
+    counts = onnxtrain.stats(ours)
+    assert (counts["engine_steps"], counts["fallback_steps"]) == (3, 0), counts["reasons"]
+
+
+def test_data_of_another_shape_runs_in_pytorch():
+    class Shrinking(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(4, 4)
+            self.register_buffer("held", torch.zeros(4))
+
+        def forward(self, x):
+            self.held.data = x[0, :2] * 2
+            return self.fc(x) + self.held.sum()
+
+    eager = Shrinking()
+    ours = ORTModule(copy.deepcopy(eager))
+    x = torch.randn(3, 4)
+    torch.testing.assert_close(ours(x), eager(x))
+    torch.testing.assert_close(ours.held, eager.held)
+
+
+def test_a_sample_of_a_distribution_under_no_grad_is_the_engines():
+    class Policy(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(4, 3)
+
+        def forward(self, x):
+            chosen = torch.distributions.Categorical(logits=self.fc(x))
+            action = chosen.sample()
+            return action, chosen.log_prob(action), chosen.entropy()
+
+    eager = Policy()
+    ours = ORTModule(copy.deepcopy(eager))
+    x = torch.randn(3, 4)
+    for mode in (torch.no_grad(), torch.enable_grad()):
+        with mode:
+            results = []
+            for module in (eager, ours):
+                torch.manual_seed(0)
+                results.append(module(x))
+        for a, b in zip(*results):
+            torch.testing.assert_close(a, b)
+            assert a.requires_grad == b.requires_grad
+    assert onnxtrain.stats(ours)["fallback_steps"] == 0, onnxtrain.stats(ours)["reasons"]
