@@ -42,7 +42,7 @@ from onnxtrain._export.exported import (
     GraphOutput,
 )
 from onnxtrain._export.function_apply import CustomFunctions
-from onnxtrain._export.functional import Functionalized, follow
+from onnxtrain._export.functional import Batched, Functionalized, follow, is_batched, refuse_writes
 from onnxtrain._export.translations import translations, wide_numbers
 
 _NUMBERS = (bool, int, float, complex)
@@ -81,8 +81,10 @@ class _Flat(torch.nn.Module):
         functions.begin(traced.functions)
         checked: list[Tensor] = []
         follow(module._captured.graph)
-        with (derivatives.Differentiated() if derivatives.differentiates(module._captured.graph)
-              else Functionalized()) as mode:
+        graph = module._captured.graph
+        mode = (derivatives.Differentiated() if derivatives.differentiates(graph)
+                else Batched() if is_batched(graph) else Functionalized())
+        with mode:
             own: dict[int, int | str] = {id(mode.wrap_parameter(parameter, name)): name
                                          for name, parameter in module.named_parameters()}
             own.update({id(mode.wrap(leaf)): i for i, leaf in enumerate(args) if isinstance(leaf, Tensor)})
@@ -200,6 +202,8 @@ def _translated(flat: _Flat, names: list[str], leaves: list[Any], opset: int, no
     flat.traced.views = views.find(program, flat.traced, users, lambda target: owned[id(_lookup(module, target))])
     if derivatives.differentiates(module._captured.graph):
         derivatives.without_writes(program)
+    elif is_batched(module._captured.graph):
+        refuse_writes(program)
     simplify.refuse_complex(program)
     simplify.mark_no_grad(program)
     simplify.state_dtypes(program)

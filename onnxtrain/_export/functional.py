@@ -7,6 +7,7 @@ afterwards are further values. What a functional graph cannot say of gradients i
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -17,6 +18,7 @@ from torch import Tensor
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
 from torch.utils import _pytree as pytree
 
+from onnxtrain._export import messages
 from onnxtrain._export.errors import Untraceable
 
 aten = torch.ops.aten
@@ -202,6 +204,42 @@ class Functionalized(FunctionalTensorMode):
             raise Untraceable(f"The module writes a value with a gradient ({func}) into memory that it also holds "
                               "behind detach() or .data or out of torch.no_grad(), where eager has no gradient; "
                               "a graph cannot express that.")
+
+
+class Batched(contextlib.AbstractContextManager[Any]):
+    """In the place of Functionalized, for a graph with torch.vmap(), whose tensors functionalization cannot follow in a
+    trace (2.13): refuse_writes() has to look at the program.
+    """
+
+    def __exit__(self, *error: object) -> None:
+        return None
+
+    def wrap(self, value: Any) -> Any:
+        return value
+
+    def wrap_parameter(self, parameter: Tensor, name: str) -> Tensor:
+        return parameter
+
+    def unwrap(self, values: Any) -> Any:
+        return values
+
+    def changed(self) -> list[tuple[Tensor, Tensor, str | None]]:
+        return []
+
+
+def is_batched(graph: torch.fx.GraphModule) -> bool:
+    """Whether a graph of Dynamo's calls torch.vmap()."""
+    return any("_vmap_increment_nesting" in str(getattr(node.target, "__name__", "")) for node in graph.graph.nodes)
+
+
+def refuse_writes(program: torch.export.ExportedProgram) -> None:
+    """Raises Untraceable where a program writes in place."""
+    for part in program.graph_module.modules():
+        for node in part.graph.nodes if isinstance(part, torch.fx.GraphModule) else ():
+            if isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable:
+                error = Untraceable(f"The module calls torch.vmap() and changes a tensor in place ({node.target}).")
+                messages.raised_at(error, node.meta.get("stack_trace"))
+                raise error
 
 
 def follow(graph: torch.fx.GraphModule) -> None:

@@ -153,6 +153,12 @@ def spared() -> Iterator[None]:
         rule = find_rule(node, *args, **kwargs)
         return None if rule is not None and (_is_clamp(node) or _rounds_by_itself(node, rule)) else rule
 
+    def overload_of(packet, args, kwargs):
+        """For torch 2.10, which takes the first operator that it sees: one that asks for a device may be before."""
+        with type_promotion._OpTraceDispatchMode() as watched:  # type: ignore[attr-defined]
+            packet(*args, **kwargs)
+        return next(each for each in watched.traced_ops if each.overloadpacket == packet)
+
     def decompose_where_needed(program, registry):
         if is_final(program, registry):
             return program
@@ -176,7 +182,9 @@ def spared() -> Iterator[None]:
 
     with replaced(_fx_passes, "decompose_with_registry", decompose_where_needed), \
             replaced(_fx_passes, "insert_type_promotion_nodes", promote_where_needed), \
-            replaced(type_promotion, "get_type_promotion_rule", rule_of):
+            replaced(type_promotion, "get_type_promotion_rule", rule_of), \
+            (replaced(type_promotion, "find_compatible_op_overload", overload_of)
+             if hasattr(type_promotion, "_OpTraceDispatchMode") else contextlib.nullcontext()):
         yield
 
 

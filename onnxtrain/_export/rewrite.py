@@ -20,7 +20,7 @@ from onnxtrain._export.checkpoint import noting
 from onnxtrain._export.derivatives import Differentiated
 from onnxtrain._export.errors import Untraceable
 from onnxtrain._export.function_apply import CustomFunctions, deciding
-from onnxtrain._export.functional import Functionalized
+from onnxtrain._export.functional import Batched, Functionalized
 from onnxtrain._export.lookups import INDEXED
 from onnxtrain._export.replacements import PATCHES
 from onnxtrain._export.special import SPECIAL, taken_apart
@@ -74,7 +74,7 @@ class Rewrite(TorchFunctionMode):
         mode: that the graph is traced in; Differentiated, torch.autograd.grad() is its own.
     """
 
-    def __init__(self, given: Sequence[Any], checked: list[Tensor], mode: Functionalized) -> None:
+    def __init__(self, given: Sequence[Any], checked: list[Tensor], mode: Functionalized | Batched) -> None:
         super().__init__()
         self._mode = mode
         self._checked = checked

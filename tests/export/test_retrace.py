@@ -155,7 +155,7 @@ def test_a_registry_with_late_signatures_is_torchs() -> None:
     from torch.onnx._internal.exporter._registration import ONNXRegistry
 
     whole = ONNXRegistry.from_torchlib(20)
-    with retrace.registry_reused():
+    with retrace.registry_reused(()):
         late = ONNXRegistry.from_torchlib(20)
         again = ONNXRegistry.from_torchlib(20)
     assert late.functions.keys() == whole.functions.keys() and len(whole.functions) > 400

@@ -168,3 +168,25 @@ def test_results_lie_in_memory_as_in_eager(forward):
         return y, y.stride(), torch.randn_like(y)
 
     in_engine(both(module(forward), use, 1e-4))
+
+
+def scanned(m, x):
+    from torch._higher_order_ops.associative_scan import associative_scan
+
+    h = m.fc(x)
+    return associative_scan(lambda a, b: (a[0] * b[0], b[0] * a[1] + b[1]), (h.sigmoid(), h), 0,
+                            combine_mode="generic")[1]
+
+
+@pytest.mark.parametrize("forward", [lambda m, x: torch.vmap(lambda row: row.sin() * row.sum())(m.fc(x)), scanned])
+def test_vmap_in_forward_runs_in_the_engine(forward):
+    in_engine(both(module(forward), _trained(X[0]), 1e-5))
+
+
+def test_a_write_beside_vmap_runs_in_pytorch():
+    def forward(m, x):
+        h = m.fc(x).mul_(2)
+        return torch.vmap(lambda row: row * row.sum())(h)
+
+    (said,) = onnxtrain.stats(both(module(forward), _trained(X[0])))["reasons"]
+    assert "calls torch.vmap() and changes a tensor in place" in said and f"{__file__}, line " in said

@@ -399,9 +399,9 @@ def test_a_seed_in_forward(draw):
         torch.testing.assert_close(model(x), want)
         assert torch.equal(torch.rand(1), after)
     counts = onnxtrain.stats(model)
-    if counts["graph_breaks"] == ["torch.Generator method"]:  # between two graphs, of which none draws
-        assert counts["engine_steps"] == 2
-    else:  # torch 2.15 leaves all of a forward with fork_rng() to Python
+    if counts["engine_steps"]:  # Python draws between two graphs
+        assert counts["engine_steps"] == 2 and counts["graph_breaks"]
+    else:
         assert counts["fallback_steps"] == 2 and ("seeds torch's random generator" in counts["reasons"][0]
                                                   or "captured no tensor operations" in counts["reasons"][0])
 
