@@ -51,6 +51,7 @@ class _Memory:
         self.elements: int | None = None
         self.parameter: str | None = None  # the name of the one that it is
         self.trace: str | None = None  # of the latest write
+        self.given = False  # whether it is an input's
 
     def add(self, tensor: FunctionalTensor, sources: Sequence[FunctionalTensor]) -> None:
         """A tensor that was made of others."""
@@ -104,7 +105,7 @@ class Functionalized(FunctionalTensorMode):
             return value
         if id(value) not in self._wrapped:
             self._wrapped[id(value)] = value, FunctionalTensor.to_functional(value)
-            self._memory(self._wrapped[id(value)][1])
+            self._memory(self._wrapped[id(value)][1]).given = True
         return self._wrapped[id(value)][1]
 
     def wrap_parameter(self, parameter: Tensor, name: str) -> Tensor:
@@ -139,7 +140,8 @@ class Functionalized(FunctionalTensorMode):
         if func in (aten.detach.default, aten.detach_.default) and not _wants_gradient(args[0]):
             if func is aten.detach_.default:
                 return args[0]
-            func = aten.alias.default  # later writes may bring a gradient
+            if not self._memory(args[0]).given:
+                func = aten.alias.default  # later writes may bring a gradient
         written = _written(func, args, kwargs)
         for tensor in written:
             self._refuse_hidden(func, tensor)

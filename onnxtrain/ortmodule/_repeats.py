@@ -47,15 +47,19 @@ class Result(NamedTuple):
 
 
 class _Again(torch.autograd.Function):
-    """Gives a result a place in autograd's graph, which Python may ask for."""
+    """Gives a result a place in autograd's graph, which Python may ask for, and torch.autograd.grad() in forward goes
+    through: its results have the shapes of gradients, and no numbers.
+    """
 
     @staticmethod
     def forward(ctx: Any, result: Result, *arguments: Any) -> FakeTensor:
+        ctx.arguments = arguments
         return result.again()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        raise RuntimeError("backward() does not run while the module is captured")
+        return None, *[argument * gradients[0].sum().to(argument.dtype) if wanted else None
+                       for argument, wanted in zip(ctx.arguments, ctx.needs_input_grad[1:], strict=True)]
 
 
 def _without_guards(mode: FakeTensorMode) -> Any:
