@@ -28,20 +28,26 @@ from onnxtrain._export.captured import graph_of
 from onnxtrain._export.checkpoint import region
 from onnxtrain._export.errors import ConstantsWanted, Untraceable
 from onnxtrain._export.function_apply import is_traced, traced
+from onnxtrain._export.numbers import (
+    Results,
+    drop_arithmetic,
+    example,
+    floats_as_arguments,
+    output_of,
+    placeholders,
+    sizes_from_tensors,
+    wholes_as_tensors,
+    without_unread,
+)
 from onnxtrain.ortmodule import ORTModule, _double
 from onnxtrain.ortmodule._captured import MAX_CAPTURES, Bound, changes
 from onnxtrain.ortmodule._key import function_mode
 
 _log = logging.getLogger("onnxtrain")
-_KINDS = ((torch.SymInt, int), (torch.SymFloat, float), (torch.SymBool, bool))
-_SYMBOLIC = tuple(symbolic for symbolic, _ in _KINDS)
 _ONCE = once_differentiable(lambda _: None).__code__
-MAX_NUMBERS = 1024  # sets of sizes, and what a graph's results are for them
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 _TRANSFORMS = ("_grad_increment_nesting", "_jvp_increment_nesting")
 _REARRANGE = ("contiguous", "reshape", "flatten")
-_ARITHMETIC = frozenset((operator.add, operator.sub, operator.mul, operator.truediv,
-                         torch.add, torch.sub, torch.mul, torch.div))
 
 
 def backend(graph: torch.fx.GraphModule, example_inputs: Sequence[Any], *, mode: str | None = None,
@@ -94,18 +100,21 @@ def compiled(graph: torch.fx.GraphModule, parts: Callable[[], Any] | None = None
                      len(graph.graph.nodes), error)
         return _counted(_in_torch(graph), str(error))
     enables_grad = any(node.target is _set_grad_enabled and node.args == (True,) for node in ready.graph.graph.nodes)
-    results = [_example(node) for node in _output(ready.graph).args[0] if isinstance(node, torch.fx.Node)]
+    results = [example(node) for node in output_of(ready.graph).args[0] if isinstance(node, torch.fx.Node)]
     enables_grad = enables_grad and any(isinstance(value, Tensor) and value.requires_grad for value in results)
     bound: Bound | None = None
     model: Any = None
-    constants: set[tuple[Any, ...]] = set()  # numbers that exports have
+    has_numbers = bool(ready.numbers)
+    seen: set[tuple[Any, ...]] = set()  # the numbers that exports have as constants
 
     def call(*given: Any) -> Any:
-        nonlocal ready, bound, model
+        nonlocal ready, bound, model, seen
         try:
             return run(*given)
         except ConstantsWanted:
             ready, bound, model = prepared(whole, constants=True), None, None
+            if parts is not None:  # Dynamo may capture an equal graph again
+                seen = parts().constants.setdefault(key(ready.graph), seen)
             return run(*given)
 
     @functools.cache
@@ -116,25 +125,27 @@ def compiled(graph: torch.fx.GraphModule, parts: Callable[[], Any] | None = None
     def run(*given: Any) -> Any:
         nonlocal bound, model
         arguments = inputs = ready.inputs(given)
-        if constant := tuple([value for value in inputs if isinstance(value, (int, float))]):
-            if constant not in constants and len(constants) == MAX_CAPTURES:
+        if ready.constants:
+            numbers = tuple([inputs[i] for i in ready.constants])
+            if numbers not in seen and len(seen) == MAX_CAPTURES:
                 return by_torch()(*given)
-            constants.add(constant)
-        graph, numbers = ready.graph, ready.numbers
+            seen.add(numbers)
+        graph = ready.graph
         if parts is not None:
             if bound is None or not bound.holds(inputs):
                 bound = parts().bind(graph, inputs)
                 model = bound.model
+                model.__dict__["_numbered"] = ready.numbered
             arguments = [inputs[i] for i in bound.arguments]
         elif model is None:
-            model = ORTModule(graph_of(graph, graph, [()] * len(_placeholders(graph)), key(graph)), outputs=())
+            model = ORTModule(graph_of(graph, graph, [()] * len(placeholders(graph)), key(graph)), outputs=())
             model._announced.update((True, False))  # a table for each graph would bury what matters
-        model.__dict__["_numbered"] = ready.numbered
+            model.__dict__["_numbered"] = ready.numbered
         if parts is None and _has_any_global_hook():
             model._note("a global module hook would run for the captured graph, which is not a module of the user")
             _report.count(model._counters, fallback_steps=1)
             results = graph.forward(*inputs)
-            return numbers.put_back(results, given) if numbers else results
+            return ready.numbers.put_back(results, given) if has_numbers else results
         if torch._C._len_torch_function_stack() and function_mode() is not None:
             with torch._C.DisableTorchFunction():  # the mode was asked when the graph was captured: not once more
                 results = model._call(tuple(arguments), {})
@@ -145,7 +156,7 @@ def compiled(graph: torch.fx.GraphModule, parts: Callable[[], Any] | None = None
             results = model._by_torch("it enables gradients under its caller's no_grad()", tuple(arguments), {})
         else:
             results = model._call(tuple(arguments), {})  # no hook of all modules is for a graph
-        return numbers.put_back(results, given) if numbers else results
+        return ready.numbers.put_back(results, given) if has_numbers else results
 
     return call
 
@@ -154,11 +165,12 @@ class Prepared(NamedTuple):
     """A graph that can be exported, whose results are tensors."""
 
     graph: torch.fx.GraphModule
-    numbers: _Numbers  # that were among the results
+    numbers: Results  # that were among the results
     kept: list[int]  # which of the arguments of Dynamo's graph it has
     wholes: frozenset[int]  # those of Dynamo's that are whole numbers, and tensors of the graph
     floats: frozenset[int]  # those of Dynamo's that are tensors, and numbers of the graph
     numbered: bool  # whether numbers are tensors of the graph
+    constants: list[int]  # which of the graph's own arguments are numbers
     plain: bool  # whether it takes Dynamo's arguments as they are
 
     def inputs(self, given: Sequence[Any]) -> Sequence[Any]:
@@ -178,61 +190,37 @@ def prepared(graph: torch.fx.GraphModule, constants: bool = False) -> Prepared:
 
     Raises LookupError where there is none.
     """
-    count = len(_placeholders(graph))
+    count = len(placeholders(graph))
     graph = _copied(graph)
     _refuse_transforms(graph)
-    numbers = _Numbers(graph)
+    numbers = Results(graph)
     if numbers:
         numbers.take_out()
-    _drop_arithmetic(graph)
-    floats = _floats_as_arguments(graph, constants)
-    kept = _without_unread_numbers(graph, _sizes_from_tensors(graph))
-    wholes = frozenset() if constants else _wholes_as_tensors(graph, kept)
+    drop_arithmetic(graph)
+    floats = floats_as_arguments(graph, constants)
+    kept = without_unread(graph, sizes_from_tensors(graph))
+    wholes = frozenset() if constants else wholes_as_tensors(graph, kept)
     graph.recompile()
     numbered = bool(wholes) or not constants and any(
         node.op == "call_method" and node.target == "item" and node.args[0].op == "placeholder"
         for node in graph.graph.nodes)
-    return Prepared(graph, numbers, kept, wholes, floats, numbered, not (floats or wholes) and len(kept) == count)
+    numbers_at = [i for i, node in enumerate(placeholders(graph)) if not isinstance(example(node), Tensor)]
+    return Prepared(graph, numbers, kept, wholes, floats, numbered, numbers_at,
+                    not (floats or wholes) and len(kept) == count)
 
 
 def _number(ready: Prepared) -> str:
     """The name of the first argument that is a number, and where it is read."""
-    for node in _placeholders(ready.graph):
-        if not isinstance(_example(node), Tensor):
-            name = node.name.removeprefix("l_").removeprefix("module_").strip("_")
-            lines = [messages.line(user.meta.get("stack_trace")) for user in node.users]
-            return name + next(filter(None, lines), "")
-    return "a float"
-
-
-def _drop_arithmetic(graph: torch.fx.GraphModule) -> None:
-    """Takes out what computes numbers that nothing reads: a counter's, whose results Dynamo's formulas are."""
-    for node in reversed(graph.graph.nodes):
-        if node.op == "call_function" and not node.users and isinstance(_example(node), _SYMBOLIC):
-            graph.graph.erase_node(node)
-
-
-def _wholes_as_tensors(graph: torch.fx.GraphModule, kept: Sequence[int]) -> frozenset[int]:
-    """Makes whole numbers that are arguments tensors without dims, which the graph reads. Returns their places."""
-    found = set()
-    for index, placeholder in zip(kept, _placeholders(graph), strict=True):
-        value = _example(placeholder)
-        if isinstance(value, torch.SymInt):
-            with graph.graph.inserting_after(placeholder):
-                number = graph.graph.call_method("item", (placeholder,))
-            for user in [user for user in placeholder.users if user is not number]:
-                user.replace_input_with(placeholder, number)
-            number.meta = dict(placeholder.meta)
-            placeholder.meta["example_value"] = torch.tensor(value.node.hint)
-            found.add(index)
-    return frozenset(found)
+    node = placeholders(ready.graph)[ready.constants[0]]
+    lines = [messages.line(user.meta.get("stack_trace")) for user in node.users]
+    return node.name.removeprefix("l_").removeprefix("module_").strip("_") + next(filter(None, lines), "")
 
 
 def _computes(graph: torch.fx.GraphModule) -> bool:
     """Whether a graph does more with tensors that it is given than to make views of them, or copies where these have no
     view of that shape, and arithmetic on sizes.
     """
-    given = [_example(node) for node in _placeholders(graph)]
+    given = [example(node) for node in placeholders(graph)]
     tensors = [value for value in given if isinstance(value, Tensor)]
     if not tensors:
         return any(value is None for value in given)
@@ -240,14 +228,14 @@ def _computes(graph: torch.fx.GraphModule) -> bool:
         return True
     memory, views = {value.untyped_storage()._cdata for value in tensors}, 0
     for node in graph.graph.nodes:
-        value = _example(node)
+        value = example(node)
         if node.op in ("placeholder", "output"):
             continue
         if isinstance(value, Tensor):
             if value.layout is not torch.strided:
                 return True
             if str(getattr(node.target, "__name__", node.target)) in _REARRANGE and all(
-                    _example(source).untyped_storage()._cdata in memory for source in node.all_input_nodes[:1]):
+                    example(source).untyped_storage()._cdata in memory for source in node.all_input_nodes[:1]):
                 memory.add(value.untyped_storage()._cdata)
             if value.untyped_storage()._cdata not in memory:
                 return True
@@ -300,11 +288,6 @@ def _refuse_transforms(graph: torch.fx.GraphModule) -> None:
         if isinstance(part, torch.fx.GraphModule) and any(
                 getattr(node.target, "__name__", "") in _TRANSFORMS for node in part.graph.nodes):
             raise LookupError("torch.func differentiates in it with its own interpreter")
-
-
-def _output(graph: torch.fx.GraphModule) -> Any:
-    """The node whose first argument has the results."""
-    return next(node for node in reversed(graph.graph.nodes) if node.op == "output")
 
 
 def _copy(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
@@ -376,8 +359,9 @@ def _set_data(graph: torch.fx.GraphModule, node: torch.fx.Node) -> None:
     of the value.)
     """
     held, value = node.args
-    memory = _example(value).untyped_storage()._cdata  # type: ignore[arg-type]
-    others = [_example(each) for each in _placeholders(graph) if each is not held]
+    memory = example(value).untyped_storage()._cdata  # type: ignore[arg-type]
+    names = (*placeholders(graph), *output_of(graph).all_input_nodes)
+    others = [example(each) for each in names if each is not held]
     if any(isinstance(other, Tensor) and other.untyped_storage()._cdata == memory for other in others):
         raise LookupError("it sets the .data of a tensor to a tensor that has another name")
 
@@ -412,8 +396,8 @@ def _without_context(forward: torch.fx.GraphModule, backward: torch.fx.GraphModu
     argument, where torch 2.10 has none for the last ones, which it has lifted.
     """
     for part in (forward, backward):
-        part.graph.erase_node(_placeholders(part)[0])
-    output = _output(backward)
+        part.graph.erase_node(placeholders(part)[0])
+    output = output_of(backward)
     found = output.args[0] if isinstance(output.args[0], (tuple, list)) else (output.args[0],)
     output.args = ((*found, *[None] * lifted),)
 
@@ -430,7 +414,7 @@ def _refuse_modes(bodies: Sequence[torch.fx.GraphModule], regions: int) -> None:
 def _without_sizes(branches: Sequence[torch.fx.GraphModule], operands: Sequence[Any],
                    least: int = 0) -> tuple[Any, ...]:
     """The operands of two branches, which read sizes off the tensors among them; the first `least` stay."""
-    kept = [_sizes_from_tensors(branch) for branch in branches]
+    kept = [sizes_from_tensors(branch) for branch in branches]
     for branch in branches:
         branch.recompile()
     if kept[0] != kept[1] or kept[0][:least] != list(range(least)):
@@ -515,7 +499,7 @@ def _function(run: torch.fx.GraphModule, differentiate: torch.fx.GraphModule, tr
               dirty_idx: Sequence[int] = ()) -> Callable[..., Any]:
     """What two of Dynamo's graphs compute: (results, what backward wants), and the gradients of the arguments."""
     user = _class_of(trace, run, differentiate)
-    taken = _sizes_from_tensors(run)
+    taken = sizes_from_tensors(run)
     for part in (run, differentiate):
         regions = [node for node in part.graph.nodes if node.target is _set_grad_enabled]
         # A forward is called so in any case, and a backward where its own gradients are not wanted.
@@ -570,52 +554,6 @@ def key(graph: torch.fx.GraphModule) -> tuple[Any, ...]:
                                              for part in own])
 
 
-def _placeholders(graph: torch.fx.GraphModule) -> list[torch.fx.Node]:
-    return [node for node in graph.graph.nodes if node.op == "placeholder"]
-
-
-def _example(node: torch.fx.Node) -> Any:
-    return node.meta.get("example_value")
-
-
-def _floats_as_arguments(graph: torch.fx.GraphModule, constants: bool) -> frozenset[int]:
-    """Undoes Dynamo's way with a float that changes: a tensor without dims, of which the graph asks item().
-
-    In arithmetic with a tensor of floats the tensor itself gives the same result. Elsewhere (an eps, a momentum) the
-    graph asks, or takes the number if that is to be a constant. Returns the arguments that are to be numbers.
-    """
-    floats = set()
-    for index, placeholder in enumerate(_placeholders(graph)):
-        value, asked = _example(placeholder), list(placeholder.users)
-        if not (isinstance(value, Tensor) and value.dim() == 0 and value.dtype is torch.float64 and asked
-                and not value.requires_grad
-                and all(node.op == "call_method" and node.target == "item" for node in asked)):
-            continue
-        users = [user for node in asked for user in node.users]
-        as_tensor = all(map(_is_arithmetic_with_floats, users))
-        if not (as_tensor or constants):
-            continue
-        for node in asked:
-            node.replace_all_uses_with(placeholder)
-            graph.graph.erase_node(node)
-        if not as_tensor:
-            floats.add(index)
-            placeholder.meta["example_value"] = None
-    return frozenset(floats)
-
-
-def _is_arithmetic_with_floats(node: torch.fx.Node) -> bool:
-    """Whether a node adds, subtracts, multiplies or divides a number and a tensor of floats that has dims."""
-    others = [value for value in map(_example, node.all_input_nodes) if isinstance(value, Tensor)]
-    return (node.op == "call_function" and node.target in _ARITHMETIC and not node.kwargs and len(others) == 1
-            and others[0].dim() > 0 and others[0].is_floating_point())
-
-
-def _expression(value: Any) -> Any:
-    """The formula of a symbolic size."""
-    return value.node.expr if isinstance(value, torch.SymInt) else None
-
-
 # Of whole numbers, as a condition's text has it: an upper bound, or one number. Operators have lower bounds for sizes.
 _OF_ONE_NUMBER = re.compile(r"expression (u\d+ <=? -?\d{1,9}|-?\d{1,9} >=? u\d+|(Eq|Ne)\(u\d+, -?\d+\)) on node")
 
@@ -633,105 +571,10 @@ def checks_contents(graph: torch.fx.GraphModule) -> bool:
             if found and (not all(found) or _OF_ONE_NUMBER.search(str(node.args[1]))):
                 return True
         elif node.op == "call_method" and node.target == "item":
-            source = _example(node.args[0])
+            source = example(node.args[0])
             read[node] = source.dtype is not torch.bool and not source.is_floating_point()
-        elif found and not isinstance(_example(node), Tensor):
+        elif found and not isinstance(example(node), Tensor):
             read[node] = all(found)
     return False
 
 
-def _symbols(value: Any) -> set[Any]:
-    """Those in the formula of a symbolic number; a condition of a tensor's value is that its symbol is 1."""
-    kinds = tuple(symbolic for symbolic, _ in _KINDS)
-    return value.node.expr.free_symbols if isinstance(value, kinds) else set()
-
-
-def _sizes_from_tensors(graph: torch.fx.GraphModule) -> list[int]:
-    """Reads every size that is an argument off a tensor that has it; returns the arguments that are left."""
-    placeholders = _placeholders(graph)
-    owners = {expression: (node, axis) for node in placeholders if isinstance(_example(node), Tensor)
-              for axis, size in enumerate(_example(node).shape) if (expression := _expression(size)) is not None}
-    kept = []
-    for index, placeholder in enumerate(placeholders):
-        owner = owners.get(_expression(_example(placeholder)))
-        if owner is None:
-            kept.append(index)
-            continue
-        if placeholder.users:
-            with graph.graph.inserting_after(placeholders[-1]):
-                size = graph.graph.call_method("size", owner)
-            placeholder.replace_all_uses_with(size)
-    for index in set(range(len(placeholders))).difference(kept):
-        graph.graph.erase_node(placeholders[index])
-    return kept
-
-
-def _without_unread_numbers(graph: torch.fx.GraphModule, kept: Sequence[int]) -> list[int]:
-    """Takes out whole numbers that no operation reads, each of which would be a constant of an export: where arguments
-    are views of one tensor Dynamo gives their offsets, which are others in each batch. Returns the arguments that are
-    left of those that were kept.
-    """
-    left = []
-    for index, placeholder in zip(kept, _placeholders(graph), strict=True):
-        if isinstance(_example(placeholder), torch.SymInt) and not placeholder.users:
-            graph.graph.erase_node(placeholder)
-        else:
-            left.append(index)
-    return left
-
-
-class _Numbers:
-    """The sizes and other numbers among a graph's results, which are no business of the engine's.
-
-    Raises LookupError where one of them does not follow from the graph's arguments.
-    """
-
-    def __init__(self, graph: torch.fx.GraphModule) -> None:
-        self._output = _output(graph)
-        self._results = list(self._output.args[0])
-        self._tensors = [i for i, node in enumerate(self._results)
-                         if isinstance(node, torch.fx.Node) and isinstance(_example(node), Tensor)]
-        self._formulas: dict[int, tuple[type, Any]] = {}
-        for i, node in enumerate(self._results):
-            if i not in self._tensors and isinstance(node, torch.fx.Node):
-                value = _example(node)
-                kind = next((plain for symbolic, plain in _KINDS if isinstance(value, symbolic)), None)
-                if kind is None:
-                    raise LookupError(f"the result {node} is {type(value).__name__}")
-                self._formulas[i] = kind, value.node.expr
-        symbols = {_expression(_example(node)): i for i, node in enumerate(_placeholders(graph))}
-        wanted = set().union(*[formula.free_symbols for _, formula in self._formulas.values()])
-        contents = {symbol: node.args[0] for node in graph.graph.nodes if node.op == "call_method"
-                    and node.target == "item" for symbol in _symbols(_example(node))}
-        if unknown := wanted.difference(symbols, contents):
-            raise LookupError(f"a result depends on {', '.join(map(str, unknown))}, which is not an argument")
-        self._symbols = [(symbol, symbols[symbol]) for symbol in wanted.intersection(symbols)]
-        self._contents = [(symbol, contents[symbol]) for symbol in wanted.difference(symbols)]
-        self._known: dict[tuple[int, ...], dict[int, Any]] = {}
-
-    def take_out(self) -> None:
-        """Leaves the graph with its tensors as results, and with those that a number among them is read from."""
-        tensors = [self._results[i] for i in self._tensors]
-        self._output.args = (*tensors, *[tensor for _, tensor in self._contents]),
-
-    def put_back(self, left: Sequence[Tensor], given: Sequence[Any]) -> tuple[Any, ...]:
-        """All results, from those that are left and the graph's arguments."""
-        read = [tensor.item() for tensor in left[len(self._tensors):]]
-        values = tuple([given[i] for _, i in self._symbols] + [int(v) if isinstance(v, bool) else v for v in read])
-        numbers = self._known.get(values)
-        if numbers is None:
-            bound = dict(zip([symbol for symbol, _ in (*self._symbols, *self._contents)], values))
-            numbers = {i: kind(bound[formula] if formula in bound else formula.subs(bound))
-                       for i, (kind, formula) in self._formulas.items()}
-            if len(self._known) == MAX_NUMBERS:
-                self._known.clear()
-            self._known[values] = numbers
-        whole = [None if isinstance(result, torch.fx.Node) else result for result in self._results]
-        for i, value in zip(self._tensors, left):
-            whole[i] = value
-        for i, value in numbers.items():
-            whole[i] = value
-        return tuple(whole)
-
-    def __bool__(self) -> bool:
-        return len(self._tensors) < len(self._results)

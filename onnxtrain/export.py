@@ -42,7 +42,7 @@ from onnxtrain._export.exported import (
     GraphOutput,
 )
 from onnxtrain._export.function_apply import CustomFunctions
-from onnxtrain._export.functional import Batched, Functionalized, follow, is_batched, refuse_writes
+from onnxtrain._export.functional import Batched, Functionalized, follow, is_batched
 from onnxtrain._export.translations import translations, wide_numbers
 
 _NUMBERS = (bool, int, float, complex)
@@ -73,6 +73,10 @@ class _Flat(torch.nn.Module):
         self._args = list(args)
         self.traced = _Traced()
         self.by_torch: tuple[str, ...] = ()
+        graph = module._captured.graph
+        self.mode: type[Functionalized | Batched] = (
+            derivatives.Differentiated if derivatives.differentiates(graph) else
+            Batched if is_batched(graph) else Functionalized)
 
     def forward(self, *leaves: Tensor) -> tuple[Tensor, ...]:
         given = iter(leaves)
@@ -81,10 +85,7 @@ class _Flat(torch.nn.Module):
         functions.begin(traced.functions)
         checked: list[Tensor] = []
         follow(module._captured.graph)
-        graph = module._captured.graph
-        mode = (derivatives.Differentiated() if derivatives.differentiates(graph)
-                else Batched() if is_batched(graph) else Functionalized())
-        with mode:
+        with self.mode() as mode:
             own: dict[int, int | str] = {id(mode.wrap_parameter(parameter, name)): name
                                          for name, parameter in module.named_parameters()}
             own.update({id(mode.wrap(leaf)): i for i, leaf in enumerate(args) if isinstance(leaf, Tensor)})
@@ -176,7 +177,7 @@ def export(
     except Exception as error:
         raise ExportError(messages.reason(error)) from messages.root(error)
     exported.seconds["total"] = time.perf_counter() - start
-    exported.needs_verification = derivatives.differentiates(module._captured.graph)
+    exported.needs_verification = flat.mode is derivatives.Differentiated
     exported.functions, exported.same = tuple(flat.traced.functions), tuple(flat.traced.same.items())
     if custom.inlined:
         notes.append("Traced through, as requested, and differentiated as plain operators: "
@@ -200,10 +201,7 @@ def _translated(flat: _Flat, names: list[str], leaves: list[Any], opset: int, no
         raise ExportError(f"The exported graph does not accept the arguments that it was exported with: {violated}.")
     users = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
     flat.traced.views = views.find(program, flat.traced, users, lambda target: owned[id(_lookup(module, target))])
-    if derivatives.differentiates(module._captured.graph):
-        derivatives.without_writes(program)
-    elif is_batched(module._captured.graph):
-        refuse_writes(program)
+    flat.mode.settle(program)
     simplify.refuse_complex(program)
     simplify.mark_no_grad(program)
     simplify.state_dtypes(program)

@@ -95,6 +95,26 @@ class Differentiated(Functionalized):
     def _note(self, tensor: Tensor) -> None:
         self._traced[_place(tensor)] = tensor
 
+    @staticmethod
+    def settle(program: torch.export.ExportedProgram) -> None:
+        """Autograd's formulas write into tensors that they have just made: has a program make other ones.
+
+        Raises:
+            Untraceable: a formula writes into a view.
+        """
+        graph, order = program.graph, {node: i for i, node in enumerate(program.graph.nodes)}
+        for node in list(graph.nodes):
+            if not isinstance(node.target, torch._ops.OpOverload) or not node.target._schema.is_mutable:
+                continue
+            name, overload = node.target._schema.name.split("::")[1], node.target._overloadname
+            plain = getattr(getattr(aten, name.removesuffix("_"), None), overload, None)
+            written: Any = node.args[0]
+            if plain is None or plain is node.target or views.makes_views(written.target) or any(
+                    order[user] > order[node] for user in written.users):
+                raise Untraceable("The module calls torch.autograd.grad() inside forward, whose formula writes in "
+                                  f"place ({node.target}).")
+            node.target = plain
+
 
 def _place(tensor: Tensor) -> tuple[Any, ...]:
     """By the sizes of the call that is traced: a symbol may have become a number meanwhile."""
@@ -110,23 +130,3 @@ def _is_composite(func: Any) -> bool:
 # The formulas of these read statistics that are no results of forward's, of which a graph would have no gradient.
 _SAVING = frozenset((aten.native_layer_norm.default, aten.native_group_norm.default))
 _OF_SIZES = frozenset((aten.sym_size.int, aten.sym_stride.int, aten.sym_numel.default, aten.sym_storage_offset.default))
-
-
-def without_writes(program: torch.export.ExportedProgram) -> None:
-    """Autograd's formulas write into tensors that they have just made: has a program make other ones.
-
-    Raises:
-        Untraceable: a formula writes into a view.
-    """
-    graph, order = program.graph, {node: i for i, node in enumerate(program.graph.nodes)}
-    for node in list(graph.nodes):
-        if not isinstance(node.target, torch._ops.OpOverload) or not node.target._schema.is_mutable:
-            continue
-        name, overload = node.target._schema.name.split("::")[1], node.target._overloadname
-        plain = getattr(getattr(aten, name.removesuffix("_"), None), overload, None)
-        written: Any = node.args[0]
-        if plain is None or plain is node.target or views.makes_views(written.target) or any(
-                order[user] > order[node] for user in written.users):
-            raise Untraceable(f"The module calls torch.autograd.grad() inside forward, whose formula writes in place "
-                              f"({node.target}).")
-        node.target = plain

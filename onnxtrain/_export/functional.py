@@ -124,6 +124,10 @@ class Functionalized(FunctionalTensorMode):
                  for before, tensor in self._wrapped.values()]
         return [each for each in found if each[1] is not each[0]]
 
+    @staticmethod
+    def settle(program: torch.export.ExportedProgram) -> None:
+        """Puts right what this trace leaves in a program: nothing."""
+
     def __torch_dispatch__(self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (),
                            kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
@@ -210,7 +214,7 @@ class Functionalized(FunctionalTensorMode):
 
 class Batched(contextlib.AbstractContextManager[Any]):
     """In the place of Functionalized, for a graph with torch.vmap(), whose tensors functionalization cannot follow in a
-    trace (2.13): refuse_writes() has to look at the program.
+    trace (2.13).
     """
 
     def __exit__(self, *error: object) -> None:
@@ -228,20 +232,20 @@ class Batched(contextlib.AbstractContextManager[Any]):
     def changed(self) -> list[tuple[Tensor, Tensor, str | None]]:
         return []
 
+    @staticmethod
+    def settle(program: torch.export.ExportedProgram) -> None:
+        """Raises Untraceable where a program writes in place."""
+        for part in program.graph_module.modules():
+            for node in part.graph.nodes if isinstance(part, torch.fx.GraphModule) else ():
+                if isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable:
+                    error = Untraceable(f"The module calls torch.vmap() and changes a tensor in place ({node.target}).")
+                    messages.raised_at(error, node.meta.get("stack_trace"))
+                    raise error
+
 
 def is_batched(graph: torch.fx.GraphModule) -> bool:
     """Whether a graph of Dynamo's calls torch.vmap()."""
     return any("_vmap_increment_nesting" in str(getattr(node.target, "__name__", "")) for node in graph.graph.nodes)
-
-
-def refuse_writes(program: torch.export.ExportedProgram) -> None:
-    """Raises Untraceable where a program writes in place."""
-    for part in program.graph_module.modules():
-        for node in part.graph.nodes if isinstance(part, torch.fx.GraphModule) else ():
-            if isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable:
-                error = Untraceable(f"The module calls torch.vmap() and changes a tensor in place ({node.target}).")
-                messages.raised_at(error, node.meta.get("stack_trace"))
-                raise error
 
 
 def follow(graph: torch.fx.GraphModule) -> None:

@@ -485,8 +485,6 @@ def _picked(op: Any, own: Any) -> Table:
 
     def flattened(self, offset, dim1, dim2):
         """Planes of two axes as rows, the order of axes for that, and where the diagonal's elements are in a row."""
-        if not isinstance(offset, int):
-            raise Untraceable("The module takes a diagonal whose place depends on sizes.")
         rank = len(self.shape)
         ends = [dim1 % rank, dim2 % rank]
         order = [d for d in range(rank) if d not in ends] + ends
@@ -502,10 +500,16 @@ def _picked(op: Any, own: Any) -> Table:
 
     def diagonal(self, offset=0, dim1=0, dim2=1):
         """torch.onnx sums over products with zeros, which beside infinity are not numbers."""
+        if not isinstance(offset, int):
+            from onnxscript.function_libs.torch_lib.ops import core
+
+            return core.aten_diagonal(self, offset, dim1, dim2)
         flat, _, order, at = flattened(self, offset, dim1, dim2)
         return op.Gather(flat, at, axis=len(order) - 2)
 
     def diagonal_scatter(self, src, offset=0, dim1=0, dim2=1):
+        if not isinstance(offset, int):
+            raise Untraceable("The module writes a diagonal whose place depends on sizes.")
         flat, x, order, at = flattened(self, offset, dim1, dim2)
         source = src if src.dtype == self.dtype else op.CastLike(src, self)
         written = op.ScatterElements(flat, op.Expand(at, op.Shape(source)), source, axis=len(order) - 2)

@@ -454,6 +454,7 @@ class Parts:
 
     Attributes:
         twins: the exports of the graphs.
+        constants: of graphs, by what they compute, the numbers that exports of theirs have as constants.
         seeds: Dynamo has cut a graph where forward seeds torch's random generator, or reads or sets its state. What it
             draws from there on it may draw again elsewhere, as a backward that recomputes does, which PyTorch runs.
     """
@@ -464,6 +465,7 @@ class Parts:
         self._graphs: dict[tuple[Any, ...], Any] = {}  # the ORTModule of each, by what it computes
         self._numbered: dict[bool, list[Any]] = {}
         self.twins = Twins()
+        self.constants: dict[Any, set[tuple[Any, ...]]] = {}
         # By mode: each has its own code, and few sets of guards to try.
         self._calls: dict[tuple[bool, ...], Callable[..., Any]] = {}
         self._nothing: set[tuple[bool, ...]] = set()  # modes in which a call was captured that has nothing to compute
@@ -679,16 +681,19 @@ class Parts:
                 self._nothing.discard(mode)
         if current.derivative is not None:
             self._leave(current, mode)
-        if current.limit is not None:
-            self._stay_in_torch(mode, args, kwargs)
-            self._fall_back(changes(f"a guard of its capture, {current.limit}, fails at each call"))
         gave_up = kept and not self.keeps_contents
         if gave_up:
             self._drop(mode)  # the next call is captured in parts
         if counters.torch_graphs == by_torch and (counters.engine_graphs > engine or mode in self._nothing):
             _report.engine_step(counters)
+            if current.limit is not None:  # of code behind a cut
+                self.note_cuts([changes(f"a guard of a capture, {current.limit}, fails at each call")])
         else:
-            if counters.torch_graphs == by_torch and not gave_up and current.limit is None:
+            if current.limit is not None or current.before is None and _captures(call) >= MAX_CAPTURES:
+                self._stay_in_torch(mode, args, kwargs)
+                self._fall_back(changes(f"a guard of its capture, {current.limit or 'which one Dynamo has not said'}, "
+                                        "fails at each call"))
+            elif counters.torch_graphs == by_torch and not gave_up:
                 cut = next(reversed(counters.graph_breaks), None)
                 self._fall_back("Dynamo captured no tensor operations of it" + (f": {cut}" if cut else ""))
                 self._refuse(mode, args, kwargs)

@@ -399,8 +399,9 @@ def test_a_seed_in_forward(draw):
         torch.testing.assert_close(model(x), want)
         assert torch.equal(torch.rand(1), after)
     counts = onnxtrain.stats(model)
-    if counts["engine_steps"]:  # Python draws between two graphs
-        assert counts["engine_steps"] == 2 and counts["graph_breaks"]
+    if counts["graph_breaks"] == ["torch.Generator method"] or (  # between two graphs, of which none draws
+            draw is _forked and counts["graph_breaks"] == ["torch.* op returned non-Tensor"] and not counts["reasons"]):
+        assert counts["engine_steps"] == 2
     else:
         assert counts["fallback_steps"] == 2 and ("seeds torch's random generator" in counts["reasons"][0]
                                                   or "captured no tensor operations" in counts["reasons"][0])
