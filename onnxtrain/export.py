@@ -73,6 +73,7 @@ class _Flat(torch.nn.Module):
         self._args = list(args)
         self.traced = _Traced()
         self.by_torch: tuple[str, ...] = ()
+        self.strides = True
         graph = module._captured.graph
         self.mode: type[Functionalized | Batched] = (
             derivatives.Differentiated if derivatives.differentiates(graph) else
@@ -140,7 +141,7 @@ def _changes(changed: Sequence[tuple[Tensor, Tensor, str | None]], module: Graph
 
 def export(
     module: Graph, args: Sequence[Any], *, opset: int = 20, custom: CustomFunctions | None = None,
-    by_torch: tuple[str, ...] = (),
+    by_torch: tuple[str, ...] = (), strides: bool = True,
 ) -> Exported:
     """Exports `module` for arguments like these: tensors, and numbers, which become constants.
 
@@ -148,6 +149,7 @@ def export(
         opset: wanted version of ai.onnx; the nearest one of OPSETS is used, with a note.
         custom: what becomes of torch.autograd.Functions; PythonOp nodes where None.
         by_torch: operators such as "aten.cross.default" that are PythonOp nodes as well, run by torch.
+        strides: results keep eager's order of axes in memory, by a view that the runtime takes of the graph's outputs.
 
     Raises:
         ExportError: it cannot be exported faithfully.
@@ -165,7 +167,7 @@ def export(
                       else "it is neither a tensor nor a number")
             raise ArgumentError(f"ORTModule does not support input type {type(leaf)} for input {name}: {reason}.")
     flat = _Flat(module, args)
-    flat.by_torch = by_torch
+    flat.by_torch, flat.strides = by_torch, strides
     start = time.perf_counter()
     try:
         with (exclusive.exclusive(), state.unchanged(module), state.random_unchanged(),
@@ -200,7 +202,8 @@ def _translated(flat: _Flat, names: list[str], leaves: list[Any], opset: int, no
     if (violated := guards(tensors)) is not None:
         raise ExportError(f"The exported graph does not accept the arguments that it was exported with: {violated}.")
     users = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
-    flat.traced.views = views.find(program, flat.traced, users, lambda target: owned[id(_lookup(module, target))])
+    flat.traced.views = views.find(program, flat.traced, users, lambda target: owned[id(_lookup(module, target))],
+                                   flat.strides)
     flat.mode.settle(program)
     simplify.refuse_complex(program)
     simplify.mark_no_grad(program)

@@ -163,7 +163,7 @@ def _name(target: Any, arithmetic: bool = False) -> str | None:
 
 
 def find(program: torch.export.ExportedProgram, traced: Any, users: Sequence[int],
-         owned: Callable[[str], tuple[str, str]]) -> list[Any] | None:
+         owned: Callable[[str], tuple[str, str]], strides: bool = True) -> list[Any] | None:
     """How to make the results that are views, as JSON: [values, [[leaf, value], ...]]; None where there is none.
 
     Args:
@@ -173,6 +173,7 @@ def find(program: torch.export.ExportedProgram, traced: Any, users: Sequence[int
             arguments hold after forward.
         users: leaves of the input that are tensors.
         owned: a weight's name in the program -> ("parameter" or "buffer", its name).
+        strides: a result whose axes lie in another order in memory is a view too.
 
     Raises:
         ExportError: a result shares memory with an argument or weight, and cannot be made again.
@@ -198,7 +199,7 @@ def find(program: torch.export.ExportedProgram, traced: Any, users: Sequence[int
     writer, made = _Writer(source), []
     orders: dict[int, list[int]] = {}
     for place, (leaf, path) in enumerate(paths.items()):
-        if leaf not in same and (not path.outermost or source(path.root) is None) and (
+        if strides and leaf not in same and (not path.outermost or source(path.root) is None) and (
                 bases.get(path.root, leaf) == leaf and (order := _order(nodes[place])) is not None):
             orders[leaf] = _in_order(program.graph, results.index(leaf), order)
             made.append([leaf, writer.result(leaf, orders)])
