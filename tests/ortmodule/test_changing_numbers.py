@@ -17,6 +17,8 @@ from onnxtrain.ortmodule._captured import MAX_CAPTURES
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 STEPS = 2 * MAX_CAPTURES
+RECENT = torch.__version__ >= (2, 11)  # an older torch reads these numbers in a trace, and has no line for a length
+CONSTANTS_BEFORE = ("an exponent", "a power of a float")
 
 
 class Counting(nn.Module):
@@ -114,6 +116,9 @@ def compared(forward, arguments=None):
 @pytest.mark.parametrize("name", INPUTS)
 def test_a_number_that_changes_is_an_input(name):
     counts = compared(INPUTS[name])
+    if not RECENT and name in CONSTANTS_BEFORE:
+        assert counts["exports"] <= MAX_CAPTURES + 1 and f"in {__file__}, line " in counts["reasons"][0]
+        return
     assert (counts["engine_steps"], counts["fallback_steps"]) == (STEPS, 0), counts["reasons"]
     assert counts["exports"] <= 3
 
@@ -146,7 +151,7 @@ def chosen(m, x):
 
 
 @pytest.mark.parametrize("forward, what", [
-    (grown, f"len(module.seen) == 7, in {__file__}, line "), (looped, "module.calls == ")])
+    (grown, f"len(module.seen) == 7, in {__file__}, line " if RECENT else "len(module.seen) == 7"), (looped, "module.calls == ")])
 def test_pytorch_runs_what_is_captured_too_often(forward, what, caplog):
     with caplog.at_level(logging.WARNING):
         counts = compared(forward)
