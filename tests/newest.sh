@@ -2,6 +2,7 @@
 # Tests what rests on PyTorch's inside, captures and exports, with the newest torch, in an environment of its own beside
 # the build in place that tests/run.sh made. Arguments go to pytest.
 # ONNXTRAIN_NEWEST: the release of torch, by default the newest that is known to pass; empty: whatever pip finds.
+# `newest.sh --version` installs, and runs no tests.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 TORCH=${ONNXTRAIN_NEWEST-2.15.0}
@@ -13,4 +14,5 @@ VENV=build/newest
     "onnxscript>=0.5" "h5py>=3" "setuptools>=77" "onednn-cpu-gomp==2023.2.0; platform_machine == 'x86_64'" "pytest>=8" \
     "pytest-xdist>=3" expecttest "transformers>=5" "accelerate>=1" "tokenizers>=0.20"
 "$VENV/bin/python" -c 'import torch; print("torch", torch.__version__)'
+[ "${1:-}" != --version ] || exit 0
 PYTHONPATH=$PWD "$VENV/bin/python" -m pytest -q tests/ortmodule tests/capture tests/export tests/models "$@"

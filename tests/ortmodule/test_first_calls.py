@@ -7,6 +7,7 @@ import sys
 import textwrap
 
 import pytest
+import torch
 
 COMMON = """
 import threading, time
@@ -150,5 +151,49 @@ def test_a_fork_while_another_thread_exports():
             raise AssertionError("the child hangs")
         time.sleep(0.1)
     assert ended[1] == 0, ended
+    check()
+    """)
+
+
+@pytest.mark.skipif(torch.__version__ < (2, 11), reason="PyTorch 2.10 replaces its CUDA guard under other threads")
+def test_other_compiles_of_the_process_keep_working():
+    """What a user compiles himself, whole, while wrapped modules have their first calls in two other threads. No
+    backward of AOTAutograd's is among them: PyTorch traces it without a lock, by globals of the process.
+    """
+    run("""
+    class Double(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x * x
+        @staticmethod
+        def backward(ctx, grad):
+            return 2 * ctx.saved_tensors[0] * grad
+
+    from torch.utils.checkpoint import checkpoint
+    def own(backend, layers):
+        try:
+            net = nn.Sequential(*[nn.Linear(8, 8) for _ in range(layers)], nn.Dropout(0.0))
+            def plain(x):
+                h = checkpoint(net, x, use_reentrant=False)
+                return Double.apply(h).sum() * len(h.shape) + torch.nn.functional.gelu(h)[..., 0].mean()
+            for rows in (3, 5):
+                x = torch.randn(rows, 8)
+                compiled = torch.compile(plain, backend=backend, fullgraph=True)
+                with torch.set_grad_enabled(backend == "eager"):
+                    got, want = compiled(x), plain(x)
+                if backend == "eager":
+                    got, want = [torch.autograd.grad(loss, net[0].weight)[0] for loss in (got, want)]
+                assert torch.allclose(got, want, rtol=1e-4, atol=1e-5)
+        except BaseException as error:
+            errors.append(repr(error))
+
+    def repeated(call, *kinds):
+        for kind in kinds:
+            call(*kind)
+
+    together(lambda: repeated(own, ("aot_eager", 1), ("eager", 2), ("aot_eager", 3)),
+             lambda: repeated(lambda i: train(Net(i)), (1,), (2,), (3,)),
+             lambda: repeated(lambda i: train(Net(i)), (4,), (5,), (6,)))
     check()
     """)
