@@ -19,9 +19,11 @@ from onnxtrain._export.captured import is_dense, layout_of
 from onnxtrain._export.errors import ExportError
 
 aten = torch.ops.aten
-_RENAMED = {aten.min.other: aten.minimum.default, aten.max.other: aten.maximum.default} | {
+_RENAMED = {aten.min.other: aten.minimum.default, aten.max.other: aten.maximum.default,
+            aten.item.default: aten._local_scalar_dense.default} | {
     getattr(written, name): getattr(named, name) for name in ("Tensor", "Scalar") for written, named in (
-        (aten.__and__, aten.bitwise_and), (aten.__or__, aten.bitwise_or), (aten.__xor__, aten.bitwise_xor))}
+        (aten.__and__, aten.bitwise_and), (aten.__or__, aten.bitwise_or), (aten.__xor__, aten.bitwise_xor),
+        (aten.multiply, aten.mul), (aten.subtract, aten.sub), (aten.divide, aten.div), (aten.true_divide, aten.div))}
 
 
 # Operators that multiply by a number, and where it is: by name, or among the arguments.

@@ -34,9 +34,20 @@ from torch.utils import _pytree as pytree
 from onnxtrain import _report
 from onnxtrain._export import formulas, messages
 from onnxtrain._export.captured import Place, graph_of, layouts_of, places_of
-from onnxtrain._export.state import replaced, settings, wrapped
+from onnxtrain._export.state import replaced, settings
 from onnxtrain._export.twins import Twins
-from onnxtrain.ortmodule import _announce, _attributes, _double, _lean, _outputs, _packed, _repeats, _sharded, _utils
+from onnxtrain.ortmodule import (
+    _announce,
+    _attributes,
+    _double,
+    _lean,
+    _logging,
+    _outputs,
+    _packed,
+    _repeats,
+    _sharded,
+    _utils,
+)
 from onnxtrain.ortmodule._device import names_of
 from onnxtrain.ortmodule._fallback import FallbackPolicy
 from onnxtrain.ortmodule._gone import forget
@@ -60,29 +71,6 @@ _TALKING = ("torch._dynamo.convert_frame", "torch._subclasses.fake_tensor")  # o
 
 def _is_critical(level: int) -> bool:
     return level >= logging.CRITICAL
-
-
-_LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "warn": logging.WARNING,
-           "error": logging.ERROR, "exception": logging.ERROR, "critical": logging.CRITICAL, "fatal": logging.CRITICAL}
-
-
-def _logs(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """LoggingLoggerVariable.call_method that leaves out what the logger's level leaves out, and calls a method that
-    logs each message once (``warning_once`` of transformers, by functools.lru_cache) while it captures. Dynamo cuts
-    the graph at all others.
-    """
-    def call_method(self: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
-        from torch._dynamo.variables import ConstantVariable
-
-        quiet = name in _LEVELS and not self.value.isEnabledFor(_LEVELS[name])
-        if not quiet and hasattr(getattr(type(self.value), name, None), "cache_info"):
-            with contextlib.suppress(NotImplementedError):  # an argument that is no constant
-                values = [value.as_python_constant() for value in args]
-                getattr(self.value, name)(*values, **{key: value.as_python_constant() for key, value in kwargs.items()})
-                quiet = True
-        return ConstantVariable.create(None) if quiet else plain(self, tx, name, args, kwargs)
-
-    return call_method
 
 
 @functools.cache
@@ -282,7 +270,7 @@ def capturing(args: tuple[Any, ...], kwargs: dict[str, Any], wanted: dict[str, A
         stack.enter_context(_packed.followed())
         stack.enter_context(_double.followed())
         stack.enter_context(_collector.paused())
-        stack.enter_context(wrapped("torch._dynamo.variables.misc:LoggingLoggerVariable.call_method", _logs))
+        stack.enter_context(_logging.followed())
         if hasattr(torch.compiler.config, "dynamic_sources"):
             sources = [torch.compiler.config.dynamic_sources, *_dynamic_sizes(args, kwargs)]
             named = ",".join(filter(None, sources))
