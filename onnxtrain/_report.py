@@ -82,10 +82,14 @@ def stats(model: Any = None) -> dict[str, Any]:
         slab_bytes: planned activations of the programs used last.
         reasons: one text for each cause of fallbacks.
         graph_breaks: one text for each place where Dynamo cut a graph and Python runs.
+
+    Raises:
+        TypeError: model is none.
     """
     if model is None:
         counters, programs = _process, list(_programs)
     else:
+        _check(model, "stats")
         counters, programs = model._counters, [program for _, known in model._all_programs() for program in known]
     with _lock:
         result = dataclasses.asdict(dataclasses.replace(counters, whole=None))
@@ -138,8 +142,16 @@ def _explained(mode: str, program: Any) -> list[str]:
     return rows + [f"    note: {note}" for note in exported.notes]
 
 
+def _check(model: Any, function: str) -> None:
+    if not hasattr(model, "_all_programs"):
+        raise TypeError(f"{function}() takes an ORTModule, but was given a {type(model).__name__}: "
+                        f"model = ORTModule(model), then {function}(model). A module that holds an ORTModule, as "
+                        "DistributedDataParallel does, has it as an attribute")
+
+
 def explain(model: Any) -> str:
     """Prints and returns, for an ORTModule, its graphs, what runs in PyTorch and why, times and memory."""
+    _check(model, "explain")
     lines = [f"onnxtrain: {type(model.module).__name__}"]
     for key, programs in model._all_programs():
         for program in programs:

@@ -137,3 +137,11 @@ def test_the_exceptions_are_of_one_family():
                   ORTModuleONNXModelException):
         assert issubclass(error, ORTModuleFallbackException)
     assert "ORTMODULE_FALLBACK_POLICY" not in os.environ and X.requires_grad
+
+
+@pytest.mark.parametrize("function", [onnxtrain.stats, onnxtrain.explain])
+@pytest.mark.parametrize("model", [nn.Linear(2, 2), nn.DataParallel(ORTModule(nn.Linear(2, 2))), "a model"])
+def test_what_is_not_wrapped_is_refused(function, model):
+    with pytest.raises(TypeError, match=f"{function.__name__}\\(\\) takes an ORTModule, but was given a "
+                                        f"{type(model).__name__}: model = ORTModule"):
+        function(model)

@@ -65,4 +65,4 @@ def test_other_lines_are_logged_in_each_step():
     plain = Logging("warning")
     model = ORTModule(copy.deepcopy(plain))
     assert lines_of(model) == lines_of(plain) == ["the width is 4"] * 2
-    assert any("logging.Logger" in text for text in onnxtrain.stats(model)["graph_breaks"])
+    assert onnxtrain.stats(model)["graph_breaks"] == []

@@ -8,7 +8,7 @@ import sys
 import textwrap
 
 PROGRAM = textwrap.dedent('''
-    import collections, functools, logging
+    import collections, functools, logging, warnings
     import torch
     import torch.nn.functional as F
     from torch import nn
@@ -55,6 +55,7 @@ PROGRAM = textwrap.dedent('''
         def forward(self, tokens, lengths, labels):
             h = self.layer(self.embedding(tokens))
             logging.getLogger("model").info("a line")
+            warnings.warn("a word", stacklevel=1)
             h, _ = self.recurrent(pack_padded_sequence(h, lengths, True, False))
             h, _ = pad_packed_sequence(h, True)
             h = Square.apply(h) + checkpoint(self.linear, h, use_reentrant=False)
