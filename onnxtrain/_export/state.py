@@ -17,7 +17,7 @@ import random
 import sys
 import threading
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import torch
@@ -244,10 +244,15 @@ if hasattr(os, "register_at_fork"):
 
 
 @contextlib.contextmanager
-def private_buffers(module: torch.nn.Module) -> Iterator[None]:
-    """Runs on copies of the buffers, where forward is really executed; enter it inside unchanged()."""
-    for child in module.modules():
+def private_buffers(module: torch.nn.Module, parameters: Collection[str] = ()) -> Iterator[None]:
+    """Runs on copies of the buffers, and of the frozen parameters of these names, where forward is really executed;
+    enter it inside unchanged().
+    """
+    for path, child in module.named_modules():
         for name, buffer in child._buffers.items():
             if buffer is not None:
                 child._buffers[name] = buffer.detach().clone()
+        for name, parameter in child._parameters.items():
+            if parameter is not None and f"{path}.{name}".lstrip(".") in parameters:
+                child._parameters[name] = torch.nn.Parameter(parameter.detach().clone(), parameter.requires_grad)
     yield

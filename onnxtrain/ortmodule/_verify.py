@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import onnx
@@ -108,9 +108,9 @@ def _run(module: Graph, call: Callable[[Sequence[Any]], Sequence[Tensor]], args:
 
 
 def _undisturbed(module: Graph, call: Callable[[Sequence[Any]], Sequence[Tensor]], args: Sequence[Any],
-                 every: bool) -> tuple[dict[str, Tensor | None], list[bool]]:
-    """One step, of which nothing stays on the module."""
-    with (state.random_unchanged(), state.unchanged(module), state.private_buffers(module),
+                 every: bool, written: Collection[str]) -> tuple[dict[str, Tensor | None], list[bool]]:
+    """One step, of which nothing stays on the module, whose buffers and parameters of these names forward writes."""
+    with (state.random_unchanged(), state.unchanged(module), state.private_buffers(module, written),
           _eager_without_dropout()):
         return _run(module, call, args, every)
 
@@ -137,12 +137,13 @@ def compare(module: Graph, exported: Exported, args: Sequence[Any], thaw: bool =
                       device_of((*(leaf for leaf in args if isinstance(leaf, torch.Tensor)), *module.parameters(),
                                  *module.buffers())))
     calls = lambda leaves: module(*leaves), lambda leaves: program(leaves, True)  # noqa: E731
+    written = {output.target for output in exported.outputs if output.kind == "buffer"}
     with exclusive(), torch.inference_mode(False), torch.enable_grad(), \
             _every_weight(module) if thaw else contextlib.nullcontext():
         try:
-            (eager, flags), (ours, own) = [_undisturbed(module, call, args, True) for call in calls]
+            (eager, flags), (ours, own) = [_undisturbed(module, call, args, True, written) for call in calls]
         except RuntimeError:  # forward may not bear an input that wants a gradient
-            (eager, flags), (ours, own) = [_undisturbed(module, call, args, False) for call in calls]
+            (eager, flags), (ours, own) = [_undisturbed(module, call, args, False, written) for call in calls]
     rows = [("which outputs have a gradient", 0.0 if flags == own else math.inf)]
     largest = max([g.to_dense().abs().max().item() for n, g in eager.items() if n.startswith("grad")
                    and g is not None and g.numel()],

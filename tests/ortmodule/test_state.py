@@ -8,6 +8,7 @@ import types
 import pytest
 import torch
 import torch.nn as nn
+from agree import X
 
 import onnxtrain
 from onnxtrain.ortmodule import ORTModule
@@ -379,3 +380,25 @@ def test_a_sample_of_a_distribution_under_no_grad_is_the_engines():
             torch.testing.assert_close(a, b)
             assert a.requires_grad == b.requires_grad
     assert onnxtrain.stats(ours)["fallback_steps"] == 0, onnxtrain.stats(ours)["reasons"]
+
+
+class WritesFrozen(nn.Module):
+    """An operator whose export is compared with one run of eager PyTorch."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc, self.held = nn.Linear(4, 4), nn.Parameter(torch.randn(6) * 5, requires_grad=False)
+
+    def forward(self, x):
+        return self.fc(x).sum() + torch.nn.functional.rrelu_(self.held.data, training=True).sum()
+
+
+def test_a_comparison_writes_no_frozen_parameter():
+    plain = WritesFrozen()
+    model = ORTModule(copy.deepcopy(plain))
+    for step in range(3):
+        torch.manual_seed(step)
+        want = plain(X)
+        torch.manual_seed(step)
+        torch.testing.assert_close(model(X), want)
+        torch.testing.assert_close(model.held, plain.held)
