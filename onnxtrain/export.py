@@ -18,6 +18,7 @@ from torch import Tensor
 
 from onnxtrain._export import (
     checkpoint,
+    complex_parts,
     derivatives,
     exclusive,
     formulas,
@@ -73,7 +74,7 @@ class _Flat(torch.nn.Module):
         self._args = list(args)
         self.traced = _Traced()
         self.by_torch: tuple[str, ...] = ()
-        self.strides = True
+        self.for_file = False
         graph = module._captured.graph
         self.mode: type[Functionalized | Batched] = (
             derivatives.Differentiated if derivatives.differentiates(graph) else
@@ -141,7 +142,7 @@ def _changes(changed: Sequence[tuple[Tensor, Tensor, str | None]], module: Graph
 
 def export(
     module: Graph, args: Sequence[Any], *, opset: int = 20, custom: CustomFunctions | None = None,
-    by_torch: tuple[str, ...] = (), strides: bool = True,
+    by_torch: tuple[str, ...] = (), for_file: bool = False,
 ) -> Exported:
     """Exports `module` for arguments like these: tensors, and numbers, which become constants.
 
@@ -149,7 +150,8 @@ def export(
         opset: wanted version of ai.onnx; the nearest one of OPSETS is used, with a note.
         custom: what becomes of torch.autograd.Functions; PythonOp nodes where None.
         by_torch: operators such as "aten.cross.default" that are PythonOp nodes as well, run by torch.
-        strides: results keep eager's order of axes in memory, by a view that the runtime takes of the graph's outputs.
+        for_file: the graph's outputs are the results; elsewhere the runtime takes views of them, of eager's strides and
+            of complex numbers.
 
     Raises:
         ExportError: it cannot be exported faithfully.
@@ -167,7 +169,7 @@ def export(
                       else "it is neither a tensor nor a number")
             raise ArgumentError(f"ORTModule does not support input type {type(leaf)} for input {name}: {reason}.")
     flat = _Flat(module, args)
-    flat.by_torch, flat.strides = by_torch, strides
+    flat.by_torch, flat.for_file = by_torch, for_file
     start = time.perf_counter()
     try:
         with (exclusive.exclusive(), state.unchanged(module), state.random_unchanged(),
@@ -203,8 +205,9 @@ def _translated(flat: _Flat, names: list[str], leaves: list[Any], opset: int, no
         raise ExportError(f"The exported graph does not accept the arguments that it was exported with: {violated}.")
     users = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
     flat.traced.views = views.find(program, flat.traced, users, lambda target: owned[id(_lookup(module, target))],
-                                   flat.strides)
+                                   flat.for_file)
     flat.mode.settle(program)
+    complex_parts.split(program)
     simplify.refuse_complex(program)
     simplify.mark_no_grad(program)
     simplify.state_dtypes(program)
@@ -336,6 +339,10 @@ def _finish(
     graph = model.graph
     user_indices = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
     user_values = list(graph.inputs)[:len(user_indices)]
+    given = {value.name: leaves[index] for value, index in zip(user_values, user_indices)}
+    given |= {name: tensor for name, (_, tensor) in bound.items() if isinstance(tensor, Tensor)}
+    given |= {**dict(flat.module.named_parameters()), **dict(flat.module.named_buffers())}
+    onnx_graph.complex_inputs(graph, given)
     targets: list[tuple[Any, Any]] = [("user", i) for i in flat.traced.out_tensors]
     targets += [("buffer", name) for name in flat.traced.buffers]
     targets += [("check", i) for i in range(flat.traced.checks)]

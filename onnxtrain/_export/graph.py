@@ -71,6 +71,14 @@ def weights_to_inputs(model: ir.Model, weights: Mapping[str, str]) -> None:
     _rename_clashes(graph, set(inputs))
 
 
+def complex_inputs(graph: ir.Graph, tensors: Mapping[str, Any]) -> None:
+    """Gives the shapes of complex inputs their last axis, of 2, which torch.onnx of torch 2.10 leaves out."""
+    for value in graph.inputs:
+        tensor = tensors.get(value.name or "")
+        if tensor is not None and tensor.is_complex() and value.shape is not None and len(value.shape) == tensor.dim():
+            value.shape = ir.Shape([*value.shape, 2])
+
+
 def _rename_clashes(graph: ir.Graph, names: set[str]) -> None:
     """A result within the graph that bears the name of a weight gets another: a module's `scale`,
     torch.onnx's `scale`.

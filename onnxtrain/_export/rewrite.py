@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from onnxtrain._export import checks, replacements
 from onnxtrain._export.checkpoint import noting
+from onnxtrain._export.complex_parts import set_item
 from onnxtrain._export.derivatives import Differentiated
 from onnxtrain._export.errors import Untraceable
 from onnxtrain._export.function_apply import CustomFunctions, deciding
@@ -52,6 +53,7 @@ _REPLACED: dict[Any, Callable[..., Any]] = {
 _REWRITES: dict[Any, Callable[..., Any]] = {
     **_REPLACED,
     **INDEXED,
+    torch.Tensor.__setitem__: set_item,
     torch.Tensor.data.__get__: lambda x: x.detach(),  # type: ignore[attr-defined]  # .data is invisible to a trace
     torch.Tensor.register_hook: _refuse("Tensor.register_hook()"),
     torch.Tensor.retain_grad: _refuse("Tensor.retain_grad()"),

@@ -20,7 +20,7 @@ from onnxtrain._export.errors import ExportError
 
 aten = torch.ops.aten
 _RENAMED = {aten.min.other: aten.minimum.default, aten.max.other: aten.maximum.default,
-            aten.item.default: aten._local_scalar_dense.default} | {
+            aten.item.default: aten._local_scalar_dense.default, aten._neg_view.default: aten.neg.default} | {
     getattr(written, name): getattr(named, name) for name in ("Tensor", "Scalar") for written, named in (
         (aten.__and__, aten.bitwise_and), (aten.__or__, aten.bitwise_or), (aten.__xor__, aten.bitwise_xor),
         (aten.multiply, aten.mul), (aten.subtract, aten.sub), (aten.divide, aten.div), (aten.true_divide, aten.div))}
@@ -62,7 +62,7 @@ def _is_float(dtype: torch.dtype) -> bool:
 
 
 def refuse_complex(program: torch.export.ExportedProgram) -> None:
-    """Raises ExportError where a result is complex: torch.onnx writes a complex number as two real ones."""
+    """Raises ExportError where a complex result is no view of two real numbers: a buffer's, or a file's."""
     for result in pytree.tree_leaves(program.graph.output_node().args):
         value = result.meta.get("val") if isinstance(result, torch.fx.Node) else None
         if isinstance(value, Tensor) and value.is_complex():

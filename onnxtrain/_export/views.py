@@ -101,10 +101,12 @@ class _Writer:
             self.values.append(entry)
         return self.values.index(entry)
 
-    def result(self, leaf: int, orders: Mapping[int, list[int]]) -> int:
-        """An output of the graph, with its axes where the module has them."""
+    def result(self, leaf: int, remade: Mapping[int, Sequence[tuple[str, list[Any]]]]) -> int:
+        """An output of the graph, as the module has it."""
         at = self.source("result", leaf)
-        return self._call("aten.permute.default", [{"v": at}, orders[leaf]], {}) if leaf in orders else at
+        for name, rest in remade.get(leaf, ()):
+            at = self._call(name, [{"v": at}, *rest], {})
+        return at
 
     def path(self, path: _Path, start: int) -> int:
         """The number of the value at the end of a path that begins at a value."""
@@ -163,7 +165,7 @@ def _name(target: Any, arithmetic: bool = False) -> str | None:
 
 
 def find(program: torch.export.ExportedProgram, traced: Any, users: Sequence[int],
-         owned: Callable[[str], tuple[str, str]], strides: bool = True) -> list[Any] | None:
+         owned: Callable[[str], tuple[str, str]], for_file: bool = False) -> list[Any] | None:
     """How to make the results that are views, as JSON: [values, [[leaf, value], ...]]; None where there is none.
 
     Args:
@@ -173,7 +175,7 @@ def find(program: torch.export.ExportedProgram, traced: Any, users: Sequence[int
             arguments hold after forward.
         users: leaves of the input that are tensors.
         owned: a weight's name in the program -> ("parameter" or "buffer", its name).
-        strides: a result whose axes lie in another order in memory is a view too.
+        for_file: no view is taken of a result that lies in another order in memory, or is complex.
 
     Raises:
         ExportError: a result shares memory with an argument or weight, and cannot be made again.
@@ -197,12 +199,12 @@ def find(program: torch.export.ExportedProgram, traced: Any, users: Sequence[int
         if not path.steps and leaf not in same:
             bases.setdefault(path.root, leaf)
     writer, made = _Writer(source), []
-    orders: dict[int, list[int]] = {}
-    for place, (leaf, path) in enumerate(paths.items()):
-        if strides and leaf not in same and (not path.outermost or source(path.root) is None) and (
-                bases.get(path.root, leaf) == leaf and (order := _order(nodes[place])) is not None):
-            orders[leaf] = _in_order(program.graph, results.index(leaf), order)
-            made.append([leaf, writer.result(leaf, orders)])
+    remade: dict[int, list[tuple[str, list[Any]]]] = {}
+    for leaf, path in paths.items():
+        if not (for_file or leaf in same or path.outermost and source(path.root) is not None
+                or bases.get(path.root, leaf) != leaf) and (calls := _remade(program.graph, results.index(leaf))):
+            remade[leaf] = calls
+            made.append([leaf, writer.result(leaf, remade)])
     for leaf, path in paths.items():
         known = source(path.root) if path.outermost else None
         if leaf in same:
@@ -210,7 +212,7 @@ def find(program: torch.export.ExportedProgram, traced: Any, users: Sequence[int
         if known is None and bases.get(path.root, leaf) == leaf:
             continue
         try:
-            start = writer.source(*known) if known is not None else writer.result(bases[path.root], orders)
+            start = writer.source(*known) if known is not None else writer.result(bases[path.root], remade)
             made.append([leaf, writer.path(path, start)])
         except _Lost as error:
             if known is not None:
@@ -226,16 +228,29 @@ def _order(node: Any) -> list[int] | None:
     return list(order) if order is not None and is_dense(value, order) and not is_dense(value) else None
 
 
-def _in_order(graph: fx.Graph, place: int, order: list[int]) -> list[int]:
-    """Has the graph return a result as it lies in memory. Returns the order of axes that makes the result of it."""
+def _remade(graph: fx.Graph, place: int) -> list[tuple[str, list[Any]]]:
+    """Has the graph return a result as it lies in memory, and a complex one as real numbers.
+
+    Returns the calls that make the result of it: operators, and their arguments behind the first.
+    """
     output = graph.output_node()
     results: list[Any] = list(output.args[0])
-    node = results[place]
+    calls: list[tuple[str, list[Any]]] = []
+    node, order = results[place], _order(results[place])
     with graph.inserting_before(output), node.meta["val"].fake_mode:
-        results[place] = graph.call_function(torch.ops.aten.permute.default, (node, order))
-        results[place].meta = {**node.meta, "val": node.meta["val"].permute(order)}
+        if order is not None:
+            node = graph.call_function(torch.ops.aten.permute.default, (node, order))
+            node.meta = {**results[place].meta, "val": results[place].meta["val"].permute(order)}
+            calls.insert(0, ("aten.permute.default", [[order.index(axis) for axis in range(len(order))]]))
+        if node.meta["val"].is_complex():
+            for target in (torch.ops.aten.resolve_conj.default, torch.ops.aten.view_as_real.default):
+                value = node.meta["val"]
+                node = graph.call_function(target, (node,))
+                node.meta = {**results[place].meta, "val": target(value)}
+            calls.insert(0, ("aten.view_as_complex.default", []))
+    results[place] = node
     output.args = (tuple(results),)
-    return [order.index(axis) for axis in range(len(order))]
+    return calls
 
 
 def leaves(views: Sequence[Any] | None) -> frozenset[int]:

@@ -246,6 +246,7 @@ class Program:
         self._aside = self._without_gradient() if b"StopGradient" in model else frozenset[int]()
         self._agents: dict[bytes, Agent] = {}
         self.latest_mask = b""
+        self._complex: frozenset[int] = frozenset()  # inputs that the graph has as pairs of real numbers
         self.whole_step: Any = None  # onnxtrain.training._whole_step.Learned: a trainer's step in one call
 
     def _bind_inputs(self, module: torch.nn.Module) -> None:
@@ -285,7 +286,8 @@ class Program:
                 self._buffers.append((index, owner._buffers if name in owner._buffers else owner._parameters, name))
         # Whether backward and an optimizer's step may follow before anything looks at the results.
         self.may_step = (self.device == "cpu" and self.chain is None and self.conditional is None
-                         and not (self._checks or self._written))
+                         and not (self._checks or self._written or any(
+                             [expected is not None and expected[1].is_complex for expected in self._expected])))
         self.changing = self._changing()
         same = dict(self.exported.same)
         self._user_outputs = [(index, leaf) for index, leaf in self._user_outputs if leaf not in same]
@@ -378,6 +380,11 @@ class Program:
             mask = bytes([flag and i not in self._aside for i, flag in enumerate(mask)])
         self.latest_mask = mask
         if self.first_call is None:
+            self._complex = frozenset([i for i, tensor in enumerate(tensors) if tensor.is_complex()])
+        if self._complex:
+            tensors = tuple([torch.view_as_real(t.resolve_conj()) if i in self._complex else t
+                             for i, t in enumerate(tensors)])
+        if self.first_call is None:
             self.first_call = [tuple(tensor.shape) for tensor in tensors], mask
         wanted = 1 in mask
         if self._written:
@@ -453,7 +460,7 @@ class Program:
     def _check_weights(self, tensors: Sequence[Any]) -> None:
         """The engine refused its inputs: because of one of the module's own?"""
         for tensor, expected in zip(tensors, self._expected):
-            if expected is None:
+            if expected is None or expected[1].is_complex:
                 continue
             name, dtype, shape = expected
             if type(tensor) is not Tensor and not isinstance(tensor, Tensor):

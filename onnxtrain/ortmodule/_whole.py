@@ -48,7 +48,7 @@ def export_whole(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[st
         ExportError: Dynamo cuts the graph, a result is none of the graph's, or torch cannot export it.
     """
     graph, inputs, own, wanted = _captured(module, args, kwargs)
-    exported = export(graph, inputs, opset=opset, strides=False)
+    exported = export(graph, inputs, opset=opset, for_file=True)
     given = {id(tensor): i for i, tensor in enumerate(tensors_of((args, kwargs)))}
     places = {id(tensor): i for i, tensor in enumerate(own)}
     if any([id(tensor) not in places for tensor in wanted]):
