@@ -23,6 +23,7 @@ class Counters:
     whole: Counters | None = None  # of the ORTModule of which this counts one graph: the steps are the whole's
     engine_graphs: int = 0  # that ran for this one's steps, in the engine and in PyTorch
     torch_graphs: int = 0
+    methods: dict[str, int] | None = dataclasses.field(default_factory=dict)  # looked up so often; None: that is said
 
 
 _process = Counters()
@@ -93,7 +94,7 @@ def stats(model: Any = None) -> dict[str, Any]:
         counters, programs = model._counters, [program for _, known in model._all_programs() for program in known]
     with _lock:
         result = dataclasses.asdict(dataclasses.replace(counters, whole=None))
-    for name in ("whole", "engine_graphs", "torch_graphs"):
+    for name in ("whole", "engine_graphs", "torch_graphs", "methods"):
         del result[name]
     sessions = [session.stats() for program in programs for session in program.sessions]
     latest = max(programs, key=lambda program: program.used, default=None)
@@ -158,7 +159,8 @@ def explain(model: Any) -> str:
             mode = "training" if key.training else "inference"
             lines += _explained(mode, program)
     counts = stats(model)
-    lines.append(f"  calls of forward: {counts['engine_steps']} in the engine, {counts['fallback_steps']} in PyTorch")
+    called = "forward and methods" if model._methods else "forward"
+    lines.append(f"  calls of {called}: {counts['engine_steps']} in the engine, {counts['fallback_steps']} in PyTorch")
     if counts["specialisations"]:
         lines.append(f"  programs for new sizes: {counts['specialisations']}, built in "
                      f"{counts['specialise_seconds'] * 1e3:.1f} ms, the latest in "

@@ -180,11 +180,23 @@ def _as_strided(graph: torch.fx.Graph, node: Any) -> None:
     sizes, strides = hints[2:2 + len(given[0])], hints[2 + len(given[0]):]
     if all(sizes) and offset + sum((size - 1) * stride for size, stride in zip(sizes, strides)) >= hints[1]:
         raise ExportError("The module calls as_strided() beyond the tensor that it is given; a graph has no more.")
+    if root is not viewed and not _lies_within((sizes, strides, offset), viewed.meta["val"], hints[1]):
+        raise ExportError("The module calls as_strided() on a part of a tensor and reads beyond that part, where "
+                          "PyTorch gives it no gradient; a graph would.")
     with graph.inserting_before(node), value.fake_mode:
         if order != list(range(value.dim())):
             root = graph.call_function(aten.permute.default, (root, order))
             root.meta = {**node.meta, "val": value.permute(order)}
     node.args = (root, *node.args[1:2 if writes else 1], *given[:2], offset)
+
+
+def _lies_within(read: tuple[Any, ...], viewed: Any, elements: int) -> bool:
+    """Whether (sizes, strides, offset) reads elements of a view alone, of a memory of so many."""
+    shape = [size.node.hint if isinstance(size, torch.SymInt) else size
+             for size in (*viewed.shape, *viewed.stride(), viewed.storage_offset())]
+    held = torch.zeros(elements, dtype=torch.bool)
+    held.as_strided(shape[:viewed.dim()], shape[viewed.dim():-1], shape[-1]).fill_(True)
+    return bool(held.as_strided(*read).all())
 
 
 def _values(numbers: Any) -> list[Any]:

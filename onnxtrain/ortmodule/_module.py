@@ -24,7 +24,7 @@ from onnxtrain._export.errors import (
 )
 from onnxtrain._export.exported import OPSETS
 from onnxtrain._export.function_apply import CustomFunctions
-from onnxtrain.ortmodule import _announce, _memory_config, _outputs, _random, _special
+from onnxtrain.ortmodule import _announce, _memory_config, _named_methods, _outputs, _random, _special
 from onnxtrain.ortmodule._captured import Parts, kind_of_call, names_of_call
 from onnxtrain.ortmodule._debug import STAGES, DebugOptions
 from onnxtrain.ortmodule._device import device_of, on_several
@@ -45,7 +45,8 @@ from onnxtrain.ortmodule._verify import VerificationError, compare, tolerance, v
 from onnxtrain.ortmodule.options import RuntimeOptions
 
 _OWN = frozenset(("_module", "_debug", "_programs", "_known", "_counters", "_fallback", "_fallen", "_idle",
-                  "_announced", "_parts", "_runtime", "_view", "_lazy", "_in_backward", "_outputs"))
+                  "_announced", "_parts", "_runtime", "_view", "_lazy", "_in_backward", "_outputs",
+                  "_methods"))
 _STORES = ("_parameters", "_buffers", "_modules")
 MAX_PROGRAMS = 32  # exports kept per schema; the one that was made first goes
 MAX_BY_TORCH = 8  # operators of one graph that torch runs; with more, torch runs the module
@@ -66,6 +67,8 @@ class ORTModule(torch.nn.Module):
             them alone is not computed; in evaluation all are. None: as ORTMODULE_OUTPUTS says; ():
             all. Names count for results that have names, positions for the others, or where no names are given. One
             tensor is returned as it is, and so is a result that has nothing of what is named.
+        methods: names of methods that run in the engine too, as ``model.evaluate_actions(obs, actions)`` of a policy;
+            forward always does.
 
     Dynamo captures the module at the first call, and again when a Python value that forward reads has changed. Each
     graph is exported once; new sizes are specialised in milliseconds. PyTorch runs what torch cannot export or the
@@ -73,12 +76,13 @@ class ORTModule(torch.nn.Module):
 
     Raises:
         TypeError: module is not a torch.nn.Module; outputs has an item that is no str and no int.
+        ValueError: the module has no method of a name in methods.
         ORTModuleTorchModelException: module is an ORTModule; or it is a DataParallel, and the policy does not allow
             PyTorch to run it.
     """
 
     def __init__(self, module: torch.nn.Module, debug_options: DebugOptions | None = None, *,
-                 outputs: str | int | Iterable[str | int] | None = None) -> None:
+                 outputs: str | int | Iterable[str | int] | None = None, methods: str | Iterable[str] = ()) -> None:
         if not isinstance(module, torch.nn.Module):
             raise TypeError(f"ORTModule() takes a torch.nn.Module, not {type(module).__name__}")
         if isinstance(module, ORTModule):
@@ -106,7 +110,8 @@ class ORTModule(torch.nn.Module):
         self.__dict__["training"] = module.training
         for store in _STORES:  # the very dicts: torch's own walks find everything here
             self.__dict__[store] = module.__dict__[store]
-        _warn_of_collisions(module, self._debug)
+        _special.warn_of_collisions({*vars(ORTModule), *_OWN}, module, self._debug)
+        self._methods = _named_methods.made(self, methods)
         if isinstance(module, torch.nn.DataParallel):
             self._fall_back("the module", FallbackPolicy.FALLBACK_UNSUPPORTED_TORCH_MODEL,
                             "ORTModule does not support torch.nn.DataParallel, which copies its module at every step: "
@@ -373,9 +378,13 @@ class ORTModule(torch.nn.Module):
     def _all_programs(self) -> list[tuple[Key, list[Program]]]:
         """The programs of each schema, those of its graphs among them."""
         found = list(self._programs.items())
-        for graph in self._parts.models() if self._parts is not None else ():
+        for graph in self._graphs():
             found += graph._all_programs()
         return found
+
+    def _graphs(self) -> list[ORTModule]:
+        """What runs the graphs of forward, and the methods."""
+        return [*(self._parts.models() if self._parts is not None else ()), *self._methods.values()]
 
     def _join(self, handle: Any) -> None:
         """For onnxtrain.optim.step_in_backward(): the optimizer that backward updates parameters by, or None."""
@@ -383,7 +392,7 @@ class ORTModule(torch.nn.Module):
         for programs in self._programs.values():
             for program in programs:
                 program.in_backward = handle
-        for graph in self._parts.models() if self._parts is not None else ():
+        for graph in self._graphs():
             graph._join(handle)
 
     def _lacking(self, error: Exception, program: Program | None) -> str | None:
@@ -543,10 +552,13 @@ class ORTModule(torch.nn.Module):
         module = self.__dict__.get("_module")
         if module is None:
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        if name in self._methods:
+            return self._methods[name]
         value = getattr(module, name)
         function = getattr(value, "__func__", None)
         if function is None or value.__self__ is not module:
             return value
+        _named_methods.note(self, name)
         return _special.bound(self, value)
 
     def __init_subclass__(cls, **settings: Any) -> None:
@@ -584,6 +596,7 @@ class ORTModule(torch.nn.Module):
         of = self._module
         self._module = object.__new__(type(of))
         object.__setattr__(self._module, "__dict__", {**of.__dict__, **{name: self.__dict__[name] for name in _STORES}})
+        self._methods = _named_methods.made(self, self._methods)
         if "_call" in self.__dict__:
             self.__dict__["_call"] = Adopted.calls(self)
         if "_compiled_call_impl" in self.__dict__:
@@ -602,10 +615,11 @@ class ORTModule(torch.nn.Module):
         return _special.blank, (getattr(type(self), "_plain_class", type(self)),), self.__getstate__()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"module": self._module, "debug": self._debug, "outputs": self._outputs}
+        return {"module": self._module, "debug": self._debug, "outputs": self._outputs, "methods": tuple(self._methods)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["module"], state["debug"], outputs=state.get("outputs"))  # type: ignore[misc]
+        self.__init__(state["module"], state["debug"], outputs=state.get("outputs"),  # type: ignore[misc]
+                      methods=state.get("methods", ()))
 
     def __copy__(self) -> ORTModule:
         made = object.__new__(type(self))
@@ -615,7 +629,7 @@ class ORTModule(torch.nn.Module):
     def __deepcopy__(self, memo: dict[int, Any]) -> ORTModule:
         import copy
 
-        return ORTModule(copy.deepcopy(self._module, memo), self._debug, outputs=self._outputs)
+        return ORTModule(copy.deepcopy(self._module, memo), self._debug, outputs=self._outputs, methods=self._methods)
 
     def add_module(self, name: str, module: torch.nn.Module | None) -> None:
         """Raises ORTModuleTorchModelException: modules are added before wrapping."""
@@ -650,18 +664,6 @@ class ORTModule(torch.nn.Module):
         the base model, but does not recognize them in a wrapper."""
         adapted = hasattr(self._module, "peft_config") and hasattr(self._module, "get_base_model")
         return (self._module.get_base_model() if adapted else self._module)._get_name()
-
-
-def _warn_of_collisions(module: torch.nn.Module, debug: DebugOptions) -> None:
-    """Warns about attributes of the user's module whose names ORTModule uses too: ORTModule's are found first."""
-    ours = {name for name in (*vars(ORTModule), *_OWN) if not name.startswith("__")}
-    ours -= {"forward", "extra_repr", "train", "eval"}  # ORTModule's call the module's
-    methods = [name for base in type(module).__mro__ if base.__module__.split(".")[0] != "torch" for name in vars(base)]
-    held = vars(module).keys() - vars(torch.nn.Module()).keys()
-    for name in (*sorted(ours & held), *sorted(ours & set(methods))):
-        debug.log(logging.WARNING,
-                  "User Module's attribute name %s collides with ORTModule's attribute name. User Module's attribute "
-                  "may not be returned when trying to retrieve the attribute through ORTModule.", name)
 
 
 def _delegate(name: str) -> None:

@@ -7,6 +7,7 @@ ORTModule's own names win; all others of the wrapped class are read from the wra
 from __future__ import annotations
 
 import inspect
+import logging
 import types
 from typing import Any
 
@@ -101,3 +102,15 @@ def blank(kind: Any) -> Any:
 def is_custom_method(module: torch.nn.Module, name: str) -> bool:
     """Whether a name is a method of the user's class, which ORTModule has as its own."""
     return isinstance(getattr(type(module), name, None), types.FunctionType) and not hasattr(torch.nn.Module, name)
+
+
+def warn_of_collisions(ours: set[str], module: torch.nn.Module, debug: Any) -> None:
+    """Warns about attributes of the user's module whose names ORTModule uses too: ORTModule's are found first."""
+    ours = {name for name in ours if not name.startswith("__")}
+    ours -= {"forward", "extra_repr", "train", "eval"}  # ORTModule's call the module's
+    methods = [name for base in type(module).__mro__ if base.__module__.split(".")[0] != "torch" for name in vars(base)]
+    held = vars(module).keys() - vars(torch.nn.Module()).keys()
+    for name in (*sorted(ours & held), *sorted(ours & set(methods))):
+        debug.log(logging.WARNING,
+                  "User Module's attribute name %s collides with ORTModule's attribute name. User Module's attribute "
+                  "may not be returned when trying to retrieve the attribute through ORTModule.", name)
