@@ -17,7 +17,6 @@ from torch.overrides import TorchFunctionMode
 
 from onnxtrain._export import checks, replacements
 from onnxtrain._export.checkpoint import noting
-from onnxtrain._export.cells import CELLS
 from onnxtrain._export.complex_parts import set_item
 from onnxtrain._export.derivatives import Differentiated
 from onnxtrain._export.errors import Untraceable
@@ -48,7 +47,6 @@ def _refuse(what: str) -> Callable[..., Any]:
 _REPLACED: dict[Any, Callable[..., Any]] = {
     **{getattr(F, name): function for name, function in PATCHES.items()},
     **SPECIAL,
-    **CELLS,
     torch.batch_norm: _torch_batch_norm,
     torch.ctc_loss: _torch_ctc_loss,
 }

@@ -269,14 +269,12 @@ def _autocast() -> bool:
     return any(torch.is_autocast_enabled(device) for device in ("cpu", "cuda"))
 
 
-def _cell(name: str, written: Callable[..., Any]) -> Callable[..., Any]:
-    """A recurrent cell; under autocast written with its two products, as taken_apart()."""
-    theirs = getattr(torch, name)
-
+def _cell(written: Callable[..., Any]) -> Callable[..., Any]:
+    """A recurrent cell, with its two products, which autocast casts. torch's own decomposition runs each operator of the
+    program once more, which takes most of an export where a cell is called at each step of a sequence.
+    """
     def cell(input: Tensor, hx: Any, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None,
              b_hh: Tensor | None = None) -> Any:
-        if not _autocast():
-            return theirs(input, hx, w_ih, w_hh, b_ih, b_hh)
         hidden = hx[0] if isinstance(hx, (tuple, list)) else hx
         return written(F.linear(input, w_ih, b_ih), F.linear(hidden, w_hh, b_hh), hx)
 
@@ -343,10 +341,10 @@ SPECIAL: dict[Any, Callable[..., Any]] = {
     torch.special.xlogy: xlogy,
     torch.special.xlog1py: xlog1py,
     torch.std_mean: std_mean,
-    torch.gru_cell: _cell("gru_cell", _gru),
-    torch.lstm_cell: _cell("lstm_cell", _lstm),
-    torch.rnn_tanh_cell: _cell("rnn_tanh_cell", lambda input, hidden, _hx: torch.tanh(hidden + input)),
-    torch.rnn_relu_cell: _cell("rnn_relu_cell", lambda input, hidden, _hx: torch.relu(hidden + input)),
+    torch.gru_cell: _cell(_gru),
+    torch.lstm_cell: _cell(_lstm),
+    torch.rnn_tanh_cell: _cell(lambda input, hidden, _hx: torch.tanh(hidden + input)),
+    torch.rnn_relu_cell: _cell(lambda input, hidden, _hx: torch.relu(hidden + input)),
     torch.linalg.multi_dot: multi_dot,
     torch.cdist: cdist,
     torch.linspace: _of_fixed_ends(torch.linspace),
