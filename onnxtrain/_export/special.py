@@ -270,8 +270,8 @@ def _autocast() -> bool:
 
 
 def _cell(written: Callable[..., Any]) -> Callable[..., Any]:
-    """A recurrent cell, with its two products, which autocast casts. torch's own decomposition runs each operator of the
-    program once more, which takes most of an export where a cell is called at each step of a sequence.
+    """A recurrent cell, with its two products, which autocast casts. torch's own decomposition runs each operator of
+    the program once more, which takes most of an export where a cell is called at each step of a sequence.
     """
     def cell(input: Tensor, hx: Any, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None,
              b_hh: Tensor | None = None) -> Any:

@@ -30,7 +30,30 @@ def _by_torch() -> None:
 
 
 def _in_engine(*tensors: Tensor) -> bool:
-    return not torch._C._is_any_autocast_enabled() and all([tensor.device.type == "cpu" for tensor in tensors])
+    return all([tensor.device.type == "cpu" for tensor in tensors])
+
+
+def _dtype() -> torch.dtype | None:
+    """That of autocast, for the products of recurrent networks."""
+    return torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
+
+
+def _rounded(tensors: Any) -> list[Tensor]:
+    """As autocast has them, in float32: the engine sums in it."""
+    dtype = _dtype()
+    return list(tensors) if dtype is None else [
+        tensor if tensor.dtype == torch.float64 else tensor.to(dtype).float() for tensor in tensors]
+
+
+def _lowered(tensors: Any) -> list[Tensor]:
+    """Results of autocast's dtype."""
+    dtype = _dtype()
+    return list(tensors) if dtype is None else [
+        tensor if tensor.dtype == torch.float64 else tensor.to(dtype) for tensor in tensors]
+
+
+def _fits(dtype: torch.dtype) -> bool:
+    return dtype in (torch.float32, torch.float64) or _dtype() is not None and dtype == _dtype()
 
 
 def _pack_padded_sequence(input: Tensor, lengths: Any, batch_first: bool = False, enforce_sorted: bool = True) -> Any:
@@ -75,9 +98,9 @@ def _forward_padded(self: torch.nn.RNNBase, input: Tensor, hx: Any = None) -> An
         zeros = input.new_zeros(layers, input.size(0 if self.batch_first else 1), self.hidden_size)
         hx = (zeros, zeros) if several else zeros
     self.check_forward_args(input, hx, None)
-    output, *last = packed.recur_padded(self.mode.lower(), input, tuple(hx) if several else (hx,), _weights(self),
-                                        self.bias, self.num_layers, float(self.dropout), self.training,
-                                        self.bidirectional, self.batch_first)
+    output, *last = _lowered(packed.recur_padded(
+        self.mode.lower(), _rounded([input])[0], tuple(_rounded(hx if several else (hx,))), _rounded(_weights(self)),
+        self.bias, self.num_layers, float(self.dropout), self.training, self.bidirectional, self.batch_first))
     return output, tuple(last) if several else last[0]
 
 
@@ -89,17 +112,17 @@ def _forward(self: torch.nn.RNNBase, input: PackedSequence, hx: Any = None) -> A
     states = () if hx is None else tuple(hx) if several else (hx,)
     widths = (self.proj_size or self.hidden_size, self.hidden_size)
     layers = self.num_layers * (2 if self.bidirectional else 1)
-    if not _in_engine(data, batch_sizes, *states) or data.dtype not in (torch.float32, torch.float64):
-        _by_torch()
-    if self.proj_size:
+    if not _in_engine(data, batch_sizes, *states) or not _fits(data.dtype) or self.proj_size:
         _by_torch()
     for state, width in zip(states, widths):
-        if state.dim() != 3 or state.size(0) != layers or state.size(2) != width or state.dtype != data.dtype:
+        if state.dim() != 3 or state.size(0) != layers or state.size(2) != width or (
+                state.dtype != data.dtype and _dtype() is None):
             _by_torch()
     if order is not None:
         states = tuple([state.index_select(1, order) for state in states])
-    output, *last = packed.recur(self.mode.lower(), data, batch_sizes, states, _weights(self), self.bias,
-                                 self.num_layers, float(self.dropout), self.training, self.bidirectional)
+    output, *last = _lowered(packed.recur(
+        self.mode.lower(), _rounded([data])[0], batch_sizes, tuple(_rounded(states)), _rounded(_weights(self)),
+        self.bias, self.num_layers, float(self.dropout), self.training, self.bidirectional))
     if back is not None:
         last = [state.index_select(1, back) for state in last]
     return PackedSequence(output, batch_sizes, order, back), tuple(last) if several else last[0]
@@ -142,9 +165,9 @@ def _instead_of_forward(module: Any, arguments: list[Any]) -> Any:
     examples = [argument.as_proxy().node.meta.get("example_value") for argument in arguments
                 if argument.is_tensor()]
     network = getattr(module, "value", None)
-    fits = isinstance(network, torch.nn.RNNBase) and not network.proj_size and bool(examples) and _in_engine(*examples)
-    return _forward_padded if fits and all([example.dim() == 3 and example.dtype in (torch.float32, torch.float64)
-                                            for example in examples]) else None
+    if not isinstance(network, torch.nn.RNNBase) or network.proj_size or not examples or not _in_engine(*examples):
+        return None
+    return _forward_padded if all([each.dim() == 3 and _fits(each.dtype) for each in examples]) else None
 
 
 def _is_given_list(arguments: list[Any], named: dict[str, Any]) -> bool:
