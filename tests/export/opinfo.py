@@ -111,7 +111,7 @@ def unlike(got: Any, want: Any, values: bool) -> str | None:
 
 
 def _unequal(got: torch.Tensor, want: torch.Tensor) -> str | None:
-    rtol, atol = TOLERANCES.get(want.dtype, (0.0, 0.0))
+    rtol, atol = TOLERANCES.get(want.dtype.to_real() if want.is_complex() else want.dtype, (0.0, 0.0))
     try:
         torch.testing.assert_close(got.detach(), want.detach(), rtol=rtol, atol=atol, equal_nan=True)
     except AssertionError as error:
