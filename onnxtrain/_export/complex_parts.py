@@ -1,8 +1,7 @@
 """Complex numbers as two real tensors, real and imaginary parts: ONNX has no arithmetic of complex numbers.
 
-Called by export.py between torch.export and torch.onnx. Arguments and results stay what they are, and so do operators
-that are in no table below: torch.onnx writes a complex tensor as a real one whose last axis is 2, and translates the
-Fourier transforms.
+Called by export.py between torch.export and torch.onnx. Arguments and results stay what they are, and so do Fourier
+transforms and convolutions, which torch.onnx translates: it writes a complex tensor as a real one whose last axis is 2.
 """
 
 from __future__ import annotations
@@ -13,6 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+
+from onnxtrain._export import messages
+from onnxtrain._export.errors import ExportError
 
 aten = torch.ops.aten
 _REAL = {torch.complex64: torch.float32, torch.complex128: torch.float64, torch.complex32: torch.float16}
@@ -25,6 +27,7 @@ _LINEAR = """
     masked_fill mean moveaxis movedim narrow neg pad permute repeat reshape roll rsub scatter_add select
     select_scatter slice slice_scatter split split_with_sizes squeeze stack sub sum swapaxes t tile transpose
     tril triu unbind unflatten unsqueeze _unsafe_view view vstack where zeros_like"""
+_STAY = ("fft_", "_fft_", "stft", "istft", "conv", "_assert", "item", "_local_scalar_dense")  # how their names begin
 _ALIKE = frozenset([operator.getitem, *(getattr(getattr(aten, name), overload) for name in _LINEAR.split()
                                         for overload in getattr(aten, name).overloads()
                                         if not overload.endswith("out") and overload != "dtype")])
@@ -66,6 +69,21 @@ def set_item(tensor: Tensor, index: Any, value: Any) -> None:
 _set_item = Tensor.__setitem__
 
 
+def _refuse_unknown(node: fx.Node) -> None:
+    """Raises ExportError for an operator that torch.onnx may translate wrongly where it is given complex numbers."""
+    name = getattr(getattr(node.target, "_schema", None), "name", "")
+    if not name.partition("::")[2].startswith(_STAY) and name:
+        error = ExportError(f"The module calls {name.replace('::', '.')} with complex numbers, which has no form in a "
+                            "graph.")
+        messages.raised_at(error, node.meta.get("stack_trace"))
+        raise error
+
+
+def _names(target: Any) -> list[str]:
+    """Of an operator's arguments."""
+    return [argument.name for argument in getattr(getattr(target, "_schema", None), "arguments", ())]
+
+
 class _Splitting:
     """Of one graph."""
 
@@ -87,7 +105,8 @@ class _Splitting:
             self._meta = {name: value for name, value in node.meta.items() if name not in ("val", "tensor_meta")}
             with self._graph.inserting_before(node):
                 parts = self._split(node) if node.op == "call_function" else None
-                if parts is None:  # stays as it is
+                if parts is None:
+                    _refuse_unknown(node)
                     node.args, node.kwargs = fx.map_arg((node.args, node.kwargs), self.operand)
                     continue
             self._replaced.append(node)
@@ -103,7 +122,8 @@ class _Splitting:
         if node.target is operator.getitem and node.args[0] not in self._parts:
             return None  # one result of an operator that stays
         if node.target in _ALIKE:
-            return self._alike(node)
+            given = {**dict(zip(_names(node.target), node.args)), **node.kwargs}
+            return None if isinstance(given.get("alpha"), complex) else self._alike(node)
         rule = _RULES.get(node.target)
         return None if rule is None else rule(self, *node.args, **node.kwargs)
 
@@ -125,8 +145,7 @@ class _Splitting:
 
     def _without_real(self, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> None:
         """For imaginary parts, zeros where a value is real: a term, what is joined or written, or padding."""
-        names = [argument.name for argument in getattr(getattr(node.target, "_schema", None), "arguments", ())]
-        for place, (name, value) in enumerate(zip(names, node.args)):
+        for place, (name, value) in enumerate(zip(_names(node.target), node.args)):
             if name in ("self", "other", "tensors", "src", "values", "source", "value") and not _is_complex(value):
                 args[place] = self._zeros(value)
             elif isinstance(value, (list, tuple)) and _is_complex(value):

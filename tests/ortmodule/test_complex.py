@@ -179,6 +179,13 @@ def test_between_two_graphs():
     assert onnxtrain.stats(model)["reasons"] == []
 
 
+def test_a_complex_alpha_is_pytorchs():
+    eager = Spectral(lambda m, f: torch.view_as_real(torch.add(f, f.conj(), alpha=2j)))
+    model = ORTModule(copy.deepcopy(eager))
+    equal(model, eager, [drawn(2, 3, 16, seed=5)])
+    assert "aten.add" in onnxtrain.stats(model)["reasons"][0]
+
+
 def test_a_buffer_that_is_written_is_pytorchs(caplog):
     class Keeps(Spectral):
         def forward(self, x):
