@@ -15,6 +15,7 @@ from torch import Tensor
 PLACES = ("made", "argument", "leaf", "buffer", "attribute", "frozen", "parameter")
 MODES = ("plain", "no_grad", "view in no_grad", "autocast", "evaluated")
 READS = ("all", "returned", "base", "result", "alias", "twice", "none")
+STEEP = ("tan",)  # a last digit of float32 near a pole is a first one two calls later
 OWN_NUMBERS = {"nn.functional.dropout"}  # its mask is the engine's own
 
 
@@ -241,7 +242,9 @@ def opinfo(samples: int = 3) -> list[Case]:
     for turn, op in enumerate(operators):
         rows: list[Any] = []
         for dtype in (torch.float32, torch.int64, torch.float64, torch.bool):
-            if dtype in op.dtypes and (dtype != torch.float64 or turn % 4 == 0):
+            if op.name in STEEP and dtype == torch.float32:
+                continue
+            if dtype in op.dtypes and (dtype != torch.float64 or turn % 4 == 0 or op.name in STEEP):
                 rows += _of_opinfo(op, dtype, samples if dtype == torch.float32 or not rows else 1)
         if not rows:
             continue
