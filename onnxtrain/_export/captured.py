@@ -144,18 +144,14 @@ class Operations:
         return self.graph.forward(*self.inputs(args))
 
     def trace(self, inputs: Sequence[Any], wrap: Callable[[Any], Any]) -> Any:
-        """Calls them while they are traced: names of the user's modules go along. Results are compared with Dynamo's,
-        unless a weight has another dtype than then, which torch 2.10 does not guard.
+        """Calls them while they are traced: names of the user's modules go along.
 
         Args:
             inputs: of the graph.
             wrap: called for each constant of the graph.
         """
-        given = [node.name for node in self.graph.graph.nodes if node.op == "placeholder"]
-        seen = all([_kinds(value) in self._kinds.get(name, [_kinds(value)])
-                    for name, value in zip(given, inputs, strict=True)])
         with torch.fx.traceback.preserve_node_meta():
-            return _Comparing(self.graph, self._kinds if seen else {}, self._orders, wrap).run(*inputs)
+            return _Comparing(self.graph, self._kinds, self._orders, wrap).run(*inputs)
 
 
 class _Comparing(torch.fx.Interpreter):
@@ -266,10 +262,9 @@ def _notes(operations: torch.fx.GraphModule) -> _Notes:
             for value in pytree.tree_leaves(node.meta.get("example_value")) if isinstance(value, _NUMBERS))
         reads_strides = False
         kinds = {node.name: _kinds(node.meta["example_value"]) for node in operations.graph.nodes
-                 if node.op in ("placeholder", "call_function", "call_method")
-                 and node.meta.get("example_value") is not None}
+                 if node.op in ("call_function", "call_method") and node.meta.get("example_value") is not None}
         orders = {node.name: order_of(node.meta["example_value"]) for node in operations.graph.nodes
-                  if node.name in kinds and node.op != "placeholder" and isinstance(node.meta["example_value"], Tensor)}
+                  if node.name in kinds and isinstance(node.meta["example_value"], Tensor)}
         for part in operations.modules():
             for node in part.graph.nodes if isinstance(part, torch.fx.GraphModule) else ():
                 _name_modules(node)

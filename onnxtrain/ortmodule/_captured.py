@@ -56,6 +56,8 @@ from onnxtrain.ortmodule._methods import Methods
 
 TRY_AGAIN = 16  # calls in PyTorch, before Dynamo sees such a call again; then as many times that
 MAX_WRONG = 64  # kinds of arguments, of these sizes, that forward refuses
+# Before torch 2.11, Dynamo does not see that the dtype of a weight changes, or whether it wants a gradient.
+GUARDS_WEIGHTS = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 11)
 MAX_CAPTURES = 8  # of one mode; Dynamo runs the module in PyTorch after them
 # While it captures, Dynamo guards hooks, goes into LSTMs, and leaves to Python what it fails on, and NumPy's random
 # numbers, which it would draw from torch's generator; and it keeps data-dependent numbers and sizes in the
@@ -455,8 +457,8 @@ class Parts:
         self.twins = Twins()
         self.constants: dict[Any, set[tuple[Any, ...]]] = {}
         # By mode: each has its own code, and few sets of guards to try.
-        self._calls: dict[tuple[bool, ...], Callable[..., Any]] = {}
-        self._nothing: set[tuple[bool, ...]] = set()  # modes in which a call was captured that has nothing to compute
+        self._calls: dict[tuple[Any, ...], Callable[..., Any]] = {}
+        self._nothing: set[tuple[Any, ...]] = set()  # modes in which a call was captured that has nothing to compute
         self._methods: Methods | None = None
         self.seeds = False
         self._refused: dict[tuple[Any, ...], _Refused] = {}
@@ -613,8 +615,11 @@ class Parts:
         """One call of an ORTModule's module: in the engine if each of its graphs is."""
         self._latest = weakref.ref(whole)
         module, counters = whole._module, whole._counters
-        mode = (module.training, torch.is_grad_enabled(), torch.is_inference_mode_enabled(),
-                *_negative_zeros((*args, *kwargs.values())))
+        mode: tuple[Any, ...] = (
+            module.training, torch.is_grad_enabled(), torch.is_inference_mode_enabled(),
+            *_negative_zeros((*args, *kwargs.values())))
+        if not GUARDS_WEIGHTS:
+            mode += tuple([(parameter.dtype, parameter.requires_grad) for parameter in module.parameters()])
         if self._refused and self._settled(mode, args, kwargs):
             return whole._in_torch(args, kwargs)
         if self._wrong and self._wrong.get(wrong := (mode, _kind(args, kwargs, sizes=True)), 0) > 1:
