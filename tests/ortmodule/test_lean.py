@@ -40,10 +40,10 @@ def test_what_is_replaced_is_put_back():
     from torch.fx.experimental import symbolic_shapes
 
     def all_of_them():
+        in_some = getattr(output_graph.OutputGraph, "get_replayed_side_effect_source_refs", None)  # not in torch 2.10
         return (eval_frame.get_compiler_fn, graph_region_tracker.InputPickler, output_graph.uninteresting_files,
                 symbolic_convert.InstructionTranslator._throw_if_in_functorch, symbolic_shapes.uninteresting_files,
-                output_graph.OutputGraph.get_replayed_side_effect_source_refs,
-                symbolic_convert.get_funcname, guards.profile_guard_manager)
+                symbolic_convert.get_funcname, guards.profile_guard_manager, *([in_some] if in_some else []))
 
     before = all_of_them()
     with _lean.backend_as_it_is(), _lean.capturing():
