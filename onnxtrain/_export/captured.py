@@ -46,7 +46,7 @@ class _Notes(NamedTuple):
     reads_strides: bool
     layouts: tuple[Any, ...]  # of each argument, as layout_of() gives it
     kinds: dict[str, tuple[Any, ...]]  # by a node's name the dtype and rank of each tensor of its result
-    orders: dict[str, tuple[int, ...] | None]  # by a node's name the order of its result's axes in memory
+    orders: dict[tuple[str, int], tuple[int, ...]]  # by a name and rank, the order of axes in memory
     lasting: tuple[bool, ...]  # of each argument, whether the next call may read it again
 
 
@@ -86,7 +86,7 @@ class Operations:
                      for held in places]
         self.lasting = [lasts for lasts, held in zip(noted.lasting, places, strict=True) if not held]
         self._kinds = {name: {kinds} for name, kinds in noted.kinds.items()}
-        self._orders = noted.orders
+        self._orders = dict(noted.orders)
         self.version = 0
         self.argument_names = _names(module, graph, places)
         self._hold(root, places)
@@ -96,6 +96,7 @@ class Operations:
         noted = _notes(graph)
         for name, kinds in noted.kinds.items():
             self._kinds.setdefault(name, set()).add(kinds)
+        self._orders.update(noted.orders)
         found = _dynamic(noted, places)
         self.dynamic = [one | other for one, other in zip(self.dynamic, found, strict=True)]
         self._hold(self._root(), places)
@@ -159,12 +160,12 @@ class _Comparing(torch.fx.Interpreter):
 
     Args:
         kinds: by the name of a node the results that its captures had, as _kinds() has them.
-        orders: by the name of a node the order of its result's axes in memory, which its result gets here too.
+        orders: by the name of a node and its rank the order of its result's axes in memory, which it gets here too.
         wrap: called for each constant.
     """
 
     def __init__(self, graph: torch.fx.GraphModule, kinds: Mapping[str, set[Any]],
-                 orders: Mapping[str, tuple[int, ...] | None], wrap: Callable[[Any], Any]) -> None:
+                 orders: Mapping[tuple[str, int], tuple[int, ...]], wrap: Callable[[Any], Any]) -> None:
         super().__init__(graph)
         self._results, self._orders, self._wrap = kinds, orders, wrap
         self.extra_traceback = False  # the operator and its arguments in each exception
@@ -182,7 +183,8 @@ class _Comparing(torch.fx.Interpreter):
         except Exception as error:
             messages.raised_at(error, node.meta.get("stack_trace"))
             raise
-        return _laid_out(result, self._orders.get(node.name), self.map_nodes_to_values(node.all_input_nodes, node))
+        order = self._orders.get((node.name, result.dim())) if isinstance(result, Tensor) else None
+        return _laid_out(result, order, self.map_nodes_to_values(node.all_input_nodes, node))
 
 
 def _laid_out(result: Any, order: tuple[int, ...] | None, given: Any) -> Any:
@@ -263,8 +265,9 @@ def _notes(operations: torch.fx.GraphModule) -> _Notes:
         reads_strides = False
         kinds = {node.name: _kinds(node.meta["example_value"]) for node in operations.graph.nodes
                  if node.op in ("call_function", "call_method") and node.meta.get("example_value") is not None}
-        orders = {node.name: order_of(node.meta["example_value"]) for node in operations.graph.nodes
-                  if node.name in kinds and isinstance(node.meta["example_value"], Tensor)}
+        orders = {(node.name, len(order)): order for node in operations.graph.nodes
+                  if node.name in kinds and isinstance(node.meta["example_value"], Tensor)
+                  and (order := order_of(node.meta["example_value"])) is not None}
         for part in operations.modules():
             for node in part.graph.nodes if isinstance(part, torch.fx.GraphModule) else ():
                 _name_modules(node)

@@ -36,22 +36,12 @@ from onnxtrain._export import formulas, messages
 from onnxtrain._export.captured import Place, graph_of, layouts_of, places_of
 from onnxtrain._export.state import replaced, settings
 from onnxtrain._export.twins import Twins
-from onnxtrain.ortmodule import (
-    _announce,
-    _attributes,
-    _double,
-    _lean,
-    _logging,
-    _outputs,
-    _packed,
-    _repeats,
-    _sharded,
-    _utils,
-)
+from onnxtrain.ortmodule import _announce, _attributes, _double, _lean, _outputs, _packed, _repeats, _sharded, _utils
 from onnxtrain.ortmodule._device import names_of
 from onnxtrain.ortmodule._fallback import FallbackPolicy
 from onnxtrain.ortmodule._gone import forget
 from onnxtrain.ortmodule._key import describe
+from onnxtrain.ortmodule._logging import said_later
 from onnxtrain.ortmodule._methods import Methods
 
 TRY_AGAIN = 16  # calls in PyTorch, before Dynamo sees such a call again; then as many times that
@@ -272,7 +262,7 @@ def capturing(args: tuple[Any, ...], kwargs: dict[str, Any], wanted: dict[str, A
         stack.enter_context(_packed.followed())
         stack.enter_context(_double.followed())
         stack.enter_context(_collector.paused())
-        stack.enter_context(_logging.followed())
+        stack.enter_context(said_later())
         if hasattr(torch.compiler.config, "dynamic_sources"):
             sources = [torch.compiler.config.dynamic_sources, *_dynamic_sizes(args, kwargs)]
             named = ",".join(filter(None, sources))
@@ -459,6 +449,10 @@ class Parts:
         # By mode: each has its own code, and few sets of guards to try.
         self._calls: dict[tuple[Any, ...], Callable[..., Any]] = {}
         self._nothing: set[tuple[Any, ...]] = set()  # modes in which a call was captured that has nothing to compute
+        # By mode: the kinds of arguments that were captured. A mode of many kinds has code for each, as the limit of
+        # captures is there for what changes from call to call.
+        self._kinds: dict[tuple[Any, ...], set[Any]] = {}
+        self._varied: set[tuple[Any, ...]] = set()
         self._methods: Methods | None = None
         self.seeds = False
         self._refused: dict[tuple[Any, ...], _Refused] = {}
@@ -620,6 +614,8 @@ class Parts:
             *_negative_zeros((*args, *kwargs.values())))
         if not GUARDS_WEIGHTS:
             mode += tuple([(parameter.dtype, parameter.requires_grad) for parameter in module.parameters()])
+        if mode in self._varied:
+            mode += (_kind(args, kwargs),)
         if self._refused and self._settled(mode, args, kwargs):
             return whole._in_torch(args, kwargs)
         if self._wrong and self._wrong.get(wrong := (mode, _kind(args, kwargs, sizes=True)), 0) > 1:
@@ -668,6 +664,10 @@ class Parts:
             DistributedDataParallel._active_ddp_module = around
             current.is_over()
         if current.before is not None:
+            kinds = self._kinds.setdefault(mode, set())
+            kinds.add(_kind(args, kwargs))
+            if len(kinds) > 1 and _captures(call) >= MAX_CAPTURES - 1:
+                self._varied.add(mode)
             if current.is_whole and (engine, by_torch) == (counters.engine_graphs, counters.torch_graphs):
                 self._nothing.add(mode)
             elif not current.is_whole:

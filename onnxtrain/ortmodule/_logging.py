@@ -19,7 +19,7 @@ _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARN
 
 
 @contextlib.contextmanager
-def followed() -> Iterator[None]:
+def said_later() -> Iterator[None]:
     """While Dynamo captures."""
     from torch._dynamo import config
 
