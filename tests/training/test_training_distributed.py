@@ -286,7 +286,7 @@ def test_gradients_as_bfloat16(results):
 def test_a_step_with_other_processes_is_one_call(way, results):
     for own in results:
         same, calls, early = own["in one call"][way]
-        assert same and calls == [False, False, True, True, True, True]
+        assert same and calls == [False, True, True, True, True, True]  # of the first step it is learned
         assert early == {"ZeRO": None, "Adasum": None, "BatchNorm": 1}.get(way, 0)  # one bucket, with an unused weight
 
 
