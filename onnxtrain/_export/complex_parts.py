@@ -27,7 +27,9 @@ _LINEAR = """
     masked_fill mean moveaxis movedim narrow neg pad permute repeat reshape roll rsub scatter_add select
     select_scatter slice slice_scatter split split_with_sizes squeeze stack sub sum swapaxes t tile transpose
     tril triu unbind unflatten unsqueeze _unsafe_view view vstack where zeros_like"""
-_STAY = ("fft_", "_fft_", "stft", "istft", "conv", "_assert", "item", "_local_scalar_dense")  # how their names begin
+_CHOOSE = ("index", "indices", "mask", "condition")  # arguments that say which numbers are meant
+_TERMS = ("self", "other", "value")  # arguments that may be numbers among the operands
+_STAY = ("fft_", "_fft_", "stft", "istft", "conv", "_assert")  # how the names of operators begin
 _ALIKE = frozenset([operator.getitem, *(getattr(getattr(aten, name), overload) for name in _LINEAR.split()
                                         for overload in getattr(aten, name).overloads()
                                         if not overload.endswith("out") and overload != "dtype")])
@@ -95,14 +97,12 @@ class _Splitting:
         self._mode = next(value.fake_mode for value in (node.meta.get("val") for node in graph.nodes)
                           if hasattr(value, "fake_mode"))
         self._node: Any = None  # that is replaced
-        self._meta: dict[str, Any] = {}  # of its
 
     def run(self) -> None:
         for node in list(self._graph.nodes):
             if node.op not in ("call_function", "output") or not _is_complex([node, *node.all_input_nodes]):
                 continue
             self._node = node
-            self._meta = {name: value for name, value in node.meta.items() if name not in ("val", "tensor_meta")}
             with self._graph.inserting_before(node):
                 parts = self._split(node) if node.op == "call_function" else None
                 if parts is None:
@@ -128,35 +128,27 @@ class _Splitting:
         return None if rule is None else rule(self, *node.args, **node.kwargs)
 
     def _alike(self, node: fx.Node) -> Parts:
-        parts = []
-        for place in (0, 1):
-            def part(value: Any, place: int = place) -> Any:
-                if isinstance(value, (list, tuple)) and (_is_complex(value) or not value):
-                    return [part(each) for each in value]
-                if _is_complex(value):
-                    return self.of(value)[place]
-                return _REAL.get(value, value) if isinstance(value, torch.dtype) else value
-            args = [part(value) for value in node.args]
-            kwargs = {name: part(value) for name, value in node.kwargs.items()}
-            if place == 1:
-                self._without_real(node, args, kwargs)
-            parts.append(self.call(node.target, *args, **kwargs))
-        return parts[0], parts[1]
+        names = _names(node.target) or [""] * len(node.args)
+        real, imaginary = [self.call(node.target,
+                                     *[self._part(name, value, place) for name, value in zip(names, node.args)],
+                                     **{name: self._part(name, value, place) for name, value in node.kwargs.items()})
+                           for place in (0, 1)]
+        return real, imaginary
 
-    def _without_real(self, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> None:
-        """For imaginary parts, zeros where a value is real: a term, what is joined or written, or padding."""
-        for place, (name, value) in enumerate(zip(_names(node.target), node.args)):
-            if name in ("self", "other", "tensors", "src", "values", "source", "value") and not _is_complex(value):
-                args[place] = self._zeros(value)
-            elif isinstance(value, (list, tuple)) and _is_complex(value):
-                args[place] = [self._zeros(each) if isinstance(each, fx.Node) and not _is_complex(each) else given
-                               for each, given in zip(value, args[place], strict=True)]
-        for name in ("value", "other"):
-            if name in kwargs and not _is_complex(node.kwargs[name]):
-                kwargs[name] = self._zeros(kwargs[name])
+    def _part(self, name: str, value: Any, place: int) -> Any:
+        """An argument as the real or imaginary part has it: of a real operand, zeros for the latter."""
+        if isinstance(value, (list, tuple)):
+            return [self._part(name, each, place) for each in value]
+        if _is_complex(value):
+            return self.of(value)[place]
+        if isinstance(value, torch.dtype):
+            return _REAL.get(value, value)
+        if place and isinstance(value, fx.Node) and isinstance(value.meta["val"], Tensor) and name not in _CHOOSE:
+            return self._zeros(value)
+        return 0 if place and name in _TERMS and isinstance(value, (int, float)) else value
 
-    def _zeros(self, value: Any) -> Any:
-        return self.call(aten.zeros_like.default, value) if isinstance(value, fx.Node) else 0 if value else value
+    def _zeros(self, node: fx.Node) -> Any:
+        return self.call(aten.zeros_like.default, node)
 
     def operand(self, node: fx.Node) -> fx.Node:
         """A node for an operator that takes complex values."""
@@ -190,7 +182,8 @@ class _Splitting:
         node = self._graph.call_function(target, args, kwargs)
         values: Any = fx.map_arg((args, kwargs), lambda each: each.meta["val"])
         with self._mode:
-            node.meta = {**self._meta, "val": target(*values[0], **values[1])}
+            node.meta = {**self._node.meta, "val": target(*values[0], **values[1])}
+        node.meta.pop("tensor_meta", None)
         return node
 
     def multiplied(self, a: Any, b: Any, product: Callable[[Any, Any], Any] | None = None) -> Parts:
@@ -207,10 +200,9 @@ class _Splitting:
         return (self.call(aten.sub.Tensor, times(ar, br), times(ai, bi)),
                 self.call(aten.add.Tensor, times(ar, bi), times(ai, br)))
 
-    def square(self, value: Any) -> Any:
+    def square(self, parts: Parts) -> Any:
         """Of the absolute value, a real node."""
-        real, imaginary = self.of(value)
-        return self.call(aten.add.Tensor, *[self.call(aten.mul.Tensor, part, part) for part in (real, imaginary)])
+        return self.call(aten.add.Tensor, *[self.call(aten.mul.Tensor, part, part) for part in parts])
 
     def absolute(self, value: Any) -> Any:
         """A real node, whose gradient at 0 is 0, as eager's."""
@@ -220,18 +212,21 @@ class _Splitting:
     def divided(self, a: Any, b: Any) -> Parts:
         if isinstance(b, complex):
             return self.multiplied(a, 1 / b)
-        if _is_complex(b):  # a times the conjugate, by the square of the absolute value
-            self._parts[conjugate := self.whole(self.conjugate(b))] = self.conjugate(b)
-            size = self.square(b)
-            real, imaginary = [self.call(aten.div.Tensor, part, size) for part in self.multiplied(a, conjugate)]
+        if _is_complex(b):  # a times the conjugate, by the square; of b near 1, whose square is neither 0 nor infinite
+            sizes = [self.call(aten.abs.default, part) for part in self.of(b)]
+            scale = self.call(aten.detach.default, self.call(aten.maximum.default, *sizes))
+            near = self.divided(b, scale)
+            self._parts[conjugate := self.whole(near)] = near[0], self.call(aten.neg.default, near[1])
+            parts, square = self.multiplied(a, conjugate), self.square(near)
+            parts = self.call(aten.div.Tensor, parts[0], square), self.call(aten.div.Tensor, parts[1], square)
         else:
-            real, imaginary = [self.call(aten.div.Tensor, part, b) for part in self.of(a)]
-        return real, imaginary
+            parts, scale = self.of(a), b
+        return self.call(aten.div.Tensor, parts[0], scale), self.call(aten.div.Tensor, parts[1], scale)
 
-    def resized(self, parts: Parts, axis: int, wanted: Any) -> Parts:
+    def resized(self, parts: Parts, axis: int, wanted: int) -> Parts:
         """With as many numbers along an axis, the first ones, or zeros behind them."""
         shape = parts[0].meta["val"].shape
-        if not isinstance(wanted, int) or not isinstance(shape[axis], int) or wanted == shape[axis]:
+        if not isinstance(shape[axis], int) or wanted == shape[axis]:
             return parts
         target: Any = aten.narrow.default
         given: list[Any] = [axis, 0, wanted]
@@ -276,6 +271,13 @@ def _norm(target: Any) -> Callable[..., Parts]:
     return lambda c, value, *args, **kwargs: (c.call(target, c.absolute(value), *args, **kwargs), None)
 
 
+def _linalg_norm(c: _Splitting, value: Any, ord: Any = None, dim: Any = None, keepdim: bool = False,
+                 dtype: Any = None) -> Parts | None:
+    if ord is not None and (dim is None or len(dim) != 1):
+        return None  # a matrix's
+    return c.call(aten.linalg_norm.default, c.absolute(value), ord, dim, keepdim, dtype=dtype), None
+
+
 def _cast(c: _Splitting, value: Any, dtype: Any = None, **kwargs: Any) -> Parts | None:
     real, imaginary = c.of(value)
     if dtype in _REAL:
@@ -294,7 +296,8 @@ def _transform(target: Any) -> Callable[..., Parts]:
             parts, sizes = c.of(value), size if several else (size,)
             axes = range(-len(sizes), 0) if dim is None else dim if several else (dim,)
             for axis, wanted in zip(axes, sizes, strict=True):
-                parts = c.resized(parts, axis, wanted // 2 + 1 if halves and axis == axes[-1] else wanted)
+                if isinstance(wanted, int):
+                    parts = c.resized(parts, axis, wanted // 2 + 1 if halves and axis == axes[-1] else wanted)
             value = c.whole(parts)
         result = c.again(c.operand(value), size, *(() if dim is None else (dim,)), norm=norm)
         return c.of(result) if _is_complex(result) else (result, None)
@@ -336,7 +339,7 @@ _RULES: dict[Any, Callable[..., Any]] = {
     aten.pow.Tensor_Scalar: _Splitting.power, aten.reciprocal.default: lambda c, x: c.divided(1, x),
     aten.div.Tensor: _Splitting.divided, aten.div.Scalar: _Splitting.divided,
     aten._to_copy.default: _cast, aten.to.dtype: lambda c, x, dtype, *_: _cast(c, x, dtype),
-    aten.einsum.default: _einsum,
+    aten.einsum.default: _einsum, aten.linalg_norm.default: _linalg_norm,
     aten.sym_size.int: lambda c, x, axis: (c.call(aten.sym_size.int, c.of(x)[0], axis), None),
 } | dict.fromkeys((aten.conj.default, aten._conj.default, aten.conj_physical.default, aten._conj_physical.default),
                   _Splitting.conjugate)
@@ -349,6 +352,6 @@ for _makes, _targets in (
                  aten.outer.default)),
     (_new, (aten.zeros.default, aten.ones.default, aten.full.default, aten.new_zeros.default, aten.new_ones.default,
             aten.new_full.default, aten.ones_like.default, aten.full_like.default, aten.empty.memory_format)),
-    (_norm, (aten.linalg_vector_norm.default, aten.norm.Scalar, aten.norm.ScalarOpt_dim, aten.linalg_norm.default)),
+    (_norm, (aten.linalg_vector_norm.default, aten.norm.Scalar, aten.norm.ScalarOpt_dim)),
 ):
     _RULES |= {target: _makes(target) for target in _targets}

@@ -12,6 +12,19 @@ import onnxtrain
 from onnxtrain.ortmodule import ORTModule
 
 
+class Square(torch.autograd.Function):
+    """Its backward is the derivative of its forward."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx, grad):
+        return 2 * ctx.saved_tensors[0] * grad
+
+
 def in_engine(model, at_least=1):
     counts = onnxtrain.stats(model)
     assert counts["fallback_steps"] == 0, counts["reasons"]

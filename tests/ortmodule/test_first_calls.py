@@ -163,22 +163,14 @@ def test_other_compiles_of_the_process_keep_working():
     backward of AOTAutograd's is among them: PyTorch traces it without a lock, by globals of the process.
     """
     run("""
-    class Double(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            ctx.save_for_backward(x)
-            return x * x
-        @staticmethod
-        def backward(ctx, grad):
-            return 2 * ctx.saved_tensors[0] * grad
-
+    from agree import Square
     from torch.utils.checkpoint import checkpoint
     def own(backend, layers):
         try:
             net = nn.Sequential(*[nn.Linear(8, 8) for _ in range(layers)], nn.Dropout(0.0))
             def plain(x):
                 h = checkpoint(net, x, use_reentrant=False)
-                return Double.apply(h).sum() * len(h.shape) + torch.nn.functional.gelu(h)[..., 0].mean()
+                return Square.apply(h).sum() * len(h.shape) + torch.nn.functional.gelu(h)[..., 0].mean()
             for rows in (3, 5):
                 x = torch.randn(rows, 8)
                 compiled = torch.compile(plain, backend=backend, fullgraph=True)

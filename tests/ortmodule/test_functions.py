@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+from agree import Square
 
 import onnxtrain
 from onnxtrain.ortmodule import ORTModule
@@ -262,27 +263,14 @@ def linear_with(function):
     return Module()
 
 
-class Right(torch.autograd.Function):
-    """Its backward is the derivative of its forward."""
-
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return x * x
-
-    @staticmethod
-    def backward(ctx, grad):
-        return 2 * ctx.saved_tensors[0] * grad
-
-
 @pytest.mark.parametrize(("variable", "value"), [
     ("ORTMODULE_ENABLE_CUSTOM_AUTOGRAD", "0"), ("ORTMODULE_DISABLE_CUSTOM_AUTOGRAD_SUPPORT", "1"),
-    ("ORTMODULE_SKIPPED_AUTOGRAD_FUNCTIONS", f"other.Name, {__name__}.Right,{__name__}.Wrong"),
+    ("ORTMODULE_SKIPPED_AUTOGRAD_FUNCTIONS", f"other.Name, {Square.__module__}.Square,{__name__}.Wrong"),
 ])
 def test_switched_off_it_is_traced_through_only_if_that_gives_its_gradient(variable, value, monkeypatch, caplog):
     monkeypatch.setenv(variable, value)
     x = torch.randn(3, 4)
-    model = ORTModule(linear_with(Right))
+    model = ORTModule(linear_with(Square))
     model(x).sum().backward()
     (program,) = model._all_programs()[0][1]
     assert not program.exported.functions and any("Traced through" in note for note in program.exported.notes)

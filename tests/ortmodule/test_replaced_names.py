@@ -14,6 +14,7 @@ PROGRAM = textwrap.dedent('''
     from torch import nn
     from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
     from torch.utils.checkpoint import checkpoint
+    from agree import Square
     import onnxtrain
     from onnxtrain._export import state
     from onnxtrain.ortmodule import ORTModule
@@ -34,16 +35,6 @@ PROGRAM = textwrap.dedent('''
             own = {"__init__": counting(value.__init__), "__module__": value.__module__}
             return type(value.__name__, (value,), own)
         return counting(value) if callable(value) else value
-
-    class Square(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            ctx.save_for_backward(x)
-            return x * x
-
-        @staticmethod
-        def backward(ctx, grad):
-            return 2 * ctx.saved_tensors[0] * grad
 
     class Model(nn.Module):
         def __init__(self):
