@@ -159,17 +159,17 @@ def test_a_fork_while_another_thread_exports():
 
 
 def test_other_compiles_of_the_process_keep_working():
-    """What a user compiles himself, whole, while wrapped modules have their first calls in two other threads. No
-    backward of AOTAutograd's is among them: PyTorch traces it without a lock, by globals of the process.
+    """What a user compiles himself, whole, while wrapped modules have their first calls in two other threads. Neither
+    a backward of AOTAutograd's nor a checkpoint is among them: PyTorch traces the one and runs the other with globals of
+    the process (torch.fx.traceback), and without a lock.
     """
     run("""
     from agree import Square
-    from torch.utils.checkpoint import checkpoint
     def own(backend, layers):
         try:
             net = nn.Sequential(*[nn.Linear(8, 8) for _ in range(layers)], nn.Dropout(0.0))
             def plain(x):
-                h = checkpoint(net, x, use_reentrant=False)
+                h = net(x)
                 return Square.apply(h).sum() * len(h.shape) + torch.nn.functional.gelu(h)[..., 0].mean()
             for rows in (3, 5):
                 x = torch.randn(rows, 8)
