@@ -8,6 +8,7 @@ afterwards are further values. What a functional graph cannot say of gradients i
 from __future__ import annotations
 
 import contextlib
+import functools
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -154,7 +155,10 @@ class Functionalized(FunctionalTensorMode):
                 if func._schema.name in _COMPARES:
                     raise Untraceable(f"The module compares in place ({func}), with gradients; a graph has none there.")
         before = self._before(args[0]) if written and _overwrites(func) else None
-        result = super().__torch_dispatch__(func, types, args, kwargs)
+        twin = _twin(func) if len(written) == 1 and written[0] is args[0] else None
+        result = super().__torch_dispatch__(twin or func, types, args, kwargs)
+        if twin is not None:
+            result = _replace(args[0], result)
         if before is not None:
             self._restores = True
             with self:
@@ -263,6 +267,28 @@ def _overwrites(func: Any) -> bool:
     """Whether an operator in place leaves nothing of what was there."""
     return (func in (aten.copy_.default, aten.fill_.Scalar, aten.fill_.Tensor, aten.zero_.default)
             or torch.Tag.nondeterministic_seeded in func.tags and func not in _IN_PLACE)
+
+
+@functools.cache
+def _twin(func: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
+    """Of an operator that writes into its first argument, aten::mul_ say, the one that makes a new tensor."""
+    library, name = func._schema.name.split("::")
+    if (library != "aten" or not name.endswith("_") or torch.Tag.inplace_view in func.tags
+            or func is aten.detach_.default):
+        return None
+    twin = getattr(getattr(aten, name[:-1], None), func._overloadname, None)
+    takes = [[(each.name, str(each.type)) for each in form._schema.arguments] for form in (func, twin) if form]
+    return twin if takes[0] == takes[-1] else None  # pow_.Scalar and pow.Scalar are two things
+
+
+def _replace(tensor: FunctionalTensor, value: FunctionalTensor) -> FunctionalTensor:
+    """Gives a tensor a value, as functionalization does for an operator in place. It would first run the operator on
+    tensors of the same sizes, which Dynamo has done: with symbolic ones that takes half of some exports.
+    """
+    torch._functionalize_replace(tensor.elem, traced_value(value))
+    torch._functionalize_commit_update(tensor.elem)
+    torch._functionalize_sync(tensor.elem)
+    return tensor
 
 
 def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[FunctionalTensor]:

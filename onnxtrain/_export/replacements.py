@@ -14,6 +14,7 @@ from typing import Any, overload
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from onnxtrain._export import (
     domain,  # noqa: F401  defines torch.ops.onnxtrain
@@ -41,10 +42,10 @@ def _unbiased(var: Tensor, count: int) -> Tensor:
 def _update(running: Tensor, batch: Tensor, momentum: float | Tensor, count: Any = 1) -> None:
     """count: of how many entries `batch` is a statistic. Of none, torch leaves what is there."""
     batch = batch.detach().to(running.dtype)
-    if isinstance(count, torch.SymInt):  # the engine knows its sizes when it builds a program, and these nodes go
+    if isinstance(count, torch.SymInt) and free_unbacked_symbols(count):  # what a mask selects, which may be nothing
         entries: Any = count
         some = torch.scalar_tensor(entries, dtype=running.dtype, device=running.device).sign()
-        batch, momentum = torch.where(some > 0, batch, 0.0), momentum * some
+        batch, momentum = torch.where(some > 0, batch, torch.zeros_like(batch)), momentum * some
     elif count == 0:
         return
     running.mul_(1 - momentum).add_(batch * momentum)

@@ -10,7 +10,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 import onnxtrain
-from onnxtrain._export import retrace
+from onnxtrain._export import functional, retrace
 from onnxtrain.ortmodule import ORTModule
 
 
@@ -229,3 +229,12 @@ def test_a_float_minus_whole_numbers_is_exported_once():
         torch.testing.assert_close(result, expected)
     counts = onnxtrain.stats(ours)
     assert (counts["exports"], counts["engine_steps"]) == (1, 2)
+
+
+def test_an_operator_in_place_has_a_twin_of_the_same_arguments():
+    aten = torch.ops.aten
+    pairs = {aten.mul_.Tensor: aten.mul.Tensor, aten.hardswish_.default: aten.hardswish.default,
+             aten.copy_.default: aten.copy.default, aten.masked_fill_.Scalar: aten.masked_fill.Scalar,
+             aten.pow_.Scalar: None,  # pow.Scalar is the power of a number
+             aten.normal_.default: None, aten.detach_.default: None, aten.t_.default: None, aten.mul.Tensor: None}
+    assert {func: functional._twin(func) for func in pairs} == pairs

@@ -295,6 +295,27 @@ def test_running_statistics_of_no_rows_stay(norm, shape):
     assert onnxtrain.stats(model)["engine_steps"] == 5
 
 
+def test_running_statistics_of_what_a_mask_selects():
+    class Selected(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = nn.BatchNorm1d(3)
+
+        def forward(self, x):
+            return self.norm(x[x[:, 0] > 0])
+
+    eager = Selected()
+    module = copy.deepcopy(eager)
+    model = ORTModule(module)
+    for signs in ([1, 1, -1, 1], [-1] * 5, [1, -1, 1, 1, 1]):
+        x = torch.randn(len(signs), 3).abs() * torch.tensor(signs).unsqueeze(1)
+        for run in (eager, model):
+            run(x.clone().requires_grad_()).sum().backward()
+        for (name, want), got in zip(eager.named_buffers(), module.buffers(), strict=True):
+            torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-7, msg=f"{name} of {signs}")
+    assert onnxtrain.stats(model)["engine_steps"] == 3
+
+
 class Momentum(nn.Module):
     """A frozen copy follows a trained layer inside forward, as MoCo's key encoder does."""
 
