@@ -244,13 +244,16 @@ def _translated(flat: _Flat, names: list[str], leaves: list[Any], opset: int, no
 
 
 def _without_grad(tensor: Tensor) -> Tensor:
-    """A leaf that holds a gradient, as one that does not: torch.export would make guards about the gradient's sizes."""
+    """A leaf that holds a gradient, or a view, as a tensor by itself: torch.export would make guards about the sizes of
+    the gradient, and of what is viewed.
+    """
     if tensor.is_inference():
         with torch.inference_mode(False):  # a copy that counts its versions, as no tensor of inference mode does
             return tensor.detach().clone().requires_grad_(tensor.requires_grad)
-    if type(tensor) not in (Tensor, torch.nn.Parameter) or not tensor.is_leaf or tensor.grad is None:
+    if type(tensor) not in (Tensor, torch.nn.Parameter) or not (
+            tensor._is_view() or tensor.is_leaf and tensor.grad is not None):
         return tensor
-    return tensor.detach().requires_grad_(tensor.requires_grad)
+    return tensor.data.requires_grad_(tensor.requires_grad)
 
 
 def _dense(tensor: Tensor) -> Tensor:

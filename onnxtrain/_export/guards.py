@@ -25,6 +25,7 @@ _NAMESPACE = {
     "And": lambda *values: all(values), "Or": lambda *values: any(values), "True": True, "False": False,
 }
 _SIZE = re.compile(r"L\['leaves'\]\[(\d+)\]\.size\(\)\[(\d+)\]")
+_LAYOUT = re.compile(r"L\['leaves'\](\[\d+\]\.(?:stride\(\)\[\d+\]|storage_offset\(\)))")
 
 
 def _compile(ranks: Sequence[int], checks: Sequence[tuple[str, str]], symbols: Sequence[tuple[str, str]]) -> Guards:
@@ -84,8 +85,8 @@ def from_program(program: torch.export.ExportedProgram, relaxed: AbstractSet[str
     for a, b in zip(single, single[1:]):  # only all of them 1, or none, was shown to be right
         checks.append((f"({a} == 1) == ({b} == 1)", "of two sizes that were both 1 at the export, only one is 1 now"))
     for code in program._guards_code:
-        expression = _SIZE.sub(r"d\1_\2", code)
-        # A guard over anything but sizes of inputs (strides, say) is not understood; None of them may be lost.
+        expression = _LAYOUT.sub(r"t\1", _SIZE.sub(r"d\1_\2", code))
+        # A guard over anything but sizes and strides of inputs is not understood; None of them may be lost.
         understood = "L[" not in expression
         checks.append((expression if understood else "False", f"the exported graph needs sizes with {expression}"))
     order = sorted(symbols.items())

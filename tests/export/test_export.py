@@ -27,7 +27,8 @@ from torch import Tensor
 
 import onnxtrain
 from onnxtrain._export.exported import Exported
-from onnxtrain.export import ExportError
+from onnxtrain._export.guards import from_program
+from onnxtrain.export import ExportError, _without_grad
 from onnxtrain.ortmodule._whole import export_whole, tensors_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -422,6 +423,19 @@ def test_shape_guards() -> None:
     assert "size" in pair.guards([torch.randn(5, 4), torch.randn(7, 4)])
     leaves = [torch.randn(5, 4), torch.randn(5, 4)]
     assert min(timeit.repeat(lambda: pair.guards(leaves), number=1000, repeat=5)) / 1000 < 20e-6
+
+
+def test_guards_about_strides() -> None:
+    """A part gets what the one before left, a slice say: torch.export asks whether its stride is another's size."""
+    class Asking(torch.nn.Module):
+        def forward(self, *leaves: torch.Tensor) -> torch.Tensor:
+            return leaves[0] * (2 if leaves[0].stride(1) != leaves[0].shape[0] else 3)
+
+    slices = [torch.randn(rows, 40)[:, ::3] for rows in (4, 6, 3)]
+    auto = torch.export.Dim.AUTO
+    program = torch.export.export(Asking(), (_without_grad(slices[0]),), strict=False, dynamic_shapes=[((auto, auto),)])
+    guards = from_program(program)
+    assert [guards([each]) is None for each in slices] == [True, True, False]
 
 
 def test_an_example_size_of_one_stays_dynamic_where_that_is_right() -> None:
