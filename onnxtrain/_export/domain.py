@@ -22,6 +22,8 @@ library = torch.library.Library("onnxtrain", "DEF")
 library.define("batch_norm(Tensor x, Tensor? weight, Tensor? bias, float eps) -> (Tensor, Tensor, Tensor)")
 library.define("ctc_loss(Tensor log_probs, Tensor targets, Tensor input_lengths, Tensor target_lengths, int blank, "
                 "bool zero_infinity) -> Tensor")
+library.define("gru_gates(Tensor input, Tensor hidden, Tensor state) -> Tensor")
+library.define("lstm_gates(Tensor gates, Tensor state) -> (Tensor, Tensor)")
 library.define("grouped_mm(Tensor x, Tensor w, Tensor ends) -> Tensor")
 library.define("drawn_like(Tensor x, str fill, float[] numbers, int[] order, bool dense, *, ScalarType dtype) -> "
                "Tensor")
@@ -47,6 +49,21 @@ def _batch_norm_fake(
 ) -> tuple[Tensor, Tensor, Tensor]:
     channels = x.new_empty(x.shape[1], dtype=_statistics_dtype(x))
     return torch.empty_like(x), channels, torch.empty_like(channels)
+
+
+def gru_gates(input: Tensor, hidden: Tensor, state: Tensor) -> Tensor:
+    """What a GRU cell makes of its two products, (batch, 3 x size) both, and of its state."""
+    (reset, update, new), (of_reset, of_update, of_new) = input.chunk(3, 1), hidden.chunk(3, 1)
+    kept = torch.sigmoid(of_update + update)
+    new = torch.tanh(new + of_new * torch.sigmoid(of_reset + reset))
+    return (state - new) * kept + new
+
+
+def lstm_gates(gates: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    """What an LSTM cell makes of the sum of its two products, (batch, 4 x size), and of its state: h and c."""
+    enter, forget, new, leave = gates.chunk(4, 1)
+    state = torch.sigmoid(forget) * state + torch.sigmoid(enter) * torch.tanh(new)
+    return torch.sigmoid(leave) * torch.tanh(state), state
 
 
 def _ctc_loss(log_probs: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor, blank: int,
@@ -80,6 +97,11 @@ library.impl("drawn_like", _drawn_like, "CompositeExplicitAutograd")
 torch.library.register_fake("onnxtrain::drawn_like", lambda x, *_, dtype: x.new_empty(x.shape, dtype=dtype),
                             lib=library)
 library.impl("batch_norm", _batch_norm, "CompositeExplicitAutograd")
+for name, gates in (("gru_gates", gru_gates), ("lstm_gates", lstm_gates)):
+    library.impl(name, gates, "CompositeExplicitAutograd")
+torch.library.register_fake("onnxtrain::gru_gates", lambda input, hidden, state: torch.empty_like(state), lib=library)
+torch.library.register_fake("onnxtrain::lstm_gates",
+                            lambda gates, state: (torch.empty_like(state), torch.empty_like(state)), lib=library)
 library.impl("in_range", _in_range, "CompositeExplicitAutograd")
 torch.library.register_fake("onnxtrain::in_range", lambda x, limit: torch.empty_like(x), lib=library)
 torch.library.register_fake("onnxtrain::batch_norm", _batch_norm_fake, lib=library)

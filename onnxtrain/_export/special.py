@@ -16,6 +16,7 @@ import torch.utils._python_dispatch
 from torch import SymInt, Tensor
 from torch.utils._pytree import tree_map_only
 
+from onnxtrain._export import domain
 from onnxtrain._export.fast_paths import FAST_PATHS
 
 # Since torch 2.14 a clamp has no slope at its bounds, and operands of clamp, fmax and fmin that are equal share theirs.
@@ -282,16 +283,11 @@ def _cell(written: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _gru(input: Tensor, hidden: Tensor, hx: Tensor) -> Tensor:
-    (reset, update, new), (of_reset, of_update, of_new) = input.chunk(3, 1), hidden.chunk(3, 1)
-    kept = torch.sigmoid(of_update + update)
-    new = torch.tanh(new + of_new * torch.sigmoid(of_reset + reset))
-    return (hx - new) * kept + new
+    return (torch.ops.onnxtrain if hx.dtype == input.dtype else domain).gru_gates(input, hidden, hx)
 
 
 def _lstm(input: Tensor, hidden: Tensor, hx: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    enter, forget, new, leave = (hidden + input).chunk(4, 1)
-    state = torch.sigmoid(forget) * hx[1] + torch.sigmoid(enter) * torch.tanh(new)
-    return torch.sigmoid(leave) * torch.tanh(state), state
+    return (torch.ops.onnxtrain if hx[1].dtype == input.dtype else domain).lstm_gates(hidden + input, hx[1])
 
 
 def inner(input: Tensor, other: Tensor) -> Tensor:

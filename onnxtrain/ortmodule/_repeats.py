@@ -2,9 +2,9 @@
 was noted of the first, without asking torch once more for sizes, strides and types.
 
 Dynamo runs each operation on tensors without data; with symbolic sizes that takes half of a capture. Of an operation
-that makes one new tensor the result follows from the operation, what its arguments are, and torch's modes. Everything
-else runs as before: views, changes in place, several results, subclasses, sizes that depend on contents. Conditions on
-sizes that the first one noted hold for the others, since the symbols are the same. Used by _captured.py.
+that makes new tensors the results follow from the operation, what its arguments are, and torch's modes. Everything
+else runs as before: views, changes in place, subclasses, sizes that depend on contents. Conditions on sizes that the
+first one noted hold for the others, since the symbols are the same. Used by _captured.py.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
 
 from onnxtrain._export.state import wrapped
@@ -46,15 +47,29 @@ class Result(NamedTuple):
         return FakeTensor(self.mode, empty, self.device)
 
 
+class Results(NamedTuple):
+    """What an operation made, one tensor or a tuple of a class."""
+
+    each: tuple[Result, ...]
+    kind: Callable[[Sequence[FakeTensor]], Any] | None
+
+    def again(self, arguments: Sequence[FakeTensor]) -> Any:
+        made = (_Again.apply(self.each, *arguments) if any(result.requires_grad for result in self.each)
+                else [result.again() for result in self.each])
+        return made[0] if self.kind is None else self.kind(made)
+
+
 class _Again(torch.autograd.Function):
-    """Gives a result a place in autograd's graph, which Python may ask for, and torch.autograd.grad() in forward goes
+    """Gives results a place in autograd's graph, which Python may ask for, and torch.autograd.grad() in forward goes
     through: its results have the shapes of gradients, and no numbers.
     """
 
     @staticmethod
-    def forward(ctx: Any, result: Result, *arguments: Any) -> FakeTensor:
+    def forward(ctx: Any, results: Sequence[Result], *arguments: Any) -> tuple[FakeTensor, ...]:
         ctx.arguments = arguments
-        return result.again()
+        made = tuple([result.again() for result in results])
+        ctx.mark_non_differentiable(*[each for each, noted in zip(made, results) if not noted.requires_grad])
+        return made
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
@@ -77,7 +92,9 @@ def _number(value: Any) -> Any:
 
 
 def _described(value: Any, tensors: list[FakeTensor]) -> Any:
-    """An argument as a part of a key; its tensors are added to `tensors`."""
+    """An argument as a part of a key; its tensors are added to `tensors`. Where one begins in its memory matters to no
+    tensor that is made of it.
+    """
     kind = type(value)
     if kind in _PLAIN or kind in _SYMBOLIC:
         return _number(value)
@@ -88,9 +105,8 @@ def _described(value: Any, tensors: list[FakeTensor]) -> Any:
     if kind is not FakeTensor or value.layout is not torch.strided or value.is_quantized or value.constant is not None:
         raise Unknown
     tensors.append(value)
-    return (value.fake_mode, *map(_number, value.shape), *map(_number, value.stride()),
-            _number(value.storage_offset()), value.dtype, value.fake_device, value.requires_grad, value.is_conj(),
-            value.is_neg(), value.is_inference())
+    return (value.fake_mode, *map(_number, value.shape), *map(_number, value.stride()), value.dtype,
+            value.fake_device, value.requires_grad, value.is_conj(), value.is_neg(), value.is_inference())
 
 
 def _modes() -> tuple[Any, ...]:
@@ -111,7 +127,7 @@ def _modes() -> tuple[Any, ...]:
 
 
 def _noted(result: Any, arguments: Sequence[FakeTensor], versions: Sequence[int]) -> Result | None:
-    """What has to be known of a result; None where it is not one new tensor, or an argument was changed."""
+    """What has to be known of a result; None where it is not a new tensor, or an argument was changed."""
     if (type(result) is not FakeTensor or result.layout is not torch.strided or result.constant is not None
             or result._is_view() and not torch.is_grad_enabled() or result.is_quantized or result.is_conj()
             or result.is_neg() or result.is_inference() or [value._version for value in arguments] != versions
@@ -131,6 +147,18 @@ def _noted(result: Any, arguments: Sequence[FakeTensor], versions: Sequence[int]
     return None
 
 
+def _all_noted(made: Any, arguments: Sequence[FakeTensor], versions: Sequence[int]) -> Results | None:
+    """_noted() of one result, or of all, none of which shares memory with another."""
+    if isinstance(made, Tensor):
+        one = _noted(made, arguments, versions)
+        return one and Results((one,), None)
+    if not isinstance(made, tuple) or not made or not all(isinstance(each, Tensor) for each in made):
+        return None
+    each = [_noted(result, arguments, versions) for result in made]
+    distinct = len({result.untyped_storage()._cdata for result in made}) == len(made)
+    return Results(tuple(filter(None, each)), type(made)) if distinct and all(each) else None
+
+
 def _memory(tensor: FakeTensor) -> list[Any]:
     """The formulas of strides and of the storage's length: a result may be a part of what was made for it."""
     values = (*tensor.stride(), tensor.untyped_storage().nbytes())
@@ -139,7 +167,7 @@ def _memory(tensor: FakeTensor) -> list[Any]:
 
 def _remembering(plain: Callable[..., Any]) -> Callable[..., Any]:
     """torch._dynamo.utils.run_node that runs each operation once and makes its later results itself."""
-    known: dict[Any, Result | None] = {}
+    known: dict[Any, Results | None] = {}
 
     def run_node(tracer: Any, node: Any, args: Sequence[Any], kwargs: Mapping[str, Any], nnmodule: Any, *more: Any,
                  **named: Any) -> Any:  # more: what another torch may add
@@ -153,11 +181,11 @@ def _remembering(plain: Callable[..., Any]) -> Callable[..., Any]:
         except (Unknown, TypeError):  # or a target without a hash
             return plain(tracer, node, args, kwargs, nnmodule, *more, **named)
         if noted is not None:
-            return _Again.apply(noted, *arguments) if noted.requires_grad else noted.again()
+            return noted.again(arguments)
         versions = [value._version for value in arguments]
         result = plain(tracer, node, args, kwargs, nnmodule)
         if key not in known:
-            known[key] = _noted(result, arguments, versions)
+            known[key] = _all_noted(result, arguments, versions)
         return result
 
     return run_node
