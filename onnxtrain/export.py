@@ -354,7 +354,6 @@ def _finish(
     outputs = tuple(
         GraphOutput(kind, value.name, target) for value, (_, kind, target) in zip(graph.outputs, kept)
     )
-    conditional = onnx_graph.conditional(model)
     data, origins = onnx_graph.serialise(model)
     return Exported(data, tuple(inputs), outputs, len(flat.traced.out_tensors), guards, opset, seconds, notes,
-                    origins=origins, conditional=conditional, views=flat.traced.views)
+                    origins=origins, views=flat.traced.views)
