@@ -181,7 +181,7 @@ def export(
         raise ExportError(messages.reason(error)) from messages.root(error)
     exported.seconds["total"] = time.perf_counter() - start
     exported.needs_verification = flat.mode is derivatives.Differentiated
-    exported.functions, exported.same = tuple(flat.traced.functions), tuple(flat.traced.same.items())
+    exported.functions = tuple(flat.traced.functions)
     if custom.inlined:
         notes.append("Traced through, as requested, and differentiated as plain operators: "
                      f"{', '.join(custom.inlined)}.")

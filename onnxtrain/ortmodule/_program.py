@@ -284,15 +284,7 @@ class Program:
                          and not (self._checks or self._written or any(
                              [expected is not None and expected[1].is_complex for expected in self._expected])))
         self.changing = self._changing()
-        same = dict(self.exported.same)
-        self._user_outputs = [(index, leaf) for index, leaf in self._user_outputs if leaf not in same]
         self._views = None if self.exported.views is None else views.Replay(self.exported.views)
-        self._same = [(leaf, source) for leaf, source in same.items() if isinstance(source, int)]
-        self._parameters: list[tuple[int, dict[str, Any], str]] = []  # results that are one of the module's
-        for leaf, source in same.items():
-            if isinstance(source, str):
-                path, _, name = source.rpartition(".")
-                self._parameters.append((leaf, module.get_submodule(path)._parameters, name))
         # Whether the graph's first outputs are the results, in their order.
         self._plain = self._views is None and list(range(self.exported.results)) == [
             leaf for _, leaf in self._user_outputs] == [index for index, _ in self._user_outputs]
@@ -482,10 +474,6 @@ class Program:
         flat: list[Any] = [None] * self.exported.results
         for index, leaf in self._user_outputs:
             flat[leaf] = outputs[index]
-        for leaf, source in self._same:
-            flat[leaf] = leaves[source]
-        for leaf, owner, name in self._parameters:
-            flat[leaf] = owner[name]
         if self._views is not None:
             self._views(flat, leaves, self._weight)
         return tuple(flat)
