@@ -333,6 +333,8 @@ def _undo_operators(graph: torch.fx.GraphModule) -> None:
             branches = [getattr(graph, part.target) for part in node.args[1:3]]
             _refuse_modes(branches, regions)
             node.args = (*node.args[:3], _without_sizes(branches, node.args[3]))
+            for branch in branches:
+                _read_all(branch)
         elif node.target is torch.ops.higher_order.while_loop:
             carried, parts = node.args[2], [getattr(graph, part.target) for part in node.args[:2]]
             _refuse_modes(parts, regions)
@@ -420,6 +422,26 @@ def _without_sizes(branches: Sequence[torch.fx.GraphModule], operands: Sequence[
     if kept[0] != kept[1] or kept[0][:least] != list(range(least)):
         raise LookupError("the branches of a torch.cond, or the parts of a while_loop, take different sizes")
     return tuple([operands[i] for i in kept[0]])
+
+
+def _read_all(branch: torch.fx.GraphModule) -> None:
+    """Has all results of a branch of torch.cond depend on all operands: PyTorch gives zeros, and not no gradient, for
+    what only the other branch reads.
+    """
+    output, operands = output_of(branch), placeholders(branch)
+    with branch.graph.inserting_before(output):
+        output.args = (torch.fx.map_arg(output.args[0], lambda result: branch.graph.call_function(
+            _beside, (result, *operands))),)
+    branch.recompile()
+
+
+def _beside(result: Tensor, *operands: Any) -> Tensor:
+    """The result, from which a gradient of zeros goes to the operands too."""
+    numbers = [x.reshape(-1)[:1].sum().to(result.dtype) for x in operands
+               if isinstance(x, Tensor) and x.is_floating_point()]
+    if not numbers or not result.is_floating_point():
+        return result
+    return torch.where(torch.zeros((), dtype=torch.bool, device=result.device), sum(numbers[1:], numbers[0]), result)
 
 
 def _enter_autocast(*args: Any) -> torch.autocast:

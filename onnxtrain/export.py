@@ -27,7 +27,6 @@ from onnxtrain._export import (
     retrace,
     rewrite,
     simplify,
-    sizes,
     state,
     views,
 )
@@ -59,7 +58,7 @@ class _Traced:
     checks: int = 0
     written: list[int] = dataclasses.field(default_factory=list)  # arguments that are changed in place
     views: list[Any] | None = None
-    functions: list[functions.Call] = dataclasses.field(default_factory=list, compare=False)
+    functions: list[functions.Call] = dataclasses.field(default_factory=list)
 
 
 class _Flat(torch.nn.Module):
@@ -182,7 +181,7 @@ def export(
         raise ExportError(messages.reason(error)) from messages.root(error)
     exported.seconds["total"] = time.perf_counter() - start
     exported.needs_verification = flat.mode is derivatives.Differentiated
-    exported.functions, exported.same = tuple(flat.traced.functions), tuple(flat.traced.same.items())
+    exported.functions = tuple(flat.traced.functions)
     if custom.inlined:
         notes.append("Traced through, as requested, and differentiated as plain operators: "
                      f"{', '.join(custom.inlined)}.")
@@ -198,9 +197,9 @@ def _translated(flat: _Flat, names: list[str], leaves: list[Any], opset: int, no
         tensors = tuple([_dense(tensor) for tensor in tensors])
     owned = _owned(module)
     start = time.perf_counter()
-    program, relaxed = _trace(flat, tensors)
+    program = _torch_export(flat, tensors)
     functions.begin(flat.traced.functions)
-    guards = shape_guards.from_program(program, relaxed)
+    guards = shape_guards.from_program(program)
     if (violated := guards(tensors)) is not None:
         raise ExportError(f"The exported graph does not accept the arguments that it was exported with: {violated}.")
     users = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
@@ -299,26 +298,6 @@ def _lookup(module: torch.nn.Module, target: str) -> Tensor | None:
     return value if isinstance(value, Tensor) else None
 
 
-def _trace(flat: _Flat, tensors: tuple[Tensor, ...]) -> tuple[torch.export.ExportedProgram, set[str]]:
-    """The program, and the symbols that may also be 1."""
-    program = _torch_export(flat, tensors)
-    if not any(1 in tensor.shape for tensor in tensors):
-        return program, set()
-    traced = flat.traced
-    for larger, places in sizes.enlarged(tensors):
-        try:
-            candidate = _torch_export(flat, larger)
-        except Exception:  # a 1 that has to be one: a channel, a mask that broadcasts
-            continue
-        symbols = sizes.symbols_at(candidate, places)
-        names = {str(symbol) for symbol in symbols}
-        admits = symbols and shape_guards.from_program(candidate, names)(tensors) is None
-        if admits and flat.traced == traced and sizes.same_program(program, candidate):
-            return candidate, names
-    flat.traced = traced
-    return program, set()
-
-
 def _torch_export(flat: _Flat, tensors: tuple[Tensor, ...]) -> torch.export.ExportedProgram:
     auto = torch.export.Dim.AUTO
     # Of images the planes' sizes are fixed: what strides and pooling make of them are long formulas.
@@ -378,7 +357,6 @@ def _finish(
     outputs = tuple(
         GraphOutput(kind, value.name, target) for value, (_, kind, target) in zip(graph.outputs, kept)
     )
-    conditional = onnx_graph.conditional(model)
     data, origins = onnx_graph.serialise(model)
     return Exported(data, tuple(inputs), outputs, len(flat.traced.out_tensors), guards, opset, seconds, notes,
-                    origins=origins, conditional=conditional, views=flat.traced.views)
+                    origins=origins, views=flat.traced.views)

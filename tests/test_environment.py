@@ -394,7 +394,7 @@ def efficient_gradients(monkeypatch, **_):
 
 
 def reduce_dtype(monkeypatch, tmp_path, **_):
-    from onnxtrain.training._collectives import TorchCollectives
+    from onnxtrain.training._collectives import Collectives
     from onnxtrain.training._distributed import Peers
 
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
@@ -402,7 +402,7 @@ def reduce_dtype(monkeypatch, tmp_path, **_):
         for text, want in (("", 1.001), ("float32", 1.001), ("bfloat16", 1.0)):
             monkeypatch.setenv("ONNXTRAIN_REDUCE_DTYPE", text)
             gradients = torch.full((2,), 1.001)
-            Peers(TorchCollectives()).start_sum(gradients)()
+            Peers(Collectives()).start_sum(gradients)()
             assert torch.equal(gradients, torch.full((2,), want))
     finally:
         torch.distributed.destroy_process_group()

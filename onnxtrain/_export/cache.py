@@ -29,7 +29,7 @@ from onnxtrain._export.captured import Graph
 from onnxtrain._export.errors import NotKept
 
 _log = logging.getLogger("onnxtrain")
-FORMAT = 13
+FORMAT = 14
 MAX_ENTRIES = 16  # per digest: exports that differ in sizes, attributes, or values outside of the module
 MAX_BYTES = 1 << 29  # of all exports in the folder
 
@@ -88,8 +88,8 @@ def _meta(exported: Any) -> dict[str, Any]:
         "outputs": [(o.kind, o.name, o.target) for o in exported.outputs],
         "results": exported.results,
         "guards": exported.guards.source,
-        "opset": exported.opset, "notes": exported.notes, "conditional": exported.conditional, "same": exported.same,
-        "views": exported.views, "draws": [functions.as_data(call) for call in exported.functions],
+        "opset": exported.opset, "notes": exported.notes, "views": exported.views,
+        "draws": [functions.as_data(call) for call in exported.functions],
     }
 
 
@@ -160,8 +160,7 @@ def _read(path: Path, tensors: Sequence[Tensor]) -> Any | None:
         model, tuple(GraphInput(*i) for i in meta["inputs"]), tuple(GraphOutput(*o) for o in meta["outputs"]),
         int(meta["results"]), guards, meta["opset"], {"total": 0.0},
         [*meta["notes"], f"Loaded from {path}."],
-        conditional=(tuple(meta["conditional"][0]), tuple(meta["conditional"][1])),
-        same=tuple(tuple(pair) for pair in meta["same"]), views=_views(meta["views"]),
+        views=_views(meta["views"]),
         functions=tuple(map(functions.from_data, meta["draws"])),
     )
 

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import torch
 import torch.fx.traceback
 from torch import Tensor
-from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
 
 from onnxtrain._export import messages
@@ -23,7 +22,6 @@ from onnxtrain._export.functional import traced_value
 
 TRANSLATED = ("transformers.grouped_mm_fallback",)  # operators of libraries that an export knows by their names
 _ROOT = re.compile(r"(\w*\['[^']*'\]|[^.]*).*")  # in Dynamo's expression of a module: the one whose forward it follows
-_NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _OF_STRIDES = frozenset(("as_strided", "as_strided_", "as_strided_copy", "as_strided_scatter", "is_contiguous",
                          "stride", "storage_offset", "untyped_storage", "data_ptr",
                          "randn_like", "rand_like", "randint_like", "empty_like"))  # eager fills memory in its order
@@ -42,7 +40,6 @@ class _Notes(NamedTuple):
     """What Dynamo has noted at a graph's nodes."""
 
     open_axes: list[set[int] | None]  # of each argument, whose sizes Dynamo has left open; None: no tensor
-    reads_contents: bool
     reads_strides: bool
     layouts: tuple[Any, ...]  # of each argument, as layout_of() gives it
     kinds: dict[str, tuple[Any, ...]]  # by a node's name the dtype and rank of each tensor of its result
@@ -65,7 +62,6 @@ class Operations:
         argument_names: of the arguments of `root`.
         held: for each argument where `root` has it: a dict and a name; None for its own arguments.
         dynamic: of each tensor among its own arguments the axes whose sizes Dynamo has left open.
-        reads_contents: whether a number in it, such as a size, depends on the values of a tensor.
         reads_strides: whether it computes something else for the same contents with other strides.
         lasting: of each of its own arguments whether it is an attribute of something, which the next call reads again.
         layouts: how the elements of each argument lie in memory, where that is not row by row: it decides which
@@ -80,8 +76,7 @@ class Operations:
         self._root: Callable[[], Any] = weakref.ref(root)
         self.user, self.graph, self._key = user or (lambda: module), graph, key
         self.dynamic = _dynamic(noted, places)
-        self.reads_contents, self.reads_strides = noted.reads_contents, noted.reads_strides
-        self.layouts = noted.layouts
+        self.reads_strides, self.layouts = noted.reads_strides, noted.layouts
         self.held = [None if not held else (getattr(_owner(root, held[0].path), held[0].kind), held[0].name)
                      for held in places]
         self.lasting = [lasts for lasts, held in zip(noted.lasting, places, strict=True) if not held]
@@ -259,9 +254,6 @@ def _notes(operations: torch.fx.GraphModule) -> _Notes:
     if noted is None:
         arguments = [node for node in operations.graph.nodes if node.op == "placeholder"]
         examples, lasting = [node.meta.get("example_value") for node in arguments], tuple(map(_lasts, arguments))
-        reads_contents = any(
-            free_unbacked_symbols(value) for node in operations.graph.nodes
-            for value in pytree.tree_leaves(node.meta.get("example_value")) if isinstance(value, _NUMBERS))
         reads_strides = False
         kinds = {node.name: _kinds(node.meta["example_value"]) for node in operations.graph.nodes
                  if node.op in ("call_function", "call_method") and node.meta.get("example_value") is not None}
@@ -273,9 +265,9 @@ def _notes(operations: torch.fx.GraphModule) -> _Notes:
                 _name_modules(node)
                 name = getattr(node.target, "__name__", str(node.target)).split(".")[0]
                 reads_strides = reads_strides or name in _OF_STRIDES
-        noted = operations.meta["notes"] = _Notes([_open_axes(example) for example in examples], reads_contents,
-                                                  reads_strides, tuple([layout_of(e, reads_strides) for e in examples]),
-                                                  kinds, orders, lasting)
+        noted = operations.meta["notes"] = _Notes([_open_axes(example) for example in examples], reads_strides,
+                                                  tuple([layout_of(e, reads_strides) for e in examples]), kinds, orders,
+                                                  lasting)
     return noted
 
 

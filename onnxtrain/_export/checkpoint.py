@@ -12,7 +12,6 @@ import itertools
 import os
 import re
 from collections.abc import Iterator
-from typing import Any
 
 import onnx
 import torch
@@ -38,10 +37,10 @@ def noting(notes: list[str]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def region(run: Any) -> Iterator[None]:
-    """Within, what is traced is in a region of `run`, which a checkpoint is around."""
+def region(part: torch.fx.GraphModule) -> Iterator[None]:
+    """Within, what is traced is in a region: Dynamo's graph of what a checkpoint is around."""
     assert _notes is not None
-    name = _name(run)
+    name = _name(part)
     note = (f"torch.utils.checkpoint around {name} is a recompute region: backward keeps its inputs and "
             "outputs, and recomputes the rest.")
     if note not in _notes:
@@ -52,18 +51,13 @@ def region(run: Any) -> Iterator[None]:
         yield
 
 
-def _name(run: Any) -> str:
-    """What a checkpoint is around: a module's path or class, or a function's name."""
-    owner = getattr(run, "__self__", run)
-    if isinstance(owner, torch.fx.GraphModule):  # Dynamo's: its operations know the modules that they were called in
-        stacks = [[path for path, _ in node.meta["nn_module_stack"].values()] for node in owner.graph.nodes
-                  if node.meta.get("nn_module_stack")]
-        shared = os.path.commonprefix(stacks) if stacks else []
-        path = re.sub(r"L\['\w+'\]|[\['\"\]]|_modules", "", shared[-1]) if shared else ""
-        return path.removeprefix("module").strip(".") or "the module"
-    if isinstance(owner, torch.nn.Module):
-        return type(owner).__name__
-    return str(getattr(run, "__qualname__", type(run).__name__))
+def _name(part: torch.fx.GraphModule) -> str:
+    """The path of the module whose operations these are, which know the modules that they were called in."""
+    stacks = [[path for path, _ in node.meta["nn_module_stack"].values()] for node in part.graph.nodes
+              if node.meta.get("nn_module_stack")]
+    shared = os.path.commonprefix(stacks) if stacks else []
+    path = re.sub(r"L\['\w+'\]|[\['\"\]]|_modules", "", shared[-1]) if shared else ""
+    return path.removeprefix("module").strip(".") or "the module"
 
 
 def regions_of(program: torch.export.ExportedProgram) -> dict[str, str]:

@@ -119,151 +119,76 @@ library.impl("ctc_loss", _ctc_loss, "CompositeExplicitAutograd")
 torch.library.register_fake("onnxtrain::ctc_loss", _ctc_loss_fake, lib=library)
 
 
+_TENSORS = sorted(onnx.defs.get_schema("Identity", 14).type_constraints[0].allowed_type_strs)
+_FLOATS = ["tensor(float16)", "tensor(float)", "tensor(double)", "tensor(bfloat16)"]
+_INTEGERS, _INT64 = ["tensor(int32)", "tensor(int64)"], ["tensor(int64)"]
+
+
+def _define(name: str, doc: str, inputs: str, outputs: str, types: dict[str, list[str]], attributes: str = "",
+            domain: str = DOMAIN) -> None:
+    """Registers the schema of an operator.
+
+    Args:
+        inputs, outputs: "x:T k:I", names with the names of their types.
+        types: that each of these may be.
+        attributes: "axis:INT mode:STRING! ...", names with members of OpSchema.AttrType; with a "!" required.
+    """
+    schema = onnx.defs.OpSchema
+
+    def formal(text: str) -> list[onnx.defs.OpSchema.FormalParameter]:
+        return [schema.FormalParameter(*each.split(":")) for each in text.split()]
+
+    def attribute(text: str) -> onnx.defs.OpSchema.Attribute:
+        own, kind = text.rstrip("!").split(":")
+        return schema.Attribute(own, getattr(schema.AttrType, kind), own, required=text.endswith("!"))
+
+    onnx.defs.register_schema(schema(
+        name, domain, DOMAIN_VERSION, doc=doc, inputs=formal(inputs), outputs=formal(outputs),
+        type_constraints=[(kind, allowed, kind) for kind, allowed in types.items()],
+        attributes=[attribute(each) for each in attributes.split()]))
+
+
 def _register_schemas() -> None:
     """onnxscript emits, and onnx.checker accepts, only operators that have a schema."""
     if onnx.defs.has("HardTanh", DOMAIN):
         return
-    schema = onnx.defs.OpSchema
-    types = sorted(onnx.defs.get_schema("Identity", 14).type_constraints[0].allowed_type_strs)
-    onnx.defs.register_schema(
-        schema(
-            "StopGradient", DOMAIN, DOMAIN_VERSION, doc="Identity whose gradient is zero.",
-            inputs=[schema.FormalParameter("x", "T")], outputs=[schema.FormalParameter("y", "T")],
-            type_constraints=[("T", types, "any tensor")],
-        )
-    )
-    onnx.defs.register_schema(
-        schema(
-            "HardTanh", DOMAIN, DOMAIN_VERSION, doc="Clip whose gradient at the bounds is zero.",
-            inputs=[schema.FormalParameter(name, "T") for name in ("x", "min", "max")],
-            outputs=[schema.FormalParameter("y", "T")], type_constraints=[("T", types, "any tensor")],
-        )
-    )
-    floats = ["tensor(float16)", "tensor(float)", "tensor(double)", "tensor(bfloat16)"]
-    for name, operands, doc in (("Log1p", "x", "log(1 + x)"), ("Expm1", "x", "exp(x) - 1"),
-                                ("Lgamma", "x", "log |gamma(x)|"), ("Digamma", "x", "Lgamma's derivative"),
-                                ("Erfc", "x", "1 - Erf"), ("Erfinv", "x", "Erf's inverse"),
-                                ("Logit", "x", "log(x / (1 - x))"),
-                                ("Remainder", "xy", "As torch's: exact, with the sign of the divisor."),
-                                ("Atan2", "yx", "The angle of (x, y)")):
-        onnx.defs.register_schema(
-            schema(
-                name, DOMAIN, DOMAIN_VERSION, doc=doc, inputs=[schema.FormalParameter(x, "T") for x in operands],
-                outputs=[schema.FormalParameter("z", "T")], type_constraints=[("T", floats, "floats")],
-            )
-        )
-    integers = ["tensor(int32)", "tensor(int64)"]
-    onnx.defs.register_schema(
-        schema(
-            "TorchCumProd", DOMAIN, DOMAIN_VERSION, doc="Running products along an axis.",
-            inputs=[schema.FormalParameter("x", "T"), schema.FormalParameter("axis", "I")],
-            outputs=[schema.FormalParameter("y", "T")],
-            type_constraints=[("T", types, "any tensor"), ("I", integers, "integers")],
-            attributes=[schema.Attribute(name, schema.AttrType.INT, "as CumSum's", required=False)
-                        for name in ("exclusive", "reverse")],
-        )
-    )
-    onnx.defs.register_schema(
-        schema(
-            "TorchTopK", DOMAIN, DOMAIN_VERSION, doc="TopK with torch's choice among equals.",
-            inputs=[schema.FormalParameter("x", "T"), schema.FormalParameter("k", "I")],
-            outputs=[schema.FormalParameter("values", "T"), schema.FormalParameter("indices", "J")],
-            type_constraints=[("T", types, "any tensor"), ("I", integers, "integers"),
-                              ("J", ["tensor(int64)"], "positions")],
-            attributes=[schema.Attribute(name, schema.AttrType.INT, "as TopK's", required=False)
-                        for name in ("axis", "largest", "sorted")],
-        )
-    )
-    onnx.defs.register_schema(
-        schema(
-            "GroupedMatMul", DOMAIN, DOMAIN_VERSION,
-            doc="Runs of rows, which end where `ends` says, each times its own matrix.",
-            inputs=[schema.FormalParameter(name, kind) for name, kind in (("x", "T"), ("w", "T"), ("ends", "I"))],
-            outputs=[schema.FormalParameter("y", "T")],
-            type_constraints=[("T", types, "any tensor"), ("I", integers, "integers")],
-            attributes=[schema.Attribute("transB", schema.AttrType.INT, "matrices are stored transposed",
-                                         required=False)],
-        )
-    )
-    axis = schema.Attribute("axis", schema.AttrType.INT, "as ONNX's", required=False)
-    reduction = schema.Attribute("reduction", schema.AttrType.STRING, "as ONNX's", required=False)
-    for name, more, attributes in (("Gather", (), [axis]), ("GatherElements", (), [axis]),
-                                   ("ScatterElements", ("updates",), [axis, reduction])):
-        onnx.defs.register_schema(
-            schema(
-                f"Torch{name}", DOMAIN, DOMAIN_VERSION,
-                doc=f"ONNX's {name}, whose negative indices do not count from the end.",
-                inputs=[schema.FormalParameter("x", "T"), schema.FormalParameter("indices", "I"),
-                        *(schema.FormalParameter(other, "T") for other in more)],
-                outputs=[schema.FormalParameter("y", "T")],
-                type_constraints=[("T", types, "any tensor"), ("I", integers, "integers")],
-                attributes=attributes,
-            )
-        )
-    onnx.defs.register_schema(
-        schema(
-            "InRange", DOMAIN, DOMAIN_VERSION,
-            doc="Its indices, which must be at least 0, and below the limit unless the limit is negative.",
-            inputs=[schema.FormalParameter("x", "I"), schema.FormalParameter("limit", "L")],
-            outputs=[schema.FormalParameter("y", "I")],
-            type_constraints=[("I", integers, "integers"), ("L", ["tensor(int64)"], "a number")],
-        )
-    )
-    onnx.defs.register_schema(
-        schema(
-            "AdaptiveAveragePool", DOMAIN, DOMAIN_VERSION,
-            doc="Means over parts of each plane, as many as the sizes say, of cells [o in / out, (o + 1) in / out).",
-            inputs=[schema.FormalParameter("x", "T"), schema.FormalParameter("sizes", "I")],
-            outputs=[schema.FormalParameter("y", "T")],
-            type_constraints=[("T", types, "any tensor"), ("I", ["tensor(int64)"], "an integer for each spatial dim")],
-        )
-    )
-    onnx.defs.register_schema(
-        schema(
-            "GroupNorm", DOMAIN, DOMAIN_VERSION, doc="GroupNormalization with a scale and a bias for each channel.",
-            inputs=[schema.FormalParameter(name, "T") for name in ("x", "scale", "bias")],
-            outputs=[schema.FormalParameter("y", "T")], type_constraints=[("T", types, "any tensor")],
-            attributes=[schema.Attribute("groups", schema.AttrType.INT, "how many", required=True),
-                        schema.Attribute("epsilon", schema.AttrType.FLOAT, "as ONNX's", required=False)],
-        )
-    )
-    onnx.defs.register_schema(
-        schema(
-            "SearchSorted", DOMAIN, DOMAIN_VERSION, doc="Where each value would stand in sorted rows.",
-            inputs=[schema.FormalParameter("sorted", "T"), schema.FormalParameter("x", "T")],
-            outputs=[schema.FormalParameter("y", "I")],
-            type_constraints=[("T", types, "any tensor"), ("I", ["tensor(int64)"], "positions")],
-            attributes=[schema.Attribute("right", schema.AttrType.INT, "behind what is equal", required=False)],
-        )
-    )
-    lengths = (("log_probs", "T"), ("targets", "I"), ("input_lengths", "J"), ("target_lengths", "K"))
-    onnx.defs.register_schema(
-        schema(
-            "CTCLoss", DOMAIN, DOMAIN_VERSION, doc="The loss of each sample, by torch's rules.",
-            inputs=[schema.FormalParameter(name, kind) for name, kind in lengths],
-            outputs=[schema.FormalParameter("losses", "T")],
-            type_constraints=[("T", types, "any tensor"), *((kind, integers, "integers") for kind in "IJK")],
-            attributes=[schema.Attribute(name, schema.AttrType.INT, "as torch's", required=False)
-                        for name in ("blank", "zero_infinity")],
-        )
-    )
-    attributes = [schema.Attribute(name, schema.AttrType.INT, doc, required=name in ("K", "N", "block_size",
-                                                                                     "quant_type"))
-                  for name, doc in (("K", "columns of the weight"), ("N", "rows of the weight"),
-                                    ("block_size", "elements that share a scale"), ("quant_type", "0: FP4, 1: NF4"),
-                                    ("training_mode", "as onnxruntime's"), ("transB", "0: the weight as it is"),
-                                    ("weight_dtype", "the weight is rounded to it; by default that of A"),
-                                    ("grad_weight_dtype", "the same for the gradient; by default weight_dtype"))]
-    onnx.defs.register_schema(
-        schema(
-            "MatMulBnb4", MICROSOFT, 1, doc="A times the transposed weight (N, K), of bitsandbytes' 4-bit codes.",
-            inputs=[schema.FormalParameter(name, kind) for name, kind in (("A", "T"), ("B", "C"), ("absmax", "S"))],
-            outputs=[schema.FormalParameter("Y", "T")],
-            type_constraints=[("T", floats, "floats"), ("C", ["tensor(uint8)"], "two codes a byte"),
-                              ("S", floats, "float, or the type of A")],
-            attributes=attributes,
-        )
-    )
+    any_, floats = {"T": _TENSORS}, {"T": _FLOATS}
+    _define("StopGradient", "Identity whose gradient is zero.", "x:T", "y:T", any_)
+    _define("HardTanh", "Clip whose gradient at the bounds is zero.", "x:T min:T max:T", "y:T", any_)
+    for name, operands, doc in (("Log1p", "x:T", "log(1 + x)"), ("Expm1", "x:T", "exp(x) - 1"),
+                                ("Lgamma", "x:T", "log |gamma(x)|"), ("Digamma", "x:T", "Lgamma's derivative"),
+                                ("Erfc", "x:T", "1 - Erf"), ("Erfinv", "x:T", "Erf's inverse"),
+                                ("Logit", "x:T", "log(x / (1 - x))"),
+                                ("Remainder", "x:T y:T", "As torch's: exact, with the sign of the divisor."),
+                                ("Atan2", "y:T x:T", "The angle of (x, y)")):
+        _define(name, doc, operands, "z:T", floats)
+    of_axis = any_ | {"I": _INTEGERS}
+    _define("TorchCumProd", "Running products along an axis.", "x:T axis:I", "y:T", of_axis,
+            "exclusive:INT reverse:INT")
+    _define("TorchTopK", "TopK with torch's choice among equals.", "x:T k:I", "values:T indices:J",
+            of_axis | {"J": _INT64}, "axis:INT largest:INT sorted:INT")
+    _define("GroupedMatMul", "Runs of rows, which end where `ends` says, each times its own matrix, which with transB "
+            "is stored transposed.", "x:T w:T ends:I", "y:T", of_axis, "transB:INT")
+    for name, updates in (("Gather", ""), ("GatherElements", ""), ("ScatterElements", "updates:T")):
+        _define(f"Torch{name}", f"ONNX's {name}, whose negative indices do not count from the end.",
+                f"x:T indices:I {updates}", "y:T", of_axis, "axis:INT" + " reduction:STRING" * bool(updates))
+    _define("InRange", "Its indices, which must be at least 0, and below the limit unless the limit is negative.",
+            "x:I limit:L", "y:I", {"I": _INTEGERS, "L": _INT64})
+    _define("AdaptiveAveragePool", "Means over parts of each plane, as many as the sizes say, of cells [o in / out, "
+            "(o + 1) in / out).", "x:T sizes:I", "y:T", any_ | {"I": _INT64})
+    _define("GroupNorm", "GroupNormalization with a scale and a bias for each channel.", "x:T scale:T bias:T", "y:T",
+            any_, "groups:INT! epsilon:FLOAT")
+    _define("SearchSorted", "Where each value would stand in sorted rows; with right, behind what is equal.",
+            "sorted:T x:T", "y:I", any_ | {"I": _INT64}, "right:INT")
+    _define("CTCLoss", "The loss of each sample, by torch's rules.",
+            "log_probs:T targets:I input_lengths:J target_lengths:K", "losses:T",
+            any_ | dict.fromkeys("IJK", _INTEGERS), "blank:INT zero_infinity:INT")
+    # quant_type is 0 for FP4 and 1 for NF4; weight_dtype what the weight is rounded to, by default that of A, and
+    # grad_weight_dtype the same for the gradient, by default weight_dtype.
+    _define("MatMulBnb4", "A times the transposed weight (N, K), of bitsandbytes' 4-bit codes, two a byte, of which "
+            "block_size share a scale.", "A:T B:C absmax:S", "Y:T", floats | {"C": ["tensor(uint8)"], "S": _FLOATS},
+            "K:INT! N:INT! block_size:INT! quant_type:INT! training_mode:INT transB:INT weight_dtype:INT "
+            "grad_weight_dtype:INT", MICROSOFT)
 
 
 _register_schemas()

@@ -36,6 +36,4 @@ class NotKept(Exception):
 
 
 class StaleError(Exception):
-    """A weight, or what a torch.autograd.Function returns, is not what the graph was exported for; the message says
-    which.
-    """
+    """A weight is not what the graph was exported for; the message says which."""

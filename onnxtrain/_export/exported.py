@@ -67,10 +67,6 @@ class Exported:
     needs_verification: bool = False  # the caller must compare outputs and gradients with eager's first
     functions: tuple[functions.Call, ...] = ()  # by the keys of PythonOp nodes
     origins: dict[str, Origin] = dataclasses.field(default_factory=dict)  # of the nodes
-    # Inputs that torch.cond reads, outputs that come from it.
-    conditional: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
-    # Result -> argument, or parameter, that it is itself.
-    same: tuple[tuple[int, int | str], ...] = ()
     views: list[Any] | None = None  # results that are none of the graph's, as views.find() gives them
 
     def named_by(self, error: Exception) -> list[Origin]:

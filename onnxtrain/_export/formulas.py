@@ -8,23 +8,16 @@ that is fixed is guarded like any other, so that another one is captured again. 
 from __future__ import annotations
 
 import collections
-import copy
 import itertools
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import sympy
-import torch
-from torch.fx.experimental.proxy_tensor import get_proxy_mode
-from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from onnxtrain._export.state import settings, wrapped
 
-# Those whose result depends on the two formulas alone: a remainder's depends on the ranges of symbols as well.
-_OPERATORS = ("_add", "_sub", "_mul", "_eq", "_ne", "_lt", "_le", "_gt", "_ge", "_int_floordiv")
-_PLAIN = (int, float, bool, type(None))
 LONGEST = 96  # terms of a formula: five strides in a row, as a ResNet has them, make 76
 
 
@@ -54,29 +47,6 @@ def _shorten(sizes: ShapeEnv, formula: sympy.Basic, decide: Any) -> None:
             return
 
 
-def _remembering(plain: Callable[[SymNode, SymNode], SymNode]) -> Callable[[SymNode, SymNode], SymNode]:
-    """An operator of two numbers that answers as it did for these two before: sympy takes a hundred times as long."""
-    known: dict[tuple[Any, ...], SymNode] = {}  # each holds its ShapeEnv, so that no other one has its id
-
-    def operate(self: SymNode, other: SymNode) -> SymNode:
-        sizes = self.shape_env
-        if (sizes is None or sizes._translation_validation_enabled or get_proxy_mode() is not None
-                or torch._logging._internal.GET_DTRACE_STRUCTURED
-                or type(self._hint) not in _PLAIN or type(other._hint) not in _PLAIN):
-            return plain(self, other)
-        try:
-            key = (id(sizes), self.expr, other.expr, self.pytype, other.pytype, self._hint, other._hint,
-                   self._optimized_summation, other._optimized_summation)
-        except AttributeError:  # of another torch
-            return plain(self, other)
-        result = known.get(key)
-        if result is None:
-            result = known[key] = plain(self, other)
-        return copy.copy(result)  # an export keeps for each one how its tensors give it
-
-    return operate
-
-
 def _bounding(decide: Callable[..., Any]) -> Callable[..., Any]:
     """ShapeEnv.evaluate_expr that shortens a long formula first."""
     short: set[sympy.Basic] = set()
@@ -99,9 +69,6 @@ def bounded() -> Iterator[None]:
     """
     from torch._dynamo import config
 
-    with ExitStack() as stack:
-        stack.enter_context(wrapped(f"{ShapeEnv.__module__}:ShapeEnv.evaluate_expr", _bounding))
-        stack.enter_context(settings(config, fake_tensor_cache_enabled=False))
-        for name in _OPERATORS:
-            stack.enter_context(wrapped(f"{SymNode.__module__}:SymNode.{name}", _remembering))
+    with (wrapped(f"{ShapeEnv.__module__}:ShapeEnv.evaluate_expr", _bounding),
+          settings(config, fake_tensor_cache_enabled=False)):
         yield

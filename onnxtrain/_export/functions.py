@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from onnxtrain._export.errors import NotKept, StaleError
+from onnxtrain._export.errors import NotKept
 from onnxtrain.utils.torch_io_helper import onnx_dtype_to_pytorch_dtype
 
 DOMAIN = "ai.onnxtrain"
@@ -26,19 +25,12 @@ class Unrunnable(Exception):
     """A function that cannot be a node; the message is a sentence."""
 
 
-# Functions with special rules for the shapes of their results.
-_by_size: weakref.WeakSet[type] = weakref.WeakSet()
-# Of one result: its dtype, and of each dim its size, or the (tensor, axis) of the arguments whose size it is.
-Shape = tuple[torch.dtype, list[int | tuple[int, int]]]
-
-
 @dataclasses.dataclass
 class Call:
     """One call of Function.apply in a forward.
 
     function is the class; leaves are its flattened arguments, None where a tensor stands; results is, per item that
-    forward returns, the index of the node's output, or a value that is no tensor. shapes are the results' where the
-    trace used only them; other uses of sizes in forward are not guards of the graph, since forward runs again.
+    forward returns, the index of the node's output, or a value that is no tensor.
     """
 
     function: type[torch.autograd.Function]
@@ -47,7 +39,6 @@ class Call:
     spec: pytree.TreeSpec
     single: bool = True
     results: tuple[tuple[int | None, Any], ...] = ()
-    shapes: list[Shape] | None = None
 
     @property
     def convention(self) -> str:
@@ -69,54 +60,20 @@ class Call:
         return pytree.tree_unflatten(leaves, self.spec)
 
     def __call__(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Runs it under autograd's own rules; the tensors that it returns.
-
-        Raises:
-            StaleError: they have other shapes than the trace was told.
-        """
+        """Runs it under autograd's own rules; the tensors that it returns."""
         result = self.function.apply(*self.arguments(tensors))
         items = (result,) if self.single else result
-        made = [items[place] for place, (index, _) in enumerate(self.results) if index is not None]
-        for tensor, (dtype, dims) in zip(made, self.shapes or ()):
-            expected = [dim if isinstance(dim, int) else tensors[dim[0]].shape[dim[1]] for dim in dims]
-            if tensor.dtype != dtype or list(tensor.shape) != expected:
-                _by_size.add(self.function)
-                raise StaleError(f"{name_of(self.function)} returns {tensor.dtype} {list(tensor.shape)} for these "
-                                 f"sizes, expected {dtype} {expected}")
-        return made
+        return [items[place] for place, (index, _) in enumerate(self.results) if index is not None]
 
     def dry_run(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Runs forward alone, on fake tensors, for what it returns; fills in `results` and `shapes`.
-
-        A loop over chunks of rows, say, would tie the graph to one number of rows. So what forward asks of sizes leaves
-        no guards, where its results are tensors with sizes of the arguments: that is looked at when it really runs.
-        """
-        env = next((dim.node.shape_env for tensor in tensors for dim in tensor.shape  # type: ignore[attr-defined]
-                    if isinstance(dim, torch.SymInt)), None)
-        if env is not None and self.function not in _by_size:
-            with env.suppress_guards(), env.ignore_fresh_unbacked_symbols():
-                made = self._dry_forward(tensors)
-                if all(index is not None or value is None for index, value in self.results):
-                    self.shapes = _shapes(tensors, made)
-            if self.shapes is not None:
-                return made
-        return self._dry_forward(tensors)
-
-    def _dry_forward(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Runs forward alone, on fake tensors, for what it returns; fills in `results`."""
         global _inside
         context = torch.autograd.function.FunctionCtx()
-        arguments = self.arguments(tensors)
-        context.needs_input_grad = tuple(  # type: ignore[attr-defined]
-            isinstance(a, Tensor) and a.is_floating_point() for a in arguments)
         versions = [tensor._version for tensor in tensors]
         _inside += 1
         try:
             with torch.no_grad():
-                if self.function.setup_context is not torch.autograd.Function.setup_context:
-                    result = self.function.forward(*arguments)
-                    self.function.setup_context(context, arguments, result)
-                else:
-                    result = self.function.forward(context, *arguments)
+                result = self.function.forward(context, *self.arguments(tensors))
         finally:
             _inside -= 1
         if getattr(context, "dirty_tensors", None) or [t._version for t in tensors] != versions:
@@ -135,20 +92,6 @@ class Call:
         self.results = tuple(results)
         if not found:
             raise Unrunnable(f"torch.autograd.Function {name_of(self.function)} returns no tensor.")
-
-
-def _shapes(tensors: Sequence[Tensor], made: Sequence[Tensor]) -> list[Shape] | None:
-    """What results have of their arguments' sizes; None where a size is neither one of those nor a number."""
-    places = {dim.node.expr: (i, axis)  # type: ignore[attr-defined]
-              for i, tensor in enumerate(tensors) for axis, dim in enumerate(tensor.shape)
-              if isinstance(dim, torch.SymInt)}
-    shapes: list[Any] = []
-    for result in made:
-        dims = [places.get(dim.node.expr) if isinstance(dim, torch.SymInt) else dim for dim in result.shape]
-        if None in dims:
-            return None
-        shapes.append((result.dtype, dims))
-    return shapes
 
 
 class OperatorCall(Call):

@@ -133,39 +133,6 @@ def source_input(value: Any) -> Any:
     return value
 
 
-def conditional(model: ir.Model) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Indices of the inputs that an If reads, directly or not, and of the outputs that come from one.
-
-    The engine differentiates the branch that is taken; torch.cond gives zeros for what only the other one reads.
-    """
-
-    def above(values: Sequence[ir.Value | None]) -> tuple[set[int], set[int]]:
-        stack, seen, branches = list(values), set(), set()
-        while stack:
-            value = stack.pop()
-            if value is None or id(value) in seen:
-                continue
-            seen.add(id(value))
-            node = value.producer()
-            if node is None:
-                continue
-            stack += node.inputs
-            for attribute in node.attributes.values():
-                if attribute.type == ir.AttributeType.GRAPH:
-                    stack.extend(attribute.value.outputs)
-            if node.op_type == "If" and node.domain == "":
-                branches.add(id(node))
-        return seen, branches
-
-    graph = model.graph
-    choices = [node for node in graph if node.op_type == "If" and node.domain == ""]
-    if not choices:
-        return (), ()
-    read, _ = above([output for node in choices for output in node.outputs])
-    return (tuple(i for i, value in enumerate(graph.inputs) if id(value) in read),
-            tuple(i for i, value in enumerate(graph.outputs) if above([value])[1]))
-
-
 def drop_unused(model: ir.Model) -> None:
     """Removes nodes, initializers and inputs that no output depends on."""
     graph = model.graph

@@ -9,7 +9,6 @@ import math
 import operator
 import re
 from collections.abc import Callable, Sequence
-from collections.abc import Set as AbstractSet
 from typing import Any
 
 import torch
@@ -51,12 +50,11 @@ def _compile(ranks: Sequence[int], checks: Sequence[tuple[str, str]], symbols: S
     return namespace["guards"]
 
 
-def from_program(program: torch.export.ExportedProgram, relaxed: AbstractSet[str] = frozenset()) -> Guards:
+def from_program(program: torch.export.ExportedProgram) -> Guards:
     """Sizes as in the placeholders, ranges of symbols, and the guards that tracing left.
 
     Args:
         program: exported from a module whose only argument is `*leaves`.
-        relaxed: symbols that may also be 1, though the program says 2 or more.
     """
     placeholders = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
     values = [placeholders[name].meta["val"] for name in program.graph_signature.user_inputs]
@@ -74,16 +72,11 @@ def from_program(program: torch.export.ExportedProgram, relaxed: AbstractSet[str
         if name not in symbols:
             continue
         lower, upper = int(limits.lower), limits.upper
-        if name in relaxed:
-            lower = min(lower, 1)
         where = f"{symbols[name]}".replace("d", "size of input ", 1).replace("_", ", dimension ")
         if lower > 0:
             checks.append((f"{name} >= {lower}", f"{where}, is below {lower}"))
         if str(upper).lstrip("-").isdigit():
             checks.append((f"{name} <= {upper}", f"{where}, is above {upper}"))
-    single = sorted(symbols[name] for name in relaxed if name in symbols)
-    for a, b in zip(single, single[1:]):  # only all of them 1, or none, was shown to be right
-        checks.append((f"({a} == 1) == ({b} == 1)", "of two sizes that were both 1 at the export, only one is 1 now"))
     for code in program._guards_code:
         expression = _LAYOUT.sub(r"t\1", _SIZE.sub(r"d\1_\2", code))
         # A guard over anything but sizes and strides of inputs is not understood; None of them may be lost.

@@ -63,6 +63,4 @@ def _renamed(exported: Exported, names: Mapping[str, str]) -> Exported:
 
     return dataclasses.replace(
         exported, model=model.SerializeToString(), inputs=tuple(map(placed, exported.inputs)),
-        outputs=tuple(map(placed, exported.outputs)), seconds={"total": 0.0}, notes=[*exported.notes],
-        same=tuple([(leaf, names.get(source, source) if isinstance(source, str) else source)
-                    for leaf, source in exported.same]))
+        outputs=tuple(map(placed, exported.outputs)), seconds={"total": 0.0}, notes=[*exported.notes])

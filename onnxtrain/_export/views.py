@@ -1,5 +1,5 @@
-"""Results that share memory with an argument, a weight or another result: found in a traced program, made again at each
-step.
+"""Results that are an argument or weight, or share memory with one or with another result: found in a traced program,
+made again at each step.
 
 In eager PyTorch `x.view(-1)` that forward returns is a view: a change in place reaches x, and autograd knows. A graph's
 output is a separate tensor, so such results are not outputs of the graph. What torch called to make them is kept as
@@ -208,6 +208,7 @@ def find(program: torch.export.ExportedProgram, traced: Any, users: Sequence[int
     for leaf, path in paths.items():
         known = source(path.root) if path.outermost else None
         if leaf in same:
+            made.append([leaf, writer.source("input" if isinstance(same[leaf], int) else "parameter", same[leaf])])
             continue
         if known is None and bases.get(path.root, leaf) == leaf:
             continue

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-import math
 import types
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -29,27 +28,22 @@ ZERO_NEEDED = {"get_grad_norm_direct": ("gradients", "params", "norm_type"),
 
 
 def FP16_Optimizer(optimizer: Any, **kwargs: Any) -> Any:
-    """Makes an optimizer of DeepSpeed, Apex or Megatron check, measure and unscale gradients in one pass.
+    """Makes an optimizer of DeepSpeed or Apex check, measure and unscale gradients in one pass.
 
-    Known are DeepSpeed's ZeRO stage 1 and 2 (``DeepSpeedZeroOptimizer``, also inside accelerate's wrapper), Apex AMP's
-    O2 (an optimizer with ``_amp_stash``), and Megatron's ``FP16_Optimizer``. Gradients are found, measured and unscaled
-    as the library does it, with sums in double; dense gradients on the CPU or on one CUDA device (a few launches,
-    nothing that waits but where the library waits itself), others take the library's own way at each call. Where ZeRO's
-    inner optimizer is one of onnxtrain.optim, unscaling and clipping happen inside its step.
+    Known are DeepSpeed's ZeRO stage 1 and 2 (``DeepSpeedZeroOptimizer``, also inside accelerate's wrapper) and Apex
+    AMP's O2 (an optimizer with ``_amp_stash``). Gradients are found, measured and unscaled as the library does it, with
+    sums in double; dense gradients on the CPU or on one CUDA device (a few launches, nothing that waits but where the
+    library waits itself), others take the library's own way at each call. Where ZeRO's inner optimizer is one of
+    onnxtrain.optim, unscaling and clipping happen inside its step.
 
     Args:
-        optimizer: what ``deepspeed.initialize``, ``amp.initialize`` or Megatron made.
-        kwargs: for Megatron, ``get_tensor_model_parallel_rank`` and ``get_tensor_model_parallel_group``, as there.
+        optimizer: what ``deepspeed.initialize`` or ``amp.initialize`` made.
+        kwargs: those that Megatron's scripts give, without effect.
 
     Returns:
-        The same object; with a UserWarning and no change where its type or the version of its library is not known.
-
-    Raises:
-        TypeError: a keyword is not known, or misses for Megatron.
+        The same object; with a UserWarning and no change where its type, as that of Megatron's, or the version of its
+        library is not known.
     """
-    unknown = set(kwargs) - {"get_tensor_model_parallel_rank", "get_tensor_model_parallel_group"}
-    if unknown:
-        raise TypeError(f"FP16_Optimizer() got an unexpected keyword argument '{min(unknown)}'")
     wrapped = _named(optimizer, "accelerate.utils.deepspeed.DeepSpeedOptimizerWrapper")
     target = optimizer.optimizer if wrapped else optimizer
     if getattr(target, "_onnxtrain_patched", False):
@@ -59,8 +53,6 @@ def FP16_Optimizer(optimizer: Any, **kwargs: Any) -> Any:
         problem = _patch_zero(target)
     elif hasattr(target, "_amp_stash"):
         problem = _patch_apex(target)
-    elif _named(target, "megatron.fp16.fp16.FP16_Optimizer"):
-        problem = _patch_megatron(target, **kwargs)
     else:
         problem = "onnxtrain does not know this type"
     if problem:
@@ -242,56 +234,4 @@ def _patch_apex(optimizer: Any) -> str | None:
         return None
 
     optimizer._post_amp_backward = types.MethodType(_post_amp_backward, optimizer)
-    return None
-
-
-# ---- Megatron ----
-
-def _patch_megatron(optimizer: Any, get_tensor_model_parallel_rank: Callable[[], int] | None = None,
-                    get_tensor_model_parallel_group: Callable[[], Any] | None = None) -> str | None:
-    if get_tensor_model_parallel_rank is None or get_tensor_model_parallel_group is None:
-        raise TypeError("FP16_Optimizer needs get_tensor_model_parallel_rank and get_tensor_model_parallel_group for "
-                        "Megatron")
-    if not all(hasattr(optimizer, name) for name in ("_check_overflow", "clip_master_grads", "fp32_from_fp32_groups",
-                                                     "fp32_from_fp16_groups", "fp16_groups")):
-        return "the optimizer of this version of Megatron lacks attributes that FP16_Optimizer uses"
-    lists = _Lists()
-    check_overflow, clip = optimizer._check_overflow, optimizer.clip_master_grads
-
-    def grads_of(groups: list[list[Tensor]]) -> list[Tensor]:
-        return [p.grad for group in groups for p in group if p.grad is not None]
-
-    def _check_overflow(self: Any) -> None:
-        grads = grads_of(self.fp16_groups) + grads_of(self.fp32_from_fp32_groups)
-        place = lists.place(grads)
-        if not place:
-            return check_overflow()
-        flag = (~lists.finite(place, grads, lists.sums(place, grads))).float().reshape(1)
-        if torch.distributed.is_initialized():
-            torch.distributed.all_reduce(flag, op=torch.distributed.ReduceOp.MAX,
-                                         group=get_tensor_model_parallel_group())
-        self.overflow = bool(flag.item())
-        return None
-
-    def clip_master_grads(self: Any, max_norm: float, norm_type: float = 2) -> float:
-        """Clips by the norm over all model-parallel parts; -1 where there was an overflow."""
-        if self.overflow:
-            return -1
-        params = [p for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
-        grads = [p.grad for p in params]
-        place = lists.place(grads)
-        if float(norm_type) != 2.0 or not place:
-            return clip(max_norm, norm_type)
-        counted = [p.grad for p in params if getattr(p, "model_parallel", getattr(p, "tensor_model_parallel", False))
-                   or get_tensor_model_parallel_rank() == 0]
-        total = lists.sums(place, counted).sum().reshape(1).to(grads[0].device if grads else "cpu")
-        if torch.distributed.is_initialized():
-            torch.distributed.all_reduce(total, group=get_tensor_model_parallel_group())
-        norm = math.sqrt(total.item())
-        if not max_norm / (norm + 1e-6) >= 1:
-            lists.scale(place, grads, grads, max_norm / (norm + 1e-6), 0.0)
-        return norm
-
-    optimizer._check_overflow = types.MethodType(_check_overflow, optimizer)
-    optimizer.clip_master_grads = types.MethodType(clip_master_grads, optimizer)
     return None

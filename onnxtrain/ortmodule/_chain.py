@@ -31,7 +31,7 @@ class Stage:
             self.session = _C.Session(segment.model, device=device, torch_random=_random.as_torch(device),
                                       parameters=bytes([name in parameters for name in segment.inputs]), **memory)
         self.random = self.session is not None and self.session.random
-        self.reach, self.conditional = Reach(segment.model) if segment.model is not None else None, None
+        self.reach = Reach(segment.model) if segment.model is not None else None
         self.inputs, self.outputs, self.calls = segment.inputs, segment.outputs, segment.calls
         self.double = None  # torch knows no module that is this segment
         if self.session is not None:

@@ -158,7 +158,7 @@ def _lacking(program: Any) -> str | None:
         return "functions that PyTorch runs cut its graph into parts, and no PyTorch module corresponds to a part"
     if b"MatMulBnb4" in program.exported.model:
         return "it has matrix products of bitsandbytes, whose captured backward is not differentiable"
-    if program.conditional is not None:
+    if any(node.target is torch.ops.higher_order.cond for node in program._module._captured.graph.graph.nodes):
         return "it has a torch.cond, whose gradients PyTorch does not differentiate"
     if program.random and (program.device != "cpu" or _masks.model_with(program.exported.model) is None):
         return ("it draws random numbers other than the masks of dropout on the CPU, and PyTorch would draw others "

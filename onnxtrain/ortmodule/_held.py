@@ -8,18 +8,13 @@ backward(inputs=...) gives them nothing. Called by _program.py.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-
-def allowed() -> bool:
-    """Whether nothing that hooks into autograd's accumulation of gradients, as data parallel training does, is here."""
-    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-    return not distributed and "horovod" not in sys.modules
+from onnxtrain.optim._in_backward import not_alone
 
 
 class Held:
@@ -42,7 +37,7 @@ class Held:
 
     def apply(self, program: Any, mask: bytes, leaves: Any, tensors: Sequence[Tensor]) -> Any:
         """One forward; None where a parameter is not a leaf, or others watch how gradients are accumulated."""
-        if not allowed() or False in [tensors[index].is_leaf for index in self.hidden]:
+        if not_alone() or False in [tensors[index].is_leaf for index in self.hidden]:
             return None
         seen = [tensors[index] for index in self.seen]
         return HeldFunction.apply(self, program, mask, leaves, tensors, self.anchor, *seen)

@@ -18,22 +18,18 @@ if TYPE_CHECKING:
 
 
 class ModelInfo:
-    """One export: the model, the names of its inputs, and the schema of the call that it was made for."""
+    """One export: the model, and the names of its inputs."""
 
     def __init__(self, program: Program) -> None:
         exported = program.exported
         self._program = program
         self.exported_model = onnx.load_model_from_string(exported.model)  # as torch made it, weights as inputs
         self.onnx_graph_input_names = [i.name for i in exported.inputs if i.kind in ("user", "buffer")]
-        self.module_forward_args_schema = program.called_with  # of the arguments by position and by name
-        self.module_forward_kwargs_schema = None
 
     @property
     def onnx_graph_input_names_require_grad(self) -> list[str]:
         """Those of the user's tensors that wanted a gradient in the latest step."""
         return self._program.wanting("user")
-
-    onnx_graph_input_names_require_grad_user_defined = onnx_graph_input_names_require_grad
 
 
 _SET_HERE = frozenset((  # arguments of torch.onnx.export that an export of ours decides about
@@ -60,7 +56,7 @@ class GraphTransitionManager:
         found = self._manager._latest()
         return None if found is None else ModelInfo(found[1])
 
-    _model_info_for_export = _post_export_processed_model_info = _exported_model_info
+    _model_info_for_export = _exported_model_info
 
     _original_model_has_changed = False  # Dynamo's guards see a change at the next call
 
@@ -134,7 +130,7 @@ class TorchModule:
     def __init__(self, model: ORTModule) -> None:
         self._model = model
         self._execution_manager = GraphExecutionManagerFactory(model)
-        self._original_module = self._flattened_module = model.module
+        self._flattened_module = model.module
 
     @property
     def module(self) -> torch.nn.Module:

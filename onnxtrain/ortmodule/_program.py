@@ -23,7 +23,7 @@ from onnxtrain._export.exported import Exported
 from onnxtrain.ortmodule import _double, _held, _random, graph_optimizer_registry
 from onnxtrain.ortmodule._chain import Chain, Run
 from onnxtrain.ortmodule._device import matmul_precision, tell_tf32
-from onnxtrain.ortmodule._reach import Conditional, Reach
+from onnxtrain.ortmodule._reach import Reach
 from onnxtrain.ortmodule._utils import leave_alone
 
 PROGRAMS = 64  # kept of a graph: batches differ in sizes, and in how many rows count
@@ -100,8 +100,6 @@ def _forward(ctx: Any, program: Program, mask: bytes, leaves: Any, tensors: Sequ
     outputs, run = program.session.forward(tensors, mask, seed)
     ctx.set_materialize_grads(False)
     ctx.program, ctx.seed = program, seed
-    if program.conditional is not None:
-        return program.conditional.forward(ctx, program.reach, mask, leaves, tensors, outputs, run)
     if run is None:
         ctx.mark_non_differentiable(*outputs)
         return outputs
@@ -225,15 +223,12 @@ class Program:
         self.random = self.session is not None and self.session.random
         self.build_seconds = time.perf_counter() - start
         self.exported = exported
-        self.called_with: tuple[Any, ...] | None = None  # kinds of the arguments of the module's call that it came from
         self.device = device
         self._module = module
         self.guards = exported.guards
         self.reach = Reach(model)
-        self.conditional = (Conditional(*exported.conditional) if exported.conditional[1] and self.chain is None
-                            else None)
         self._held: _held.Held | None = None
-        if self.chain is None and self.conditional is None and options.read("ORTMODULE_ENABLE_MEM_EFFICIENT_GRAD_MGMT"):
+        if self.chain is None and options.read("ORTMODULE_ENABLE_MEM_EFFICIENT_GRAD_MGMT"):
             self._held = _held.Held(_forward, _gradients, [source.kind != "parameter" for source in exported.inputs])
         self.double: _double.Double | None = None  # how backward under create_graph=True runs the module
         self.in_backward: Any = None  # onnxtrain.optim.StepInBackward: what updates parameters meanwhile
@@ -285,19 +280,11 @@ class Program:
                 owner: Any = module.get_submodule(path)
                 self._buffers.append((index, owner._buffers if name in owner._buffers else owner._parameters, name))
         # Whether backward and an optimizer's step may follow before anything looks at the results.
-        self.may_step = (self.device == "cpu" and self.chain is None and self.conditional is None
+        self.may_step = (self.device == "cpu" and self.chain is None
                          and not (self._checks or self._written or any(
                              [expected is not None and expected[1].is_complex for expected in self._expected])))
         self.changing = self._changing()
-        same = dict(self.exported.same)
-        self._user_outputs = [(index, leaf) for index, leaf in self._user_outputs if leaf not in same]
         self._views = None if self.exported.views is None else views.Replay(self.exported.views)
-        self._same = [(leaf, source) for leaf, source in same.items() if isinstance(source, int)]
-        self._parameters: list[tuple[int, dict[str, Any], str]] = []  # results that are one of the module's
-        for leaf, source in same.items():
-            if isinstance(source, str):
-                path, _, name = source.rpartition(".")
-                self._parameters.append((leaf, module.get_submodule(path)._parameters, name))
         # Whether the graph's first outputs are the results, in their order.
         self._plain = self._views is None and list(range(self.exported.results)) == [
             leaf for _, leaf in self._user_outputs] == [index for index, _ in self._user_outputs]
@@ -447,8 +434,7 @@ class Program:
     def _under_autograd(self, tensors: Sequence[Any], mask: bytes, leaves: Sequence[Any]) -> Any:
         """Forward, as a node of autograd's."""
         targets = outputs = None
-        if (self.in_backward is not None and self.conditional is None
-                and (self.device == "cpu" or self.in_backward.on_devices)):
+        if self.in_backward is not None and (self.device == "cpu" or self.in_backward.on_devices):
             targets = self.in_backward.targets(tensors, mask)
         if targets is not None:
             return _SteppingFunction.apply(self, self.in_backward.mask(mask, targets), self.in_backward, targets,
@@ -488,10 +474,6 @@ class Program:
         flat: list[Any] = [None] * self.exported.results
         for index, leaf in self._user_outputs:
             flat[leaf] = outputs[index]
-        for leaf, source in self._same:
-            flat[leaf] = leaves[source]
-        for leaf, owner, name in self._parameters:
-            flat[leaf] = owner[name]
         if self._views is not None:
             self._views(flat, leaves, self._weight)
         return tuple(flat)

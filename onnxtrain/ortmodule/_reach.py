@@ -1,5 +1,4 @@
-"""Which gradients eager PyTorch would have given at all, where backward starts from some of the outputs, or at a
-torch.cond.
+"""Which gradients eager PyTorch would have given at all, where backward starts from some of the outputs.
 
 The engine computes what its program has, with zeros for unused outputs; to an optimizer a gradient of zero
 and no gradient are different things. Called by the autograd node of _program.py.
@@ -10,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 
@@ -81,66 +79,3 @@ class Reach:
             return found
         reached = self.inputs(tuple([i for i, grad in enumerate(given) if grad is not None]))
         return [grad if i in reached else None for i, grad in enumerate(found)]
-
-
-class Conditional:
-    """torch.cond's rule: what only the branch not taken reads gets zeros, where the engine has nothing to give.
-
-    Args:
-        inputs: indices of graph inputs that a branch reads, directly or not.
-        outputs: indices of graph outputs that come from one.
-    """
-
-    def __init__(self, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-        self._inputs, self.outputs = inputs, frozenset(outputs)
-
-    def forward(self, ctx: Any, reach: Reach, mask: bytes, leaves: Any, tensors: Sequence[Tensor],
-                outputs: Sequence[Tensor], run: Any) -> Sequence[Tensor]:
-        """Marks and saves what the node's forward has to, and leaves ctx.run."""
-        zeros = {i: (tensors[i].shape, tensors[i].dtype) for i in self._inputs if mask[i]}
-        known = bytes(len(outputs)) if run is None else run.differentiable
-        flags = bytes([flag or bool(zeros) and i in self.outputs and outputs[i].is_floating_point()
-                       for i, flag in enumerate(known)])
-        flat = [output for output, flag in zip(outputs, flags) if not flag]
-        if flat:
-            ctx.mark_non_differentiable(*flat)
-        if run is not None:
-            ctx.save_for_backward(*run.saved(tensors, outputs, leaves))
-        ctx.run = _Run(self, reach, run, known, flags, len(tensors), zeros)
-        return outputs
-
-
-class _Run:
-    """A run of the engine, or none where the branch taken has nothing to differentiate, and the zeros beside it."""
-
-    def __init__(self, rule: Conditional, reach: Reach, run: Any, known: bytes, flags: bytes, count: int,
-                 zeros: dict[int, Any]) -> None:
-        self._rule, self._reach, self._run, self._known, self.differentiable = rule, reach, run, known, flags
-        self._count, self._zeros = count, zeros
-
-    @property
-    def over(self) -> bool:
-        return self._run is not None and self._run.over
-
-    @property
-    def inputs(self) -> Sequence[Tensor] | None:
-        return None if self._run is None else self._run.inputs
-
-    def changed(self) -> list[int]:
-        return self._run.changed()
-
-    def again(self) -> None:
-        self._run.again()
-
-    def forget(self) -> None:
-        if self._run is not None:
-            self._run.forget()
-
-    def backward(self, saved: Sequence[Tensor], grads: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
-        given = [grad if flag else None for grad, flag in zip(grads, self._known)]
-        found = list(self._run.backward(saved, given)) if self._run is not None else [None] * self._count
-        reached = self._reach.inputs(tuple([i for i in self._rule.outputs if grads[i] is not None]))
-        for i, (shape, dtype) in self._zeros.items():
-            if found[i] is None and i in reached:
-                found[i] = torch.zeros(shape, dtype=dtype)
-        return tuple(found)

@@ -28,14 +28,6 @@ def get_device_str(device: str | int | torch.device) -> str:
     return "cpu" if device.type == "cpu" else f"{device.type}:{get_device_index(device)}"
 
 
-def get_device_from_module(module: torch.nn.Module) -> torch.device | None:
-    """Of its first tensor; RuntimeError where there are several devices."""
-    devices = {tensor.device for tensor in (*module.parameters(), *module.buffers())}
-    if len(devices) > 1:
-        raise RuntimeError(f"ORTModule supports a single device per model, and found {sorted(map(str, devices))}")
-    return next(iter(devices), None)
-
-
 def get_random_states() -> tuple[Any, Any, torch.Tensor, torch.Tensor | None]:
     """Of Python, NumPy, torch's CPU and, where it is in use, CUDA."""
     cuda = torch.cuda.get_rng_state() if torch.cuda.is_available() and torch.cuda.is_initialized() else None

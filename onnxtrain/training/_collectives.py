@@ -1,4 +1,4 @@
-"""Collectives of all processes of a run, as one table: by torch.distributed, or by MPI through onnxtrain._mpi.
+"""Collectives of all processes of a run: by torch.distributed, or by MPI through onnxtrain._mpi.
 
 Used by _distributed.py, which says what is sent; and which process this is, as its launcher told the environment.
 With MPI, tensors of a GPU go through NCCL (_nccl.py) where all processes have it.
@@ -13,7 +13,7 @@ import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -68,75 +68,48 @@ def local_size() -> int:
 
 # ---- the table ----
 
-class Collectives(Protocol):
-    """What all processes do at the same time and in the same order. Tensors are contiguous.
+class Collectives:
+    """What all processes do at the same time and in the same order, by torch.distributed, which has been initialised.
+    Tensors are contiguous.
 
     Attributes:
-        name: of the implementation. rank: of this process. size: how many there are.
+        rank: of this process. size: how many there are.
 
     Every method raises RuntimeError where another process has ended.
     """
-
-    name: str
-    rank: int
-    size: int
-
-    def all_reduce(self, value: Tensor) -> None:
-        """Replaces a tensor by the sum of all processes'."""
-
-    def start_all_reduce(self, value: Tensor) -> Callable[[], object]:
-        """Begins to; what is returned waits until the sum is there. Meanwhile other all-reduces may begin, and no
-        collective of another kind.
-        """
-
-    def reduce_scatter(self, own: Tensor, value: Tensor) -> None:
-        """own (n,) = this process's part of the sum of all values (size n,)."""
-
-    def all_gather(self, value: Tensor, own: Tensor) -> None:
-        """value (size n,) = the own (n,) of all processes in their order."""
-
-    def broadcast(self, value: Tensor) -> None:
-        """Replaces a tensor by that of process 0."""
-
-    def barrier(self) -> None:
-        """Waits for all."""
-
-    def who_is_gone(self) -> str:
-        """After a failure: ", rank 1 does not answer", where that is not in the exception."""
-
-
-class TorchCollectives:
-    """By torch.distributed, which has been initialised."""
-
-    name = "torch.distributed"
 
     def __init__(self) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self._pulse = Pulse(self.rank, self.size)
 
     def all_reduce(self, value: Tensor) -> None:
+        """Replaces a tensor by the sum of all processes'."""
         dist.all_reduce(value)
 
     def start_all_reduce(self, value: Tensor) -> Callable[[], object]:
+        """Begins to; what is returned waits until the sum is there. Meanwhile other all-reduces may begin, and no
+        collective of another kind.
+        """
         return dist.all_reduce(value, async_op=True).wait
 
     def reduce_scatter(self, own: Tensor, value: Tensor) -> None:
+        """own (n,) = this process's part of the sum of all values (size n,)."""
         _reduce_scatter(own, value)
 
     def all_gather(self, value: Tensor, own: Tensor) -> None:
+        """value (size n,) = the own (n,) of all processes in their order."""
         _all_gather(value, own)
 
     def broadcast(self, value: Tensor) -> None:
+        """Replaces a tensor by that of process 0."""
         dist.broadcast(value, 0)
 
-    def barrier(self) -> None:
-        dist.barrier()
-
     def who_is_gone(self) -> str:
+        """After a failure: ", rank 1 does not answer", where that is not in the exception."""
         return self._pulse.who_is_gone()
 
 
-class MpiCollectives:
+class MpiCollectives(Collectives):
     """By MPI, through memory of the CPU; tensors of a GPU go through NCCL, or where that is missing are copied there.
 
     Args:
@@ -148,8 +121,6 @@ class MpiCollectives:
     Raises:
         RuntimeError: this build has no MPI, or MPI cannot be initialised.
     """
-
-    name = "MPI"
 
     def __init__(self, device: torch.device) -> None:
         try:
@@ -163,51 +134,35 @@ class MpiCollectives:
         atexit.register(_C.mpi_leave)
         self._nccl = _nccl.meet(_nccl.place_of(device), self.rank, self.size)
 
-    def _by_nccl(self, kind: str, source: Tensor, target: Tensor) -> bool:
-        """Whether NCCL takes the tensors: then the collective is enqueued."""
-        if self._nccl is None or not self._nccl.takes(source):
-            return False
-        self._nccl.run(kind, source, target)
-        return True
+    def _run(self, kind: str, source: Tensor, target: Tensor, by_mpi: Callable[[Tensor], None]) -> None:
+        """Enqueues a collective of NCCL; else MPI makes the result in memory of the CPU."""
+        if self._nccl is not None and self._nccl.takes(source):
+            self._nccl.run(kind, source, target)
+            return
+        host = _on_cpu(target)
+        by_mpi(host)
+        if target.device.type != "cpu":
+            target.detach().copy_(host)
 
     def all_reduce(self, value: Tensor) -> None:
-        if self._by_nccl("all_reduce", value, value):
-            return
-        host = _on_cpu(value)
-        _C.mpi_all_reduce(host)
-        _back(value, host)
+        self._run("all_reduce", value, value, _C.mpi_all_reduce)
 
     def start_all_reduce(self, value: Tensor) -> Callable[[], object]:
-        if self._by_nccl("all_reduce", value, value):
-            assert self._nccl is not None
+        if self._nccl is not None and self._nccl.takes(value):
+            self._nccl.run("all_reduce", value, value)
             return self._nccl.check
         if self._worker is None:
             self._worker = ThreadPoolExecutor(1, "onnxtrain_reduce")
         return self._worker.submit(self.all_reduce, value).result
 
     def reduce_scatter(self, own: Tensor, value: Tensor) -> None:
-        if self._by_nccl("reduce_scatter", value, own):
-            return
-        host = _on_cpu(own)
-        _C.mpi_reduce_scatter(host, _on_cpu(value))
-        _back(own, host)
+        self._run("reduce_scatter", value, own, lambda host: _C.mpi_reduce_scatter(host, _on_cpu(value)))
 
     def all_gather(self, value: Tensor, own: Tensor) -> None:
-        if self._by_nccl("all_gather", own, value):
-            return
-        host = _on_cpu(value)
-        _C.mpi_all_gather(host, _on_cpu(own))
-        _back(value, host)
+        self._run("all_gather", own, value, lambda host: _C.mpi_all_gather(host, _on_cpu(own)))
 
     def broadcast(self, value: Tensor) -> None:
-        if self._by_nccl("broadcast", value, value):
-            return
-        host = _on_cpu(value)
-        _C.mpi_broadcast(host, 0)
-        _back(value, host)
-
-    def barrier(self) -> None:
-        _C.mpi_barrier()
+        self._run("broadcast", value, value, lambda host: _C.mpi_broadcast(host, 0))
 
     def who_is_gone(self) -> str:
         return ""
@@ -215,11 +170,6 @@ class MpiCollectives:
 
 def _on_cpu(value: Tensor) -> Tensor:
     return value.detach() if value.device.type == "cpu" else value.detach().cpu()
-
-
-def _back(value: Tensor, host: Tensor) -> None:
-    if value.device.type != "cpu":
-        value.detach().copy_(host)
 
 
 class Pulse:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from onnxtrain import UnsupportedError, options
 from onnxtrain.training import _collectives
-from onnxtrain.training._collectives import Collectives, MpiCollectives, TorchCollectives
+from onnxtrain.training._collectives import Collectives, MpiCollectives
 from onnxtrain.training._update import MOMENTS, as_tensor
 
 _log = logging.getLogger("onnxtrain")
@@ -109,7 +109,7 @@ class Processes:
         if self.world_rank not in (0, rank):
             _log.warning("ORTTrainer: world_rank is %d, but torch.distributed sets %d, which applies", self.world_rank,
                          rank)
-        return TorchCollectives()
+        return Collectives()
 
     def settings(self) -> list[int]:
         """What has to be the same in all processes."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from onnxtrain.training._validation import check, is_count
 from onnxtrain.training.optim.config import _OptimizerConfig
 
 
@@ -24,22 +25,14 @@ class TrainStepInfo:
     def __init__(self, optimizer_config: _OptimizerConfig, all_finite: bool = True, fetches: Any = (),
                  optimization_step: int = 0, step: int = 0) -> None:
         fetches = [] if fetches is None or fetches == () else fetches
-        for condition, message in (
-                (isinstance(optimizer_config, _OptimizerConfig),
-                 "'optimizer_config' must be an optimizer configuration"),
-                (isinstance(all_finite, bool), "'all_finite' must be a boolean"),
-                (isinstance(fetches, list) and all(isinstance(name, str) for name in fetches),
-                 "'fetches' must be a list of strings"),
-                (_is_count(optimization_step), "'optimization_step' must be a non-negative integer"),
-                (_is_count(step), "'step' must be a non-negative integer")):
-            if not condition:
-                raise AssertionError(message)
+        check(isinstance(optimizer_config, _OptimizerConfig), "'optimizer_config' must be an optimizer configuration")
+        check(isinstance(all_finite, bool), "'all_finite' must be a boolean")
+        check(isinstance(fetches, list) and all(isinstance(name, str) for name in fetches),
+              "'fetches' must be a list of strings")
+        check(is_count(optimization_step), "'optimization_step' must be a non-negative integer")
+        check(is_count(step), "'step' must be a non-negative integer")
         self.optimizer_config = optimizer_config
         self.all_finite = all_finite
         self.fetches: list[str] = fetches
         self.optimization_step = optimization_step
         self.step = step
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0

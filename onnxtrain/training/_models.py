@@ -69,6 +69,12 @@ def parameters_of(module: torch.nn.Module) -> tuple[list[str], bool]:
             any(p.kind == kinds.VAR_KEYWORD for p in found))
 
 
+def _open(described: Sequence[int | str], shape: Sequence[int]) -> list[int]:
+    """A shape with at least 2 for each size that has a name: an export has a size of 1 as a constant."""
+    named = [isinstance(size, str) for size in described]
+    return [max(size, 2) if axis < len(named) and named[axis] else size for axis, size in enumerate(shape)]
+
+
 class TorchModel:
     """A module, its loss, and the programs that run them.
 
@@ -191,5 +197,6 @@ class TorchModel:
         if self._example is None:
             raise RuntimeError("no step with tensors as inputs has run yet: run one first")
         device = next(iter([*self._composed.parameters(), *self._composed.buffers()]), torch.empty(0)).device
-        example = [torch.zeros(shape, dtype=dtype, device=device) for shape, dtype in self._example]
+        example = [torch.zeros(_open(described[1], shape), dtype=dtype, device=device)
+                   for described, (shape, dtype) in zip(self._inputs, self._example)]
         return _saved.proto_of(self._composed, example, self._own, self._inputs, self._outputs, self._opset)

@@ -15,7 +15,7 @@ import onnx
 import torch
 from torch import Tensor
 
-from onnxtrain import UnsupportedError, _functions, _report
+from onnxtrain import _functions, _report
 from onnxtrain._export.exported import Exported
 from onnxtrain._functions import nodes_of
 from onnxtrain.ortmodule._device import device_of
@@ -106,11 +106,8 @@ class PostprocessedModel(TorchModel):
 
         Raises:
             ValueError: the function gave a weight another value, or took an input or output away, or added one.
-            UnsupportedError: the graph has branches of torch.cond, or operators that the opset does not have.
+            UnsupportedError: the graph has operators that the opset does not have.
         """
-        if exported.conditional[1]:
-            raise UnsupportedError("ORTTrainer: a function that changes the graph is not supported for a module with "
-                                   "torch.cond")
         model, names = _saved.named(self._composed, exported, self._own, self._inputs, self._outputs)
         model = converted(model, self._opset)
         before = {tensor.name: tensor.SerializeToString() for tensor in model.graph.initializer}

@@ -1,13 +1,30 @@
-"""Checks nested dicts of options against a schema, fills defaults in, and says all that is wrong at once.
+"""Checks of what users give: single values, and nested dicts of options against a schema, all that is wrong at once.
 
-Errors have the form that scripts of onnxruntime-training know: ``{key: [message, ..., {key below: [...]}]}``.
+Errors of dicts have the form that scripts of onnxruntime-training know: ``{key: [message, ..., {key below: [...]}]}``.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any
+
+
+def check(condition: bool, message: str) -> None:
+    """Raises AssertionError, which scripts expect, where the condition does not hold."""
+    if not condition:
+        raise AssertionError(message)
+
+
+def is_number(value: Any, least: float = -math.inf) -> bool:
+    """Whether it is an int or float of at least so much."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and value >= least
+
+
+def is_count(value: Any, least: int = 0) -> bool:
+    """Whether it is an int of at least so much."""
+    return isinstance(value, int) and is_number(value, least)
 
 
 @dataclasses.dataclass(frozen=True)

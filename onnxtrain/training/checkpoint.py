@@ -16,6 +16,7 @@ import torch
 from onnxtrain import UnsupportedError
 from onnxtrain.training import _checkpoint_storage, _state
 from onnxtrain.training._update import MOMENTS
+from onnxtrain.training._validation import check
 from onnxtrain.training.orttrainer import ORTTrainer
 
 RUN = "onnxtrain_run"  # what the file has beside weights and the optimizer's state
@@ -176,10 +177,10 @@ def aggregate_checkpoints(paths: Sequence[str], pytorch_format: bool = True) -> 
     cut: dict[str, list[int]] = {}
     for path in paths:  # one after the other: each has all weights
         state = _checkpoint_storage.load(path)
-        _check("partition_info" in state,
-               "the checkpoints have no partition_info: only checkpoints of ZeRO can be aggregated")
-        _check("accumulated_gradients" not in state,
-               "the checkpoints were saved within the steps of one update: save them after an update")
+        check("partition_info" in state,
+              "the checkpoints have no partition_info: only checkpoints of ZeRO can be aggregated")
+        check("accumulated_gradients" not in state,
+              "the checkpoints were saved within the steps of one update: save them after an update")
         rest = rest or {key: value for key, value in state.items() if key not in (*found, "partition_info")}
         _aggregate_model_states(state, cut, found, mixed)
         _aggregate_optimizer_states(state, cut, found)
@@ -188,8 +189,8 @@ def aggregate_checkpoints(paths: Sequence[str], pytorch_format: bool = True) -> 
         pieces = [(found["optimizer"].get(name, {}), moment) for moment in MOMENTS] + [(weights, name)] * mixed
         for values, key in pieces:
             if key in values:
-                _check(values[key].size == math.prod(shape), f"the checkpoints hold only parts of {name}: "
-                       "give the files of all processes")
+                check(values[key].size == math.prod(shape), f"the checkpoints hold only parts of {name}: "
+                      "give the files of all processes")
                 values[key] = values[key].reshape(shape)
     if pytorch_format:
         return _to_pytorch_format(found)
@@ -206,17 +207,17 @@ def _by_rank(paths: Sequence[str]) -> list[str]:
     """
     same = ("mixed_precision", "world_size", "zero_stage", "optimizer_name")
     options = [_checkpoint_storage.load(path, key="trainer_options") for path in paths]
-    _check(all({*same, "world_rank"} <= set(other) for other in options),
-           f"trainer_options must have {', '.join(same)} and world_rank")
+    check(all({*same, "world_rank"} <= set(other) for other in options),
+          f"trainer_options must have {', '.join(same)} and world_rank")
     for key in same:
-        _check(all(other[key] == options[0][key] for other in options), f"{key} differs between the checkpoints")
+        check(all(other[key] == options[0][key] for other in options), f"{key} differs between the checkpoints")
     if any(int(other.get("horizontal_parallel_size", 1)) > 1 for other in options):  # older files lack it
         raise UnsupportedError("checkpoints of parallel layers (horizontal_parallel_size above 1) are not supported")
-    _check(int(options[0]["zero_stage"]) > 0, "the checkpoints are not of ZeRO: each one is complete, so there is "
-           "nothing to aggregate")
+    check(int(options[0]["zero_stage"]) > 0, "the checkpoints are not of ZeRO: each one is complete, so there is "
+          "nothing to aggregate")
     ranks, count = [int(other["world_rank"]) for other in options], int(options[0]["world_size"])
-    _check(sorted(ranks) == list(range(count)), f"the checkpoints are of processes {sorted(ranks)}, but {count} "
-           "processes wrote one each")
+    check(sorted(ranks) == list(range(count)), f"the checkpoints are of processes {sorted(ranks)}, but {count} "
+          "processes wrote one each")
     return [path for _, path in sorted(zip(ranks, paths))]
 
 
@@ -269,15 +270,10 @@ def _join(joined: dict[str, Any], key: str, value: Any, shape: list[int] | None,
     elif shape is not None and list(value.shape) != shape:
         joined[key] = np.concatenate([joined[key].reshape(-1), value.reshape(-1)])
     else:
-        _check(np.array_equal(joined[key], value, equal_nan=True), f"Value mismatch for {what}")
+        check(np.array_equal(joined[key], value, equal_nan=True), f"Value mismatch for {what}")
 
 
 def _to_pytorch_format(state_dict: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     """The weights and buffers of a state as tensors by name."""
     return {name: torch.from_numpy(np.array(value))
             for name, value in state_dict.get("model", {}).get("full_precision", {}).items()}
-
-
-def _check(condition: bool, message: str) -> None:
-    if not condition:
-        raise AssertionError(message)

@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from onnxtrain.training._validation import check
+
 LEARNING_RATE_IO_DESCRIPTION_NAME = "__learning_rate"
 ALL_FINITE_IO_DESCRIPTION_NAME = "__all_finite"
 LOSS_SCALE_INPUT_IO_DESCRIPTION_NAME = "__loss_scale_input_name"
@@ -41,6 +43,23 @@ class _OutputDescriptionTyped(NamedTuple):
     dtype_amp: torch.dtype | None
 
 
+class _Added:
+    """The description of a value that a trainer adds: None, until a name is assigned to it."""
+
+    def __init__(self, shape: list[int | str], dtype: torch.dtype, doc: str) -> None:
+        self._shape, self._dtype, self.__doc__ = shape, dtype, doc
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._place = f"_{name}"
+
+    def __get__(self, desc: Any, owner: type) -> Any:
+        return self if desc is None else vars(desc).get(self._place)
+
+    def __set__(self, desc: Any, name: str) -> None:
+        check(isinstance(name, str) and bool(name), "'name' must be a non-empty string")
+        vars(desc)[self._place] = _InputDescriptionTyped(name, self._shape, self._dtype)
+
+
 class _ORTTrainerModelDesc:
     """A description, checked.
 
@@ -71,46 +90,20 @@ class _ORTTrainerModelDesc:
         self.outputs: list[Any] = [_OutputDescription(given[0], given[1], bool(given[2:]) and given[2])
                                    for given in model_desc["outputs"]]
         self.learning_rate = _InputDescriptionTyped(LEARNING_RATE_IO_DESCRIPTION_NAME, [1], torch.float32)
-        self._all_finite: _Typed | None = None
-        self._loss_scale_input: _Typed | None = None
-        self._gradient_accumulation: _Typed | None = None
 
-    @property
-    def all_finite(self) -> _Typed | None:
-        """Whether all gradients of a step were finite: [1], bool."""
-        return self._all_finite
-
-    @all_finite.setter
-    def all_finite(self, name: str) -> None:
-        self._all_finite = _InputDescriptionTyped(_named(name), [1], torch.bool)
-
-    @property
-    def loss_scale_input(self) -> _Typed | None:
-        """What the loss is multiplied by: a scalar, float32."""
-        return self._loss_scale_input
-
-    @loss_scale_input.setter
-    def loss_scale_input(self, name: str) -> None:
-        self._loss_scale_input = _InputDescriptionTyped(_named(name), [], torch.float32)
-
-    @property
-    def gradient_accumulation(self) -> _Typed | None:
-        """Whether a step only accumulates: [1], bool."""
-        return self._gradient_accumulation
-
-    @gradient_accumulation.setter
-    def gradient_accumulation(self, name: str) -> None:
-        self._gradient_accumulation = _InputDescriptionTyped(_named(name), [1], torch.bool)
+    all_finite = _Added([1], torch.bool, "Whether all gradients of a step were finite.")
+    loss_scale_input = _Added([], torch.float32, "What the loss is multiplied by.")
+    gradient_accumulation = _Added([1], torch.bool, "Whether a step only accumulates.")
 
     def add_type_to_input_description(self, index: int, dtype: torch.dtype) -> None:
         """Makes one input's description a typed one."""
-        _check_dtype(dtype)
+        check(isinstance(dtype, torch.dtype), "'dtype' must be a torch.dtype")
         self.inputs[index] = _InputDescriptionTyped(self.inputs[index].name, self.inputs[index].shape, dtype)
 
     def add_type_to_output_description(self, index: int, dtype: torch.dtype,
                                        dtype_amp: torch.dtype | None = None) -> None:
         """Makes one output's description a typed one; dtype_amp is what it has in mixed precision."""
-        _check_dtype(dtype)
+        check(isinstance(dtype, torch.dtype), "'dtype' must be a torch.dtype")
         name, shape, is_loss = self.outputs[index][:3]
         self.outputs[index] = _OutputDescriptionTyped(name, shape, is_loss, dtype, dtype_amp)
 
@@ -130,23 +123,12 @@ class _ORTTrainerModelDesc:
         return repr({"inputs": self.inputs, "outputs": self.outputs})
 
 
-def _named(name: Any) -> str:
-    if not (isinstance(name, str) and name):
-        raise AssertionError("'name' must be a non-empty string")
-    return name
-
-
-def _check_dtype(dtype: Any) -> None:
-    if not isinstance(dtype, torch.dtype):
-        raise AssertionError("'dtype' must be a torch.dtype")
-
-
 def _errors(given: Any) -> dict[str, list[Any]]:
     if not isinstance(given, dict):
         return {"model_desc": ["must be of dict type"]}
     errors: dict[str, list[Any]] = {str(name): ["unknown field"] for name in given if name not in ("inputs", "outputs")}
-    for name, check in (("inputs", _input_errors), ("outputs", _output_errors)):
-        found = _list_errors(given, name, check)
+    for name, of_item in (("inputs", _input_errors), ("outputs", _output_errors)):
+        found = _list_errors(given, name, of_item)
         if found:
             errors[name] = found
     return dict(sorted(errors.items()))

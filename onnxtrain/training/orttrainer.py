@@ -25,6 +25,7 @@ from onnxtrain.training._models import TorchModel
 from onnxtrain.training._onnx_model import OnnxModel
 from onnxtrain.training._postprocess import applied, torch_model
 from onnxtrain.training._update import as_tensor
+from onnxtrain.training._validation import check
 from onnxtrain.training.amp.loss_scaler import DynamicLossScaler, LossScaler
 from onnxtrain.training.model_desc_validation import _ORTTrainerModelDesc
 from onnxtrain.training.optim.config import _OptimizerConfig
@@ -65,16 +66,16 @@ class ORTTrainer:
     def __init__(self, model: torch.nn.Module | onnx.ModelProto, model_desc: dict[str, Any],
                  optim_config: _OptimizerConfig, loss_fn: Callable[[Any, Any], Tensor] | None = None,
                  options: ORTTrainerOptions | None = None) -> None:
-        _check(model is not None, "'model' is required and must be either a 'torch.nn.Module' or ONNX model")
-        _check(isinstance(model_desc, dict), "'model_desc' must be a 'dict'")
-        _check(isinstance(optim_config, _OptimizerConfig), "'optim_config' must be an optimizer configuration")
-        _check(options is None or isinstance(options, ORTTrainerOptions), "'options' must be ORTTrainerOptions or None")
+        check(model is not None, "'model' is required and must be either a 'torch.nn.Module' or ONNX model")
+        check(isinstance(model_desc, dict), "'model_desc' must be a 'dict'")
+        check(isinstance(optim_config, _OptimizerConfig), "'optim_config' must be an optimizer configuration")
+        check(options is None or isinstance(options, ORTTrainerOptions), "'options' must be ORTTrainerOptions or None")
         torch_module = isinstance(model, torch.nn.Module)
         if not torch_module and not isinstance(model, onnx.ModelProto):
             raise ValueError("'model' must be either 'torch.nn.Module' or 'onnx.ModelProto'")
-        _check(loss_fn is None or torch_module, "'loss_fn' must not be specified when 'model' is an ONNX model")
-        _check(loss_fn is None or callable(loss_fn) and len(inspect.signature(loss_fn).parameters) == 2,
-               "'loss_fn' must be a callable of 2 parameters: prediction and label")
+        check(loss_fn is None or torch_module, "'loss_fn' must not be specified when 'model' is an ONNX model")
+        check(loss_fn is None or callable(loss_fn) and len(inspect.signature(loss_fn).parameters) == 2,
+              "'loss_fn' must be a callable of 2 parameters: prediction and label")
         self.model_desc = _ORTTrainerModelDesc(model_desc)
         self.optim_config = optim_config
         self.loss_fn = loss_fn
@@ -246,11 +247,11 @@ class ORTTrainer:
         left = names[len(args):]
         inputs = [*args, *(kwargs[name] for name in left if name in kwargs)]
         given = [*names[:len(args)], *kwargs]
-        _check(len(args) <= len(names) and set(kwargs) <= set(left)
-               and (len(inputs) == len(names) or bool(self._train_step_info.fetches)
+        check(len(args) <= len(names) and set(kwargs) <= set(left)
+              and (len(inputs) == len(names) or bool(self._train_step_info.fetches)
                     and [name for name in names if name in given] == names[:len(inputs)]),
-               f"the description has inputs {names}, but the call gives {len(args)} by position and {list(kwargs)} by "
-               "name")
+              f"the description has inputs {names}, but the call gives {len(args)} by position and {list(kwargs)} by "
+              "name")
         return inputs
 
     def _outputs(self, inputs: Sequence[Any], results: Sequence[Tensor], fetches: Sequence[str]) -> dict[str, Tensor]:
@@ -287,7 +288,7 @@ class ORTTrainer:
             AssertionError: path is no str.
             ExportError, UnsupportedError: the module cannot be written as operators of ONNX.
         """
-        _check(isinstance(path, str), "'path' must be a valid path string")
+        check(isinstance(path, str), "'path' must be a valid path string")
         if self._engine is None:
             warnings.warn("Training session is not initialized yet. 'train_step' or 'eval_step' methods must be "
                           "executed at least once before calling 'save_as_onnx()'.", stacklevel=2)
@@ -379,7 +380,7 @@ class ORTTrainer:
         if "optimizer" in state_dict:
             name = state_dict["trainer_options"]["optimizer_name"]
             name = name.decode() if isinstance(name, bytes) else name
-            _check(name == self.optim_config.name, f"Optimizer mismatch: expected {self.optim_config.name}, got {name}")
+            check(name == self.optim_config.name, f"Optimizer mismatch: expected {self.optim_config.name}, got {name}")
         given, own = state_dict.get("trainer_options", {}), _state.processes_of(self._engine)
         rank, size = int(given.get("world_rank", 0)), int(given.get("world_size", 1))
         if self._engine is not None and int(given.get("zero_stage", 0)) and (rank, size) != (own["rank"], own["size"]):
@@ -461,17 +462,12 @@ class ORTTrainer:
         if int(options.get("zero_stage", 0)) > 0 or int(options.get("horizontal_parallel_size", 1)) > 1:
             state = checkpoint.aggregate_checkpoints(paths, pytorch_format=False)
         else:
-            _check(len(paths) == 1, f"load_checkpoint: {len(paths)} files are given, but the first is a complete "
-                   "checkpoint, without ZeRO: give it alone")
+            check(len(paths) == 1, f"load_checkpoint: {len(paths)} files are given, but the first is a complete "
+                  "checkpoint, without ZeRO: give it alone")
             state = _checkpoint_storage.load(paths[0])
         user_dict = _checkpoint_storage.from_serialized_hex(state["user_dict"]) if "user_dict" in state else {}
         self.load_state_dict(state, strict=strict)
         return user_dict
-
-
-def _check(condition: bool, message: str) -> None:
-    if not condition:
-        raise AssertionError(message)
 
 
 def _compare(own: Mapping[str, Any], given: Mapping[str, Any], where: str) -> None:
@@ -492,10 +488,10 @@ def sizes_of(described: Sequence[Any], inputs: Sequence[Any]) -> dict[str, int]:
     for item, value in zip(described, inputs):
         for axis, name in enumerate(item[1]):
             if isinstance(name, str):
-                _check(axis < value.dim(), f"input {item[0]} has the shape {list(value.shape)}, but {item[1]} is "
-                       "described")
+                check(axis < value.dim(), f"input {item[0]} has the shape {list(value.shape)}, but {item[1]} is "
+                      "described")
                 size = value.shape[axis]
-                _check(sizes.setdefault(name, size) == size, f"Mismatch in dynamic shape {name}")
+                check(sizes.setdefault(name, size) == size, f"Mismatch in dynamic shape {name}")
     return sizes
 
 

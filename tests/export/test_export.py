@@ -438,18 +438,6 @@ def test_guards_about_strides() -> None:
     assert [guards([each]) is None for each in slices] == [True, True, False]
 
 
-def test_an_example_size_of_one_stays_dynamic_where_that_is_right() -> None:
-    module = MLP()
-    exported = check(module, torch.randn(1, 12))
-    for batch in (1, 2, 6):
-        assert exported.guards([torch.randn(batch, 12)]) is None
-        compare(exported, module, (torch.randn(batch, 12),), {})
-    image = check(Of(lambda m, x: m.fc(F.avg_pool2d(x.expand(-1, 3, -1, -1), 2)), 2), torch.randn(1, 1, 4, 4))
-    assert image.guards([torch.randn(5, 1, 4, 4)]) is None and image.guards([torch.randn(5, 2, 4, 4)]) is not None
-    exported = check(Of(lambda m, x: m.fc(x).squeeze()), torch.randn(1, 4))
-    assert exported.guards([torch.randn(2, 4)]) is not None
-
-
 def test_opsets() -> None:
     for asked, used in ((9, 18), (17, 18), (18, 18), (22, 22), (24, 22)):
         exported = export(MLP(), (torch.randn(3, 12),), {}, training=True, opset=asked)

@@ -1,5 +1,5 @@
 """FP16_Optimizer where no other library is needed: what it refuses,
-and Apex's and Megatron's attributes by stand-ins.
+and Apex's attributes by stand-ins.
 """
 
 from __future__ import annotations
@@ -7,7 +7,6 @@ from __future__ import annotations
 import copy
 import math
 import types
-import warnings
 
 import pytest
 import torch
@@ -22,8 +21,6 @@ def test_unknown_types_are_left_alone_with_a_warning():
     with pytest.warns(UserWarning, match="leaves torch.optim.sgd.SGD unchanged: onnxtrain does not know this type"):
         assert FP16_Optimizer(optimizer) is optimizer
     assert optimizer.__dict__ == before
-    with pytest.raises(TypeError, match="unexpected keyword argument 'nothing'"):
-        FP16_Optimizer(optimizer, nothing=1)
 
 
 def zero_like(source: str) -> object:
@@ -158,43 +155,3 @@ def test_apex_at_other_levels_is_left_alone():
     optimizer._post_amp_backward = types.MethodType(lambda self, scaler: None, optimizer)
     with pytest.warns(UserWarning, match="not the master weights of Apex AMP's O2"):
         FP16_Optimizer(optimizer)
-
-
-# ---- Megatron ----
-
-class Megatron:
-    def __init__(self) -> None:
-        half = torch.nn.Parameter(torch.ones(50).half())
-        self.fp16_groups, self.fp32_from_fp16_groups = [[half]], [[torch.nn.Parameter(torch.ones(50))]]
-        self.fp32_from_fp32_groups = [[torch.nn.Parameter(torch.ones(3))]]
-        self.optimizer = SGD([self.fp32_from_fp16_groups[0][0], self.fp32_from_fp32_groups[0][0]], lr=1.0)
-        self.overflow = False
-
-    def _check_overflow(self) -> None:
-        raise AssertionError("not replaced")
-
-    clip_master_grads = _check_overflow
-
-
-Megatron.__module__, Megatron.__qualname__ = "megatron.fp16.fp16", "FP16_Optimizer"
-PARALLEL = {"get_tensor_model_parallel_rank": lambda: 0, "get_tensor_model_parallel_group": lambda: None}
-
-
-def test_megatron():
-    with pytest.raises(TypeError, match="needs get_tensor_model_parallel_rank"):
-        FP16_Optimizer(Megatron())
-    optimizer = Megatron()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        FP16_Optimizer(optimizer, **PARALLEL)
-    half, master, own = optimizer.fp16_groups[0][0], *optimizer.optimizer.param_groups[0]["params"]
-    half.grad, master.grad, own.grad = torch.ones(50).half(), torch.full((50,), 3.0), torch.full((3,), 4.0)
-    optimizer._check_overflow()
-    assert optimizer.overflow is False
-    expected = torch.cat([master.grad, own.grad]).norm().item()
-    assert optimizer.clip_master_grads(1.0) == pytest.approx(expected)
-    assert torch.cat([master.grad, own.grad]).norm().item() == pytest.approx(1.0, rel=1e-5)
-    assert optimizer.clip_master_grads(5.0) == pytest.approx(1.0, rel=1e-5)
-    half.grad[3] = math.inf
-    optimizer._check_overflow()
-    assert optimizer.overflow is True and optimizer.clip_master_grads(1.0) == -1

@@ -125,3 +125,25 @@ def test_a_batch_norm_in_training_needs_opset_14():
     _, step = older(Layers(), MODELS["linear"][2], 12, relu_to_tanh)
     with pytest.raises(onnxtrain.UnsupportedError, match="opset 12 of ONNX has no form of BatchNormalization .with train"):
         step(*batches(1)[0])
+
+
+class Choice(nn.Module):
+    """Only one of the layers has a gradient that is not zero."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.down, self.out = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 4)
+
+    def forward(self, x):
+        return self.out(torch.cond(x.sum() > 0, lambda x: torch.relu(self.up(x)), lambda x: self.down(x), (x,)))
+
+
+def test_a_module_with_branches():
+    torch.manual_seed(0)
+    module = Choice()
+    twin = copy.deepcopy(module)
+    (_, step), (_, other_step) = newer(module, MODELS["linear"][2], None, lambda model: None), newer(twin, MODELS["linear"][2])
+    for x, label in batches(4, size=6):
+        torch.testing.assert_close(step(x, label), other_step(x, label))
+    for got, want in zip(module.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(got, want)

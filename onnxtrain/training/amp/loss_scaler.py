@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from onnxtrain.training._validation import check, is_count, is_number
+
 if TYPE_CHECKING:
     from onnxtrain.training._info import TrainStepInfo
 
 
 def _is_positive(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0
+    return is_number(value) and value > 0
 
 
 class LossScaler:
@@ -34,8 +36,7 @@ class LossScaler:
 
     @input_name.setter
     def input_name(self, name: str) -> None:
-        if not (isinstance(name, str) and name):
-            raise AssertionError("'input_name' must be a non-empty string")
+        check(isinstance(name, str) and bool(name), "'input_name' must be a non-empty string")
         self._input_name = name
 
     @property
@@ -45,8 +46,7 @@ class LossScaler:
 
     @loss_scale.setter
     def loss_scale(self, loss_scale: float) -> None:
-        if not _is_positive(loss_scale):
-            raise AssertionError("'loss_scale' must be a positive float")
+        check(_is_positive(loss_scale), "'loss_scale' must be a positive float")
         self._loss_scale = float(loss_scale)
 
     def reset(self) -> None:
@@ -76,16 +76,11 @@ class DynamicLossScaler(LossScaler):
     def __init__(self, automatic_update: bool = True, loss_scale: float = float(1 << 16), up_scale_window: int = 2000,
                  min_loss_scale: float = 1.0, max_loss_scale: float = float(1 << 24)) -> None:
         super().__init__(loss_scale)
-        for condition, message in (
-                (isinstance(automatic_update, bool), "'automatic_update' must be a boolean"),
-                (isinstance(up_scale_window, int) and not isinstance(up_scale_window, bool) and up_scale_window > 0,
-                 "'up_scale_window' must be a positive integer"),
-                (_is_positive(min_loss_scale), "'min_loss_scale' must be a positive float"),
-                (_is_positive(max_loss_scale), "'max_loss_scale' must be a positive float")):
-            if not condition:
-                raise AssertionError(message)
-        if min_loss_scale > max_loss_scale:
-            raise AssertionError("'min_loss_scale' must be at most 'max_loss_scale'")
+        check(isinstance(automatic_update, bool), "'automatic_update' must be a boolean")
+        check(is_count(up_scale_window, 1), "'up_scale_window' must be a positive integer")
+        check(_is_positive(min_loss_scale), "'min_loss_scale' must be a positive float")
+        check(_is_positive(max_loss_scale), "'max_loss_scale' must be a positive float")
+        check(min_loss_scale <= max_loss_scale, "'min_loss_scale' must be at most 'max_loss_scale'")
         self.automatic_update, self.up_scale_window = automatic_update, up_scale_window
         self.min_loss_scale, self.max_loss_scale = float(min_loss_scale), float(max_loss_scale)
         self._stable_steps_count = 0

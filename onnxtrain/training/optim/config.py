@@ -6,16 +6,9 @@ import enum
 from collections.abc import Sequence
 from typing import Any
 
+from onnxtrain.training._validation import check, is_number
+
 _NAMES = ("AdamOptimizer", "LambOptimizer", "SGDOptimizer")
-
-
-def _check(condition: bool, message: str) -> None:
-    if not condition:
-        raise AssertionError(message)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 class _OptimizerConfig:
@@ -36,28 +29,33 @@ class _OptimizerConfig:
     """
 
     def __init__(self, name: str, params: Sequence[dict[str, Any]], defaults: dict[str, Any]) -> None:
-        _check(isinstance(name, str) and name in _NAMES, f"'name' must be one of {', '.join(map(repr, _NAMES))}")
-        _check(isinstance(defaults, dict), "'defaults' must be a dict")
-        _check("lr" in defaults, "'defaults' must contain a 'lr'")
-        _check(_is_number(defaults["lr"]) and defaults["lr"] >= 0, "lr must be a positive number")
-        _check(isinstance(params, list), "'params' must be a list")
+        check(isinstance(name, str) and name in _NAMES, f"'name' must be one of {', '.join(map(repr, _NAMES))}")
+        check(isinstance(defaults, dict), "'defaults' must be a dict")
+        check("lr" in defaults, "'defaults' must contain a 'lr'")
+        check(is_number(defaults["lr"], 0), "lr must be a positive number")
+        check(isinstance(params, list), "'params' must be a list")
         self.name = name
         self.lr = float(defaults["lr"])
         self.defaults = {key.removesuffix("_coef"): value for key, value in defaults.items()}
+        self._check(self.defaults)
         self.params = [self._group(group) for group in params]
 
     def _group(self, given: Any) -> dict[str, Any]:
-        _check(isinstance(given, dict) and len(given) > 1 and "params" in given,
-               "each group of 'params' must be a dict with 'params' and at least one hyperparameter")
+        check(isinstance(given, dict) and len(given) > 1 and "params" in given,
+              "each group of 'params' must be a dict with 'params' and at least one hyperparameter")
         names = given["params"]
-        _check(isinstance(names, (list, tuple)) and all(isinstance(name, str) for name in names),
-               "'params' of a group must be a list of weights' names")
+        check(isinstance(names, (list, tuple)) and all(isinstance(name, str) for name in names),
+              "'params' of a group must be a list of weights' names")
         own = {key.removesuffix("_coef"): value for key, value in given.items()}
         for key in own:
-            _check(key != "lr", "'lr' is not supported inside params")
-            _check(key == "params" or key in self.defaults,
-                   f"'{key}' of a group is not a hyperparameter of {self.name}")
-        return {**self.defaults, **own}
+            check(key != "lr", "'lr' is not supported inside params")
+            check(key == "params" or key in self.defaults,
+                  f"'{key}' of a group is not a hyperparameter of {self.name}")
+        self._check(whole := {**self.defaults, **own})
+        return whole
+
+    def _check(self, values: dict[str, Any]) -> None:
+        """Raises AssertionError where hyperparameters, the defaults or those of a group, are out of range."""
 
     def of(self, weight: str) -> dict[str, Any]:
         """The hyperparameters of one weight, ``lr`` left out."""
@@ -77,28 +75,28 @@ class SGDConfig(_OptimizerConfig):
     """
 
     def __init__(self, params: Sequence[dict[str, Any]] = [], lr: float = 0.001) -> None:  # noqa: B006
-        _check(params == [], "'params' must be an empty list for SGD optimizer")
+        check(params == [], "'params' must be an empty list for SGD optimizer")
         super().__init__("SGDOptimizer", params, {"lr": lr})
 
 
-def _check_moments(alpha: float, beta: float, lambda_coef: float, epsilon: float, max_norm_clip: float,
-                   do_bias_correction: bool) -> None:
-    for name, value in (("alpha", alpha), ("beta", beta), ("lambda_coef", lambda_coef), ("epsilon", epsilon)):
-        _check(_is_number(value) and value >= 0, f"'{name}' must be a positive number")
-    _check(_is_number(max_norm_clip) and max_norm_clip > 0, "'max_norm_clip' must be a positive number")
-    _check(isinstance(do_bias_correction, bool), "'do_bias_correction' must be a boolean")
+class _Moments(_OptimizerConfig):
+    """What Adam and LAMB share. The defaults are attributes, under the names of the arguments."""
+
+    def __init__(self, name: str, params: Sequence[dict[str, Any]], defaults: dict[str, Any]) -> None:
+        super().__init__(name, params, defaults)
+        for key, value in self.defaults.items():
+            setattr(self, "lambda_coef" if key == "lambda" else key, value)
+
+    def _check(self, values: dict[str, Any]) -> None:
+        for name in ("alpha", "beta", "lambda", "epsilon"):
+            check(is_number(values[name], 0),
+                  f"'{'lambda_coef' if name == 'lambda' else name}' must be a positive number")
+        check(is_number(values["max_norm_clip"]) and values["max_norm_clip"] > 0,
+              "'max_norm_clip' must be a positive number")
+        check(isinstance(values["do_bias_correction"], bool), "'do_bias_correction' must be a boolean")
 
 
-def _finish(config: _OptimizerConfig, check: Any) -> None:
-    """Checks every group's values as the defaults are, and makes the defaults attributes, under the arguments' names.
-    """
-    for group in config.params:
-        check({key: value for key, value in group.items() if key not in ("params", "lr")})
-    for name, value in config.defaults.items():
-        setattr(config, "lambda_coef" if name == "lambda" else name, value)
-
-
-class AdamConfig(_OptimizerConfig):
+class AdamConfig(_Moments):
     """Adam with decoupled weight decay.
 
     With ``m = alpha m + (1 - alpha) g``, ``v = beta v + (1 - beta) g^2``, ``c1 = 1 - alpha^t``, ``c2 = 1 - beta^t``
@@ -135,19 +133,18 @@ class AdamConfig(_OptimizerConfig):
                  beta: float = 0.999, lambda_coef: float = 0.0, epsilon: float = 1e-8, max_norm_clip: float = 1.0,
                  do_bias_correction: bool = True,
                  weight_decay_mode: AdamConfig.DecayMode = DecayMode.BEFORE_WEIGHT_UPDATE) -> None:
-        def check(values: dict[str, Any]) -> None:
-            mode = values.pop("weight_decay_mode")
-            _check_moments(lambda_coef=values.pop("lambda"), **values)
-            _check(isinstance(mode, AdamConfig.DecayMode), "'weight_decay_mode' must be a AdamConfig.DecayMode")
+        super().__init__("AdamOptimizer", params, {
+            "lr": lr, "alpha": alpha, "beta": beta, "lambda": lambda_coef, "epsilon": epsilon,
+            "max_norm_clip": max_norm_clip, "do_bias_correction": do_bias_correction,
+            "weight_decay_mode": weight_decay_mode})
 
-        own = {"alpha": alpha, "beta": beta, "lambda": lambda_coef, "epsilon": epsilon, "max_norm_clip": max_norm_clip,
-               "do_bias_correction": do_bias_correction, "weight_decay_mode": weight_decay_mode}
-        check(dict(own))
-        super().__init__("AdamOptimizer", params, {"lr": lr, **own})
-        _finish(self, check)
+    def _check(self, values: dict[str, Any]) -> None:
+        super()._check(values)
+        check(isinstance(values["weight_decay_mode"], AdamConfig.DecayMode),
+              "'weight_decay_mode' must be a AdamConfig.DecayMode")
 
 
-class LambConfig(_OptimizerConfig):
+class LambConfig(_Moments):
     """LAMB: ``u = m / c1 / (sqrt(v / c2) + epsilon) + lambda p``; ``p -= lr r u``, where r is ``|p| / |u|`` of each
     weight by itself, within the limits, and 1 where a norm is 0. Moments and c1, c2 are AdamConfig's.
 
@@ -165,18 +162,15 @@ class LambConfig(_OptimizerConfig):
                  beta: float = 0.999, lambda_coef: float = 0.0, ratio_min: float = float("-inf"),
                  ratio_max: float = float("inf"), epsilon: float = 1e-6, max_norm_clip: float = 1.0,
                  do_bias_correction: bool = False) -> None:
-        def check(values: dict[str, Any]) -> None:
-            limits = [values.pop("ratio_min"), values.pop("ratio_max")]
-            _check_moments(lambda_coef=values.pop("lambda"), **values)
-            for name, value in zip(("ratio_min", "ratio_max"), limits):
-                _check(isinstance(value, float), f"'{name}' must be a float")
-            _check(limits[0] <= limits[1], "'ratio_min' must be at most 'ratio_max'")
+        super().__init__("LambOptimizer", params, {
+            "lr": lr, "alpha": alpha, "beta": beta, "lambda": lambda_coef, "ratio_min": ratio_min,
+            "ratio_max": ratio_max, "epsilon": epsilon, "max_norm_clip": max_norm_clip,
+            "do_bias_correction": do_bias_correction})
 
-        own = {"alpha": alpha, "beta": beta, "lambda": lambda_coef, "ratio_min": ratio_min, "ratio_max": ratio_max,
-               "epsilon": epsilon, "max_norm_clip": max_norm_clip, "do_bias_correction": do_bias_correction}
-        check(dict(own))
-        super().__init__("LambOptimizer", params, {"lr": lr, **own})
-        _finish(self, check)
-        for group in self.params:
-            for name in ("ratio_min", "ratio_max", "do_bias_correction"):
-                _check(group[name] == own[name], f"'{name}' must be the same for all weights of LAMB")
+    def _check(self, values: dict[str, Any]) -> None:
+        super()._check(values)
+        for name in ("ratio_min", "ratio_max"):
+            check(isinstance(values[name], float), f"'{name}' must be a float")
+        check(values["ratio_min"] <= values["ratio_max"], "'ratio_min' must be at most 'ratio_max'")
+        for name in ("ratio_min", "ratio_max", "do_bias_correction"):
+            check(values[name] == self.defaults[name], f"'{name}' must be the same for all weights of LAMB")

@@ -5,13 +5,10 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from onnxtrain.training._validation import check, is_count
+
 if TYPE_CHECKING:
     from onnxtrain.training._info import TrainStepInfo
-
-
-def _check(condition: bool, message: str) -> None:
-    if not condition:
-        raise AssertionError(message)
 
 
 class _LRScheduler:
@@ -39,9 +36,9 @@ class _LRScheduler:
         Raises:
             AssertionError: train_step_info is no TrainStepInfo.
         """
-        from onnxtrain.training._info import TrainStepInfo
+        from onnxtrain.training._info import TrainStepInfo  # which imports this package
 
-        _check(isinstance(train_step_info, TrainStepInfo), "train_step_info must be a TrainStepInfo")
+        check(isinstance(train_step_info, TrainStepInfo), "train_step_info must be a TrainStepInfo")
         self._last_lr = self.get_lr(train_step_info)
 
 
@@ -52,9 +49,8 @@ class _Warmup(_LRScheduler):
 
     def __init__(self, total_steps: int, warmup: float = 0.002) -> None:
         super().__init__()
-        _check(isinstance(total_steps, int) and not isinstance(total_steps, bool) and total_steps > 0,
-               "total_steps must be a strict positive number")
-        _check(isinstance(warmup, float) and 0 <= warmup < 1, "warmup must be a float between (0, 1]")
+        check(is_count(total_steps, 1), "total_steps must be a strict positive number")
+        check(isinstance(warmup, float) and 0 <= warmup < 1, "warmup must be a float between (0, 1]")
         self.total_steps, self.warmup = total_steps, warmup
         self._warmup_steps = warmup * total_steps
 
@@ -94,7 +90,7 @@ class CosineWarmupLRScheduler(_Warmup):
 
     def __init__(self, total_steps: int, cycles: float = 0.5, warmup: float = 0.002) -> None:
         super().__init__(total_steps, warmup)
-        _check(isinstance(cycles, float) and cycles > 0, "cycles must be a positive float")
+        check(isinstance(cycles, float) and cycles > 0, "cycles must be a positive float")
         self.cycles = cycles
 
     def _after(self, k: int, base: float) -> float:
@@ -120,8 +116,8 @@ class PolyWarmupLRScheduler(_Warmup):
 
     def __init__(self, total_steps: int, lr_end: float = 1e-7, power: float = 1.0, warmup: float = 0.002) -> None:
         super().__init__(total_steps, warmup)
-        _check(isinstance(lr_end, float) and lr_end >= 0, "lr_end must be a positive float")
-        _check(isinstance(power, float) and power >= 0, "power must be a positive float")
+        check(isinstance(lr_end, float) and lr_end >= 0, "lr_end must be a positive float")
+        check(isinstance(power, float) and power >= 0, "power must be a positive float")
         self.lr_end, self.power = lr_end, power
 
     def get_lr(self, train_step_info: TrainStepInfo) -> list[float]:
@@ -131,7 +127,7 @@ class PolyWarmupLRScheduler(_Warmup):
             AssertionError: lr_end is not below the base rate.
         """
         base = train_step_info.optimizer_config.lr
-        _check(base > self.lr_end, f"lr_end ({self.lr_end}) must be smaller than initial lr ({base})")
+        check(base > self.lr_end, f"lr_end ({self.lr_end}) must be smaller than initial lr ({base})")
         return super().get_lr(train_step_info)
 
     def _after(self, k: int, base: float) -> float:
