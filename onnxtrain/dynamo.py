@@ -29,6 +29,7 @@ from onnxtrain._export.checkpoint import region
 from onnxtrain._export.errors import ConstantsWanted, Untraceable
 from onnxtrain._export.function_apply import is_traced, traced
 from onnxtrain._export.numbers import (
+    SYMBOLIC,
     Results,
     drop_arithmetic,
     example,
@@ -127,7 +128,7 @@ def compiled(graph: torch.fx.GraphModule, parts: Callable[[], Any] | None = None
         arguments = inputs = ready.inputs(given)
         if ready.constants:
             numbers = tuple([inputs[i] for i in ready.constants])
-            if numbers not in seen and len(seen) == MAX_CAPTURES:
+            if numbers not in seen and len(seen) == MAX_CAPTURES - 1:  # the first number had an export of its own
                 return by_torch()(*given)
             seen.add(numbers)
         graph = ready.graph
@@ -218,8 +219,11 @@ def _number(ready: Prepared) -> str:
 
 def _computes(graph: torch.fx.GraphModule) -> bool:
     """Whether a graph does more with tensors that it is given than to make views of them, or copies where these have no
-    view of that shape, and arithmetic on sizes.
+    view of that shape, and arithmetic on sizes and other numbers.
     """
+    if all(node.target in ("item", torch.scalar_tensor) or isinstance(example(node), SYMBOLIC)
+           for node in graph.graph.nodes if node.op not in ("placeholder", "output")):
+        return False
     given = [example(node) for node in placeholders(graph)]
     tensors = [value for value in given if isinstance(value, Tensor)]
     if not tensors:

@@ -15,6 +15,7 @@ import torch
 from onnxtrain._export.errors import Untraceable
 
 _FRAME = re.compile(r'File "(.+)", line (\d+), in .*\n\s*(.*)')
+_OF_GUARD = re.compile(r"  # (.+?)  # (\S+):(\d+) in ")
 _NOT_THE_USERS = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(os.path.dirname(__file__)) + os.sep)
 _NODE = re.compile(r"(?:translating node|While executing) %(\w+)")
 
@@ -45,8 +46,11 @@ def root(error: BaseException) -> BaseException:
 
 
 def line(trace: str | None) -> str:
-    """ ", in FILE, line N (CODE)": the innermost of the user's lines in a stack trace; empty where there is none."""
+    """ ", in FILE, line N (CODE)": the innermost of the user's lines in a stack trace, or that of a guard, in the form
+    that torch gives it; empty where there is none.
+    """
     own = [frame for frame in _FRAME.findall(trace or "") if not frame[0].startswith(_NOT_THE_USERS)]
+    own += [(file, number, code) for code, file, number in _OF_GUARD.findall(trace or "")] if not own else []
     return ", in {}, line {} ({})".format(*own[-1]) if own else ""
 
 
