@@ -10,10 +10,12 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 from agree import X
+from changing_state import STATES, difference, steps
 
 import onnxtrain
 from onnxtrain.ortmodule import ORTModule
 from onnxtrain.ortmodule._captured import MAX_CAPTURES
+from onnxtrain.ortmodule._numbers import _INSTEAD
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 STEPS = 2 * MAX_CAPTURES
@@ -151,7 +153,8 @@ def chosen(m, x):
 
 
 @pytest.mark.parametrize("forward, what", [
-    (grown, f"len(module.seen) == 7, in {__file__}, line " if RECENT else "len(module.seen) == 7"), (looped, "module.calls == ")])
+    (grown, f"len(module.seen) == 7, in {__file__}, line " if RECENT else "len(module.seen) == 7"),
+    (looped, "module.calls == ")])
 def test_pytorch_runs_what_is_captured_too_often(forward, what, caplog):
     with caplog.at_level(logging.WARNING):
         counts = compared(forward)
@@ -164,3 +167,91 @@ def test_pytorch_runs_what_is_captured_too_often(forward, what, caplog):
 def test_what_python_decides_is_eagers(forward):
     counts = compared(forward)
     assert counts["exports"] <= MAX_CAPTURES + 1
+
+
+# What decides how many operators or results there are, or their shapes; a list's length; interpolate's scale. After the
+# captures that there may be, PyTorch runs them, as it does the loop that Dynamo cuts.
+CONSTANTS = {"the length of a growing list", "the latest of a growing list", "a list of losses", "a tuple",
+             "a string of many", "interpolate's scale", "chunks"}
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_state_that_changes_is_eagers(name, tmp_path, monkeypatch):
+    monkeypatch.setenv("ORTMODULE_CACHE_DIR", str(tmp_path))
+    for i, (ours, found) in enumerate(steps(STATES[name], 24)):
+        assert not difference(*found), f"step {i}"
+        counts = onnxtrain.stats(ours)
+    assert counts["exports"] <= MAX_CAPTURES and len(list(tmp_path.rglob("*"))) <= MAX_CAPTURES
+    if name in CONSTANTS:
+        (reason,) = counts["reasons"]
+        assert "changing_state.py, line " in reason
+    elif name == "layers that are dropped":
+        assert counts["fallback_steps"] == 24 and "captured no tensor operations" in counts["reasons"][0]
+    elif RECENT:
+        assert counts["fallback_steps"] == 0, counts["reasons"]
+
+
+EDGES = torch.tensor([[-3.0, -1.0, -0.5, -0.0, 0.0, 0.25], [0.5, 1.0, 3.0, float("nan"), float("inf"), -float("inf")]])
+SHARES = torch.tensor([[0.0, 0.1, 0.3], [0.7, 0.9, 1.0]])
+OTHER = torch.tensor([[-1.0, -1.0, 0.5, 0.5, 1.0, 0.25]])
+SIGNS, CLASSES = torch.tensor([1.0, -1.0]), torch.tensor([1, -100])
+_nn = torch._C._nn
+FORMS = {
+    "elu": (_nn.elu, EDGES, 0.5), "celu": (torch.celu, EDGES, 0.5), "hardtanh": (_nn.hardtanh, EDGES, -0.5, 1.0),
+    "softshrink": (_nn.softshrink, EDGES, 0.5), "logit": (torch.logit, SHARES, 0.1),
+    "nan_to_num": (torch.nan_to_num, EDGES, 0.5, 7.0, -7.0), "nan alone": (torch.nan_to_num, EDGES, 0.5),
+    "decimals": (lambda f, x: f(x, decimals=1), torch.round, EDGES),
+    "tens": (lambda f, x: f(100 * x, decimals=-1), torch.round, EDGES),
+    "roll": (torch.roll, EDGES, -8, 1), "roll of all": (torch.roll, EDGES, 3),
+    "roll of two": (torch.roll, EDGES, (1, -2), (0, 1)),
+    **{f"norm {p}": (torch.linalg.vector_norm, EDGES[:1], p, [1]) for p in (0.0, 0.5, 1.0, 1.5, 2.0, 3.5)},
+    "norm of zeros": (torch.linalg.vector_norm, torch.zeros(2, 3), 1.5, [1], True),
+    "dist": (torch.dist, EDGES[:1], OTHER, 2.5),
+    "addmm": (lambda f, x: f(x, x, torch.eye(2, dtype=x.dtype), beta=0.5, alpha=2.0), torch.addmm, EDGES[:, :2]),
+    "addmm, nothing of it": (lambda f, x: f(EDGES[:, 3:5].to(x.dtype), x, torch.eye(2, dtype=x.dtype), beta=0.0),
+                             torch.addmm, EDGES[:, :2]),
+    "attention": (lambda f, x: f(x, x, x, scale=0.3), _nn.scaled_dot_product_attention, EDGES[None, :1]),
+    "padding": (_nn.pad, EDGES, [1, -2], "constant", 0.5),
+    "layer norm": (torch.layer_norm, EDGES[:1], [6], OTHER[0], OTHER[0], 0.1),
+    **{f"cross entropy, {reduction}": (
+        _nn.cross_entropy_loss, EDGES[:1].repeat(2, 1), CLASSES, None, reduction, -100, 0.2) for reduction in range(3)},
+    "cross entropy of shares": (_nn.cross_entropy_loss, EDGES[:1], OTHER.softmax(-1), None, 1, -100, 0.2),
+    "weighted cross entropy": (_nn.cross_entropy_loss, EDGES[:1].repeat(2, 1), CLASSES, OTHER[0].abs(), 1, -100, 0.2),
+    **{f"huber, {reduction}": (_nn.huber_loss, EDGES[:1], OTHER, reduction, 0.5) for reduction in range(3)},
+    "smooth_l1": (_nn.smooth_l1_loss, EDGES[:1], OTHER, 0, 0.5),
+    "triplet": (torch.triplet_margin_loss, EDGES[:1], OTHER, -OTHER, 0.5, 2.0, 1e-6, True, 2),
+    "ranking": (torch.margin_ranking_loss, EDGES[0, :2], OTHER[0, 2:4], SIGNS, 0.5, 1),
+    "hinge": (torch.hinge_embedding_loss, EDGES[0, 4:], SIGNS, 0.2, 0),
+    "cosine": (torch.cosine_embedding_loss, EDGES[:1].repeat(2, 1), OTHER.repeat(2, 1), SIGNS, 0.1, 0),
+    "quantile": (torch.quantile, EDGES[:1], 0.3, 1),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", FORMS)
+def test_a_function_in_operators_that_take_numbers_is_torchs(name, dtype):
+    use, *given = FORMS[name]
+    plain = given.pop(0) if callable(given[0]) else use
+    results = []
+    for function in (plain, _INSTEAD[plain].function):
+        x, *others = [value.to(dtype) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+                      for value in given]
+        x = x.clone().requires_grad_()
+        result = function(x, *others) if use is plain else use(function, x)
+        (result * torch.arange(1.0, 1 + result.numel()).view(result.shape)).sum().backward()
+        results.append((result.detach(), x.grad))
+    torch.testing.assert_close(results[1], results[0], equal_nan=True)
+
+
+@pytest.mark.parametrize("function, shape", [(torch.dropout, (200, 300)), (torch.feature_dropout, (200, 300, 2))])
+def test_dropout_of_a_probability_that_changes(function, shape):
+    x = torch.ones(shape, requires_grad=True)
+    ours = _INSTEAD[function].function
+    result = ours(x, 0.25, True)
+    result.sum().backward()
+    torch.testing.assert_close(result.unique().detach(), torch.tensor([0.0, 1 / 0.75]))
+    assert torch.equal(result, x.grad)
+    assert abs((result == 0).float().mean() - 0.25) < 0.02
+    assert result.dim() == 2 or torch.equal(result[..., 0], result[..., 1])
+    assert torch.equal(ours(x, 0.0, True), x) and torch.equal(ours(x, 0.5, False), x)
+    assert not ours(x, 1.0, True).any()
