@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from onnxtrain._export.state import wrapped
+from onnxtrain.ortmodule._utils import leave_alone
 
 _HALVES = (torch.float16, torch.bfloat16)
 
@@ -333,6 +334,9 @@ def to_numpy(value: Any) -> Any:
 
     found = to_numpy_helper(value)
     return found[()] if getattr(found, "ndim", None) == 0 else found
+
+
+leave_alone(to_numpy)
 
 
 def _scalars_of_numpy(plain: Callable[..., None]) -> Callable[..., None]:

@@ -6,13 +6,16 @@ import copy
 import logging
 
 import pytest
+import sympy
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
 from agree import X
 from changing_state import STATES, difference, steps
+from torch.utils._sympy import functions as sizes
 
 import onnxtrain
+from onnxtrain._export.numbers import _computed
 from onnxtrain.ortmodule import ORTModule
 from onnxtrain.ortmodule._captured import MAX_CAPTURES
 from onnxtrain.ortmodule._numbers import _INSTEAD
@@ -173,6 +176,8 @@ def test_what_python_decides_is_eagers(forward):
 # captures that there may be, PyTorch runs them, as it does the loop that Dynamo cuts.
 CONSTANTS = {"the length of a growing list", "the latest of a growing list", "a list of losses", "a tuple",
              "a string of many", "interpolate's scale", "chunks"}
+CUT = {"layers that are dropped", "a branch by random.random()", "a branch by NumPy's", "a layer that NumPy chooses",
+       "layers in a drawn order", "a time", "frozen by requires_grad_()"}  # where Python draws, asks the time, freezes
 
 
 @pytest.mark.parametrize("name", STATES)
@@ -189,6 +194,20 @@ def test_state_that_changes_is_eagers(name, tmp_path, monkeypatch):
         assert counts["fallback_steps"] == 24 and "captured no tensor operations" in counts["reasons"][0]
     elif RECENT:
         assert counts["fallback_steps"] == 0, counts["reasons"]
+        assert bool(counts["graph_breaks"]) == (name in CUT), counts["graph_breaks"]
+
+
+@pytest.mark.parametrize("formula", [
+    lambda a, b, f: a + 1, lambda a, b, f: sizes.FloorDiv(a, b), lambda a, b, f: sizes.PythonMod(-a, b),
+    lambda a, b, f: sizes.ToFloat(a) * 0.1, lambda a, b, f: sizes.Max(a, b), lambda a, b, f: sympy.Eq(a, b),
+    lambda a, b, f: sizes.TruncToFloat(f), lambda a, b, f: sizes.Where(a > b, a, b),
+    lambda a, b, f: sizes.FloatPow(f, 2.5)])
+def test_a_number_among_results_is_its_formula(formula):
+    a, b = sympy.symbols("s0 s1", integer=True)
+    f = sympy.Symbol("zf0", real=True)
+    made = formula(a, b, f)
+    for values in ((7, 3, 1.75), (3, 3, 0.1)):
+        assert _computed(made)(dict(zip(("s0", "s1", "zf0"), values))) == made.subs(dict(zip((a, b, f), values)))
 
 
 EDGES = torch.tensor([[-3.0, -1.0, -0.5, -0.0, 0.0, 0.25], [0.5, 1.0, 3.0, float("nan"), float("inf"), -float("inf")]])
