@@ -7,6 +7,7 @@ import io
 import logging
 import os
 import re
+import sys
 import warnings
 from collections.abc import Iterator
 
@@ -50,8 +51,15 @@ def line(trace: str | None) -> str:
     that torch gives it; empty where there is none.
     """
     own = [frame for frame in _FRAME.findall(trace or "") if not frame[0].startswith(_NOT_THE_USERS)]
-    own += [(file, number, code) for code, file, number in _OF_GUARD.findall(trace or "")] if not own else []
+    if not own:
+        own = [(_whole(file), number, code) for code, file, number in _OF_GUARD.findall(trace or "")]
     return ", in {}, line {} ({})".format(*own[-1]) if own else ""
+
+
+def _whole(end: str) -> str:
+    """The file of an imported module whose path ends so."""
+    files = [str(getattr(module, "__file__", "")) for module in [*sys.modules.values()]]
+    return next((file for file in files if file.endswith(end)), end)
 
 
 def raised_at(error: BaseException, trace: str | None) -> None:
