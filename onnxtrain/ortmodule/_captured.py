@@ -688,7 +688,7 @@ class Parts:
                 self._stay_in_torch(mode, args, kwargs)
                 self._fall_back(changes(f"a guard of its capture, {current.limit or 'which one Dynamo has not said'}, "
                                         "fails at each call"))
-            elif counters.torch_graphs == by_torch and not gave_up:
+            elif counters.torch_graphs == by_torch and not gave_up and (current.before is not None or not self._graphs):
                 cut = next(reversed(counters.graph_breaks), None)
                 self._fall_back("Dynamo captured no tensor operations of it" + (f": {cut}" if cut else ""))
                 self._refuse(mode, args, kwargs)

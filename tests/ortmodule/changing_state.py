@@ -57,6 +57,15 @@ class Clock:
         self.seconds += 0.25
 
 
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.tanh(self.fc(x))
+
+
 class Changing(nn.Module):
     """Calls one of the functions below; what they change is here. All arguments are float32, (BATCH, WIDTH)."""
 
@@ -64,7 +73,7 @@ class Changing(nn.Module):
         super().__init__()
         self.use, self.calls, self.scale = use, 0, 1.0
         self.fc, self.other = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.layers = nn.ModuleList(Block() for _ in range(3))
         self.register_buffer("average", torch.zeros(WIDTH))
         self.counts: dict[str, Any] = {"calls": 0}
         self.seen: list[int] = []
@@ -234,7 +243,15 @@ def frozen_parameters(m: Changing, x: torch.Tensor) -> torch.Tensor:
 
 def drawn_layers(m: Changing, x: torch.Tensor) -> torch.Tensor:
     for layer in m.layers:
-        if random.random() < 0.5:
+        if random.random() > 0.2:
+            x = layer(x)
+    return m.fc(x)
+
+
+def all_dropped(m: Changing, x: torch.Tensor) -> torch.Tensor:
+    """At every third step no layer runs."""
+    for layer in m.layers:
+        if random.random() >= 0 and m.calls % 3:
             x = layer(x)
     return m.fc(x)
 
@@ -340,6 +357,7 @@ STATES: dict[str, Callable[[Changing, torch.Tensor], torch.Tensor]] = {
     "frozen by detach()": frozen_after,
     "frozen by requires_grad_()": frozen_parameters,
     "layers that are dropped": drawn_layers,
+    "all layers dropped": all_dropped,
     "a branch by random.random()": drawn_branch,
     "a branch by NumPy's": numpy_branch,
     "a layer that NumPy chooses": numpy_choice,
