@@ -52,7 +52,8 @@ def line(trace: str | None) -> str:
     """
     own = [frame for frame in _FRAME.findall(trace or "") if not frame[0].startswith(_NOT_THE_USERS)]
     if not own:
-        own = [(_whole(file), number, code) for code, file, number in _OF_GUARD.findall(trace or "")]
+        found = [(_whole(file), number, code) for code, file, number in _OF_GUARD.findall(trace or "")]
+        own = [frame for frame in found if not frame[0].startswith(_NOT_THE_USERS)]
     return ", in {}, line {} ({})".format(*own[-1]) if own else ""
 
 

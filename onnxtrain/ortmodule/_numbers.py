@@ -3,7 +3,7 @@ tensor.
 
 Most operators of torch want such numbers, a slope, a probability or a shift, as constants: each value would be a
 capture and an export of its own. Where, and only where, a number is symbolic, Dynamo captures the functions below
-instead. They compute what torch's do. Under autocast torch's own stay, whose types autocast decides. Used by
+instead. They compute what torch's do. Under autocast most of torch's own stay, whose types autocast decides. Used by
 _captured.py while it captures.
 """
 
@@ -228,6 +228,7 @@ def _quantile(input: Tensor, q: Any, dim: Any = None, keepdim: bool = False, *,
 class _Instead(NamedTuple):
     function: Callable[..., Any]
     numbers: tuple[str, ...]  # its parameters that may be symbolic
+    of_any_type: bool = False  # whether it has the types of torch's under autocast, too
 
 
 _nn = torch._C._nn
@@ -239,17 +240,17 @@ _INSTEAD: dict[Any, _Instead] = {
     torch.logit: _Instead(_logit, ("eps",)),
     torch.nan_to_num: _Instead(_nan_to_num, ("nan", "posinf", "neginf")),
     torch.round: _Instead(_round, ("decimals",)),
-    torch.roll: _Instead(_roll, ("shifts",)),
+    torch.roll: _Instead(_roll, ("shifts",), True),
     torch.linalg.vector_norm: _Instead(_vector_norm, ("ord",)),
     torch.dist: _Instead(_dist, ("p",)),
     torch.addmm: _Instead(_addmm, ("beta", "alpha")),
-    _nn.scaled_dot_product_attention: _Instead(_attention, ("scale",)),
-    _nn.pad: _Instead(_pad, ("value",)),
-    torch.dropout: _Instead(_dropout, ("p",)),
-    torch.feature_dropout: _Instead(_feature_dropout, ("p",)),
+    _nn.scaled_dot_product_attention: _Instead(_attention, ("scale",), True),
+    _nn.pad: _Instead(_pad, ("value",), True),
+    torch.dropout: _Instead(_dropout, ("p",), True),
+    torch.feature_dropout: _Instead(_feature_dropout, ("p",), True),
     torch.layer_norm: _Instead(_layer_norm, ("eps",)),
     torch.batch_norm: _Instead(_batch_norm, ("momentum",)),
-    _nn.cross_entropy_loss: _Instead(_cross_entropy_loss, ("label_smoothing",)),
+    _nn.cross_entropy_loss: _Instead(_cross_entropy_loss, ("label_smoothing",), True),
     _nn.huber_loss: _Instead(_huber_loss, ("delta",)),
     _nn.smooth_l1_loss: _Instead(_smooth_l1_loss, ("beta",)),
     torch.triplet_margin_loss: _Instead(_triplet_margin_loss, ("margin",)),
@@ -258,14 +259,14 @@ _INSTEAD: dict[Any, _Instead] = {
     torch.cosine_embedding_loss: _Instead(_cosine_embedding_loss, ("margin",)),
     torch.quantile: _Instead(_quantile, ("q",)),
     # Python functions of torch's, which lead to those above.
-    **{function: _Instead(function, (name,)) for name, functions in {
+    **{function: _Instead(function, (name,), True) for name, functions in {
         "p": (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.normalize), "label_smoothing": (F.cross_entropy,),
         "alpha": (F.elu, F.celu), "eps": (F.layer_norm,), "momentum": (F.batch_norm,), "delta": (F.huber_loss,),
         "beta": (F.smooth_l1_loss,), "margin": (F.triplet_margin_loss, F.margin_ranking_loss, F.hinge_embedding_loss,
                                                 F.cosine_embedding_loss)}.items() for function in functions},
-    F.hardtanh: _Instead(F.hardtanh, ("min_val", "max_val")),
+    F.hardtanh: _Instead(F.hardtanh, ("min_val", "max_val"), True),
 }
-_METHODS = {"norm": _Instead(_norm, ("p",)), "bernoulli_": _Instead(_bernoulli_, ("p",)),
+_METHODS = {"norm": _Instead(_norm, ("p",)), "bernoulli_": _Instead(_bernoulli_, ("p",), True),
             **{name: _INSTEAD[getattr(torch, name)]
                for name in ("roll", "round", "nan_to_num", "logit", "addmm", "dist", "quantile")}}
 _signature = functools.cache(inspect.signature)
@@ -291,7 +292,7 @@ def _changes(argument: Any) -> bool:
 
 def _chosen(instead: _Instead | None, given: Sequence[Any], named: dict[str, Any]) -> Any:
     """What Dynamo captures for a call with these arguments; None: the call itself."""
-    if instead is None or any(torch.is_autocast_enabled(device) for device in ("cpu", "cuda")):
+    if instead is None or not instead.of_any_type and any(map(torch.is_autocast_enabled, ("cpu", "cuda"))):
         return None
     try:
         arguments = _signature(instead.function).bind(*given, **named).arguments

@@ -109,13 +109,13 @@ def run(module, model, arguments=None):
     return results
 
 
-def compared(forward, arguments=None):
+def compared(forward, arguments=None, tolerance=1e-5):
     torch.manual_seed(0)
     eager = Counting(forward)
     ours = ORTModule(copy.deepcopy(eager))
     for got, want in zip(run(ours._module, ours, arguments), run(eager, eager, arguments), strict=True):
         for a, b in zip(got, want, strict=True):
-            torch.testing.assert_close(a, b, rtol=2e-5, atol=1e-5)
+            torch.testing.assert_close(a, b, rtol=2 * tolerance, atol=tolerance)
     return onnxtrain.stats(ours)
 
 
@@ -196,6 +196,25 @@ def test_state_that_changes_is_eagers(name, tmp_path, monkeypatch):
     elif RECENT:
         assert counts["fallback_steps"] == 0, counts["reasons"]
         assert bool(counts["graph_breaks"]) == (name in CUT), counts["graph_breaks"]
+
+
+def half_dropped(m, x):
+    y = F.dropout(m.fc(x), min(0.5, m.calls * 0.01), m.training)
+    return torch.where(y == 0, 0.0, y * (1 - min(0.5, m.calls * 0.01)) - m.fc(x)).round(decimals=1) + m.fc(x)
+
+
+@pytest.mark.parametrize("forward", [
+    lambda m, x: torch.roll(m.fc(x), m.calls, -1), half_dropped,
+    lambda m, x: F.cross_entropy(m.fc(x), torch.tensor([0, 1, 2]), label_smoothing=m.scale / 5)],
+    ids=["roll", "dropout", "label smoothing"])
+def test_numbers_are_inputs_under_autocast(forward):
+    def cast(m, x):
+        with torch.autocast("cpu"):
+            return forward(m, x)
+
+    counts = compared(cast, tolerance=2e-2)
+    assert counts["exports"] <= (3 if RECENT else MAX_CAPTURES)
+    assert not RECENT or (counts["fallback_steps"], counts["graph_breaks"]) == (0, []), counts["reasons"]
 
 
 @pytest.mark.parametrize("formula", [
