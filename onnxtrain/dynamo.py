@@ -7,6 +7,7 @@ of the package (group "torch_dynamo_backends"), so nothing has to be imported.
 
 from __future__ import annotations
 
+import collections
 import functools
 import inspect
 import logging
@@ -29,6 +30,7 @@ from onnxtrain._export.checkpoint import region
 from onnxtrain._export.errors import ConstantsWanted, Untraceable
 from onnxtrain._export.function_apply import is_traced, traced
 from onnxtrain._export.numbers import (
+    SYMBOLIC,
     Results,
     drop_arithmetic,
     example,
@@ -102,17 +104,18 @@ def compiled(graph: torch.fx.GraphModule, parts: Callable[[], Any] | None = None
     enables_grad = any(node.target is _set_grad_enabled and node.args == (True,) for node in ready.graph.graph.nodes)
     results = [example(node) for node in output_of(ready.graph).args[0] if isinstance(node, torch.fx.Node)]
     enables_grad = enables_grad and any(isinstance(value, Tensor) and value.requires_grad for value in results)
-    bound: Bound | None = None
+    bounds: collections.deque[Bound] = collections.deque()  # by its weights: equal layers may share Dynamo's capture
     model: Any = None
     has_numbers = bool(ready.numbers)
     seen: set[tuple[Any, ...]] = set()  # the numbers that exports have as constants
 
     def call(*given: Any) -> Any:
-        nonlocal ready, bound, model, seen
+        nonlocal ready, model, seen
         try:
             return run(*given)
         except ConstantsWanted:
-            ready, bound, model = prepared(whole, constants=True), None, None
+            ready, model = prepared(whole, constants=True), None
+            bounds.clear()
             if parts is not None:  # Dynamo may capture an equal graph again
                 seen = parts().constants.setdefault(key(ready.graph), seen)
             return run(*given)
@@ -123,19 +126,18 @@ def compiled(graph: torch.fx.GraphModule, parts: Callable[[], Any] | None = None
         return parts().by_torch(_in_torch(whole), reason) if parts is not None else _counted(_in_torch(whole), reason)
 
     def run(*given: Any) -> Any:
-        nonlocal bound, model
+        nonlocal model
         arguments = inputs = ready.inputs(given)
         if ready.constants:
             numbers = tuple([inputs[i] for i in ready.constants])
-            if numbers not in seen and len(seen) == MAX_CAPTURES:
+            if numbers not in seen and len(seen) == MAX_CAPTURES - 1:  # the first number had an export of its own
                 return by_torch()(*given)
             seen.add(numbers)
         graph = ready.graph
         if parts is not None:
-            if bound is None or not bound.holds(inputs):
-                bound = parts().bind(graph, inputs)
-                model = bound.model
-                model.__dict__["_numbered"] = ready.numbered
+            bound = _bound(bounds, inputs, lambda: parts().bind(graph, inputs))
+            model = bound.model
+            model.__dict__["_numbered"] = ready.numbered
             arguments = [inputs[i] for i in bound.arguments]
         elif model is None:
             model = ORTModule(graph_of(graph, graph, [()] * len(placeholders(graph)), key(graph)), outputs=())
@@ -159,6 +161,21 @@ def compiled(graph: torch.fx.GraphModule, parts: Callable[[], Any] | None = None
         return ready.numbers.put_back(results, given) if has_numbers else results
 
     return call
+
+
+def _bound(bounds: collections.deque[Bound], inputs: Sequence[Any], bind: Callable[[], Bound]) -> Bound:
+    """The first of `bounds` from now on: the one that has these weights, made if there is none. Layers are called in
+    turn, so that it is most often the next one.
+    """
+    for _ in range(len(bounds)):
+        if bounds[0].holds(inputs):
+            return bounds[0]
+        bounds.rotate(-1)
+    made = bind()
+    for other in [other for other in bounds if other.model is made.model]:  # with weights that are not the module's now
+        bounds.remove(other)
+    bounds.appendleft(made)
+    return made
 
 
 class Prepared(NamedTuple):
@@ -218,8 +235,11 @@ def _number(ready: Prepared) -> str:
 
 def _computes(graph: torch.fx.GraphModule) -> bool:
     """Whether a graph does more with tensors that it is given than to make views of them, or copies where these have no
-    view of that shape, and arithmetic on sizes.
+    view of that shape, and arithmetic on sizes and other numbers.
     """
+    if all(node.target in ("item", torch.scalar_tensor) or isinstance(example(node), SYMBOLIC)
+           for node in graph.graph.nodes if node.op not in ("placeholder", "output")):
+        return False
     given = [example(node) for node in placeholders(graph)]
     tensors = [value for value in given if isinstance(value, Tensor)]
     if not tensors:

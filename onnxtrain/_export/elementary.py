@@ -132,8 +132,11 @@ def _divisions(op: Any, own: Any) -> Table:
     """
 
     def pair(self, other):
+        """A number that changes has float64, or no type yet, whatever the tensor's floats are."""
         like = other if isinstance(self, (bool, int, float)) else self
-        return (number(op, x, like) if isinstance(x, (bool, int, float)) else x for x in (self, other))
+        self, other = (number(op, x, like) if isinstance(x, (bool, int, float)) else x for x in (self, other))
+        is_other = like is self and is_float(self) and self.dtype != other.dtype
+        return self, op.CastLike(other, self) if is_other else other
 
     def is_float(x):
         return x.dtype.is_floating_point()

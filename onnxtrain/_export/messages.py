@@ -7,6 +7,7 @@ import io
 import logging
 import os
 import re
+import sys
 import warnings
 from collections.abc import Iterator
 
@@ -15,6 +16,7 @@ import torch
 from onnxtrain._export.errors import Untraceable
 
 _FRAME = re.compile(r'File "(.+)", line (\d+), in .*\n\s*(.*)')
+_OF_GUARD = re.compile(r"  # (.+?)  # (\S+):(\d+) in ")
 _NOT_THE_USERS = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(os.path.dirname(__file__)) + os.sep)
 _NODE = re.compile(r"(?:translating node|While executing) %(\w+)")
 
@@ -45,9 +47,20 @@ def root(error: BaseException) -> BaseException:
 
 
 def line(trace: str | None) -> str:
-    """ ", in FILE, line N (CODE)": the innermost of the user's lines in a stack trace; empty where there is none."""
+    """ ", in FILE, line N (CODE)": the innermost of the user's lines in a stack trace, or that of a guard, in the form
+    that torch gives it; empty where there is none.
+    """
     own = [frame for frame in _FRAME.findall(trace or "") if not frame[0].startswith(_NOT_THE_USERS)]
+    if not own:
+        found = [(_whole(file), number, code) for code, file, number in _OF_GUARD.findall(trace or "")]
+        own = [frame for frame in found if not frame[0].startswith(_NOT_THE_USERS)]
     return ", in {}, line {} ({})".format(*own[-1]) if own else ""
+
+
+def _whole(end: str) -> str:
+    """The file of an imported module whose path ends so."""
+    files = [str(getattr(module, "__file__", "")) for module in [*sys.modules.values()]]
+    return next((file for file in files if file.endswith(end)), end)
 
 
 def raised_at(error: BaseException, trace: str | None) -> None:

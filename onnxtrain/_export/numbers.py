@@ -6,18 +6,22 @@ without dims, which the graph reads; and a number among the results is computed 
 
 from __future__ import annotations
 
+import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._sympy.printers import PythonPrinter
 
 KINDS = ((torch.SymInt, int), (torch.SymFloat, float), (torch.SymBool, bool))
 SYMBOLIC = tuple(symbolic for symbolic, _ in KINDS)
-MAX_NUMBERS = 1024  # sets of sizes, and what a graph's results are for them
 _ARITHMETIC = frozenset((operator.add, operator.sub, operator.mul, operator.truediv,
                          torch.add, torch.sub, torch.mul, torch.div))
+
+
+_NAMES = {"math": math, "torch": torch, "max": max, "min": min, "abs": abs, "round": round}  # in formulas
 
 
 def placeholders(graph: torch.fx.GraphModule) -> list[torch.fx.Node]:
@@ -133,6 +137,20 @@ def symbols_of(value: Any) -> set[Any]:
     return value.node.expr.free_symbols if isinstance(value, SYMBOLIC) else set()
 
 
+def _computed(formula: Any) -> Callable[[Mapping[str, Any]], Any]:
+    """What gives a formula's value for the numbers that its symbols stand for, by name: in Python where all of it can
+    be said so. sympy would take a millisecond, at each call of a module that counts its calls.
+    """
+    symbols = {str(symbol): symbol for symbol in formula.free_symbols}
+    try:
+        code = compile(PythonPrinter().doprint(formula), "<a formula of numbers>", "eval")
+    except (NotImplementedError, SyntaxError):
+        code = None
+    if code is None or not {*_NAMES, *symbols, "sym_float", "_sym_sqrt", *dir(math)}.issuperset(code.co_names):
+        return lambda bound: formula.subs({symbol: bound[name] for name, symbol in symbols.items()})
+    return lambda bound: eval(code, _NAMES, bound)
+
+
 class Results:
     """The sizes and other numbers among a graph's results, which are no business of the engine's.
 
@@ -144,23 +162,23 @@ class Results:
         self._results = list(self._output.args[0])
         self._tensors = [i for i, node in enumerate(self._results)
                          if isinstance(node, torch.fx.Node) and isinstance(example(node), Tensor)]
-        self._formulas: dict[int, tuple[type, Any]] = {}
+        formulas: dict[int, tuple[type, Any]] = {}
         for i, node in enumerate(self._results):
             if i not in self._tensors and isinstance(node, torch.fx.Node):
                 value = example(node)
                 kind = next((plain for symbolic, plain in KINDS if isinstance(value, symbolic)), None)
                 if kind is None:
                     raise LookupError(f"the result {node} is {type(value).__name__}")
-                self._formulas[i] = kind, value.node.expr
+                formulas[i] = kind, value.node.expr
         symbols = {_expression(example(node)): i for i, node in enumerate(placeholders(graph))}
-        wanted = set().union(*[formula.free_symbols for _, formula in self._formulas.values()])
+        wanted = set().union(*[formula.free_symbols for _, formula in formulas.values()])
         contents = {symbol: node.args[0] for node in graph.graph.nodes if node.op == "call_method"
                     and node.target == "item" for symbol in symbols_of(example(node))}
         if unknown := wanted.difference(symbols, contents):
             raise LookupError(f"a result depends on {', '.join(map(str, unknown))}, which is not an argument")
-        self._symbols = [(symbol, symbols[symbol]) for symbol in wanted.intersection(symbols)]
-        self._contents = [(symbol, contents[symbol]) for symbol in wanted.difference(symbols)]
-        self._known: dict[tuple[int, ...], dict[int, Any]] = {}
+        self._symbols = [(str(symbol), symbols[symbol]) for symbol in wanted.intersection(symbols)]
+        self._contents = [(str(symbol), contents[symbol]) for symbol in wanted.difference(symbols)]
+        self._numbers = {i: (kind, _computed(formula)) for i, (kind, formula) in formulas.items()}
 
     def take_out(self) -> None:
         """Leaves the graph with its tensors as results, and with those that a number among them is read from."""
@@ -169,21 +187,15 @@ class Results:
 
     def put_back(self, left: Sequence[Tensor], given: Sequence[Any]) -> tuple[Any, ...]:
         """All results, from those that are left and the graph's arguments."""
-        read = [tensor.item() for tensor in left[len(self._tensors):]]
-        values = tuple([given[i] for _, i in self._symbols] + [int(v) if isinstance(v, bool) else v for v in read])
-        numbers = self._known.get(values)
-        if numbers is None:
-            bound = dict(zip([symbol for symbol, _ in (*self._symbols, *self._contents)], values))
-            numbers = {i: kind(bound[formula] if formula in bound else formula.subs(bound))
-                       for i, (kind, formula) in self._formulas.items()}
-            if len(self._known) == MAX_NUMBERS:
-                self._known.clear()
-            self._known[values] = numbers
+        bound: dict[str, Any] = {symbol: given[i] for symbol, i in self._symbols}
+        for (symbol, _), tensor in zip(self._contents, left[len(self._tensors):]):
+            read = tensor.item()
+            bound[symbol] = int(read) if isinstance(read, bool) else read
         whole = [None if isinstance(result, torch.fx.Node) else result for result in self._results]
         for i, value in zip(self._tensors, left):
             whole[i] = value
-        for i, value in numbers.items():
-            whole[i] = value
+        for i, (kind, computed) in self._numbers.items():
+            whole[i] = kind(computed(bound))
         return tuple(whole)
 
     def __bool__(self) -> bool:

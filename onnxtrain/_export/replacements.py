@@ -151,14 +151,14 @@ def _widened(x: Tensor) -> Tensor: ...
 @overload
 def _widened(x: None) -> None: ...
 def _widened(x: Tensor | None) -> Tensor | None:
-    """Scores or weights of a loss in float32 where CUDA's autocast computes log_softmax and nll_loss in it.
+    """Scores or weights of a loss in float32 where autocast computes it, or its parts, in that.
 
-    torch.export keeps the loss whole and takes it apart after the region of autocast, which has casts for its parts
-    alone; on the CPU autocast casts the whole.
+    torch.export keeps the loss whole and takes it apart after the region of autocast; on a GPU that has casts for its
+    parts alone, on the CPU for the whole alone, which a loss of smoothed labels is not.
     """
-    if x is None or not x.is_cuda or x.dtype not in (torch.float16, torch.bfloat16):
+    if x is None or x.dtype not in (torch.float16, torch.bfloat16):
         return x
-    return x.float() if torch.is_autocast_enabled("cuda") else x
+    return x.float() if torch.is_autocast_enabled(x.device.type) else x
 
 
 def _labels(target: Tensor) -> Tensor:

@@ -43,6 +43,7 @@ from onnxtrain.ortmodule._gone import forget
 from onnxtrain.ortmodule._key import describe
 from onnxtrain.ortmodule._logging import said_later
 from onnxtrain.ortmodule._methods import Methods
+from onnxtrain.ortmodule._numbers import numbers_as_inputs
 
 TRY_AGAIN = 16  # calls in PyTorch, before Dynamo sees such a call again; then as many times that
 MAX_WRONG = 64  # kinds of arguments, of these sizes, that forward refuses
@@ -260,6 +261,7 @@ def capturing(args: tuple[Any, ...], kwargs: dict[str, Any], wanted: dict[str, A
         stack.enter_context(_lean.capturing())
         stack.enter_context(_repeats.remembered())
         stack.enter_context(_packed.followed())
+        stack.enter_context(numbers_as_inputs())
         stack.enter_context(_double.followed())
         stack.enter_context(_collector.paused())
         stack.enter_context(said_later())
@@ -679,7 +681,7 @@ class Parts:
                 self._stay_in_torch(mode, args, kwargs)
                 self._fall_back(changes(f"a guard of its capture, {current.limit or 'which one Dynamo has not said'}, "
                                         "fails at each call"))
-            elif counters.torch_graphs == by_torch and not gave_up:
+            elif counters.torch_graphs == by_torch and not gave_up and (current.before is not None or not self._graphs):
                 cut = next(reversed(counters.graph_breaks), None)
                 self._fall_back("Dynamo captured no tensor operations of it" + (f": {cut}" if cut else ""))
                 self._refuse(mode, args, kwargs)

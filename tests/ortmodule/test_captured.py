@@ -18,6 +18,7 @@ from agree import X, Y, both, equal, in_engine, module, step
 
 import onnxtrain
 from onnxtrain.ortmodule import ORTModule, ORTModuleTorchModelException
+from onnxtrain.ortmodule._captured import Parts
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 HELPER = types.SimpleNamespace(scale=2.0)
@@ -251,6 +252,26 @@ def test_equal_layers_between_cuts_are_exported_once():
     for (_, (program,)), found in zip(model._all_programs(), names, strict=True):
         assert [source.name for source in program.exported.inputs if source.kind != "user"] == found
         assert {value.name for value in onnx.load_from_string(program.exported.model).graph.input} >= set(found)
+
+
+def test_equal_layers_find_their_weights_once(monkeypatch):
+    bound, bind = [], Parts.bind
+
+    def binds(parts, *given):
+        bound.append(parts)
+        return bind(parts, *given)
+
+    monkeypatch.setattr(Parts, "bind", binds)
+
+    def use(m):
+        results = [step(X)(m) for _ in range(2)]
+        found = len(bound)
+        results.append(step(X)(m))
+        assert len(bound) == found
+        m[1].fc.weight = nn.Parameter(torch.ones(4, 4))
+        return [*results, *[step(x)(m) for x in (X, Y)]]
+
+    in_engine(both(lambda: nn.Sequential(Cut(), Cut(), Cut()), use), 5)
 
 
 def place_in_row(row, rows):

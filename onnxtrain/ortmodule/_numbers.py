@@ -1,0 +1,358 @@
+"""Functions of torch to which Dynamo gives a number that changes from call to call, in operators that take it as a
+tensor.
+
+Most operators of torch want such numbers, a slope, a probability or a shift, as constants: each value would be a
+capture and an export of its own. Where, and only where, a number is symbolic, Dynamo captures the functions below
+instead. They compute what torch's do. Under autocast most of torch's own stay, whose types autocast decides. Used by
+_captured.py while it captures.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from onnxtrain._export.state import wrapped
+from onnxtrain.ortmodule._utils import leave_alone
+
+_HALVES = (torch.float16, torch.bfloat16)
+
+
+def _wide(input: Tensor) -> Tensor:
+    """As torch's kernels compute: in float32 at least, rounded once."""
+    return input.float() if input.dtype in _HALVES else input
+
+
+def _reduced(losses: Tensor, reduction: int) -> Tensor:
+    return losses if reduction == 0 else losses.mean() if reduction == 1 else losses.sum()
+
+
+def _elu(input: Tensor, alpha: Any = 1.0, scale: Any = 1.0, input_scale: Any = 1.0) -> Tensor:
+    x = _wide(input)
+    negative = torch.expm1(x.clamp(max=0.0) * input_scale) * alpha
+    return (torch.where(x <= 0, negative, x) * scale).to(input.dtype)
+
+
+def _celu(input: Tensor, alpha: Any = 1.0) -> Tensor:
+    x = _wide(input)
+    return torch.where(x <= 0, torch.expm1(x.clamp(max=0.0) / alpha) * alpha, x).to(input.dtype)
+
+
+def _hardtanh(input: Tensor, min_val: Any = -1.0, max_val: Any = 1.0) -> Tensor:
+    """Flat at its bounds, where a clamp is not."""
+    return torch.where(input <= min_val, min_val, torch.where(input >= max_val, max_val, input)).to(input.dtype)
+
+
+def _softshrink(input: Tensor, lambd: Any = 0.5) -> Tensor:
+    return torch.where(input.abs() <= lambd, input * 0.0, input - input.sign() * lambd)
+
+
+def _logit(input: Tensor, eps: Any = None) -> Tensor:
+    return torch.logit(input.clamp(eps, 1.0 - eps))
+
+
+def _nan_to_num(input: Tensor, nan: Any = None, posinf: Any = None, neginf: Any = None) -> Tensor:
+    limits = torch.finfo(input.dtype)
+    high, low = limits.max if posinf is None else posinf, limits.min if neginf is None else neginf
+    finite = torch.where(input == math.inf, high, torch.where(input == -math.inf, low, input))
+    return torch.where(input.isnan(), 0.0 if nan is None else nan, finite).to(input.dtype)
+
+
+def _round(input: Tensor, *, decimals: Any = 0) -> Tensor:
+    power = torch.full((), 10.0, dtype=torch.float64, device=input.device)
+    if decimals < 0:
+        power = power.pow(-decimals).to(input.dtype)
+        return torch.round(input / power) * power
+    power = power.pow(decimals).to(input.dtype)
+    return torch.round(input * power) / power
+
+
+def _roll(input: Tensor, shifts: Any, dims: Any = ()) -> Tensor:
+    shifts = shifts if isinstance(shifts, (tuple, list)) else (shifts,)
+    dims = dims if isinstance(dims, (tuple, list)) else (dims,)
+    if not dims:
+        return _roll(input.flatten(), shifts, (0,)).view(input.shape)
+    for shift, dim in zip(shifts, dims):
+        size = input.size(dim)
+        if size > 1:
+            input = input.index_select(dim, (torch.arange(size, device=input.device) - shift) % size)
+    return input
+
+
+def _vector_norm(x: Tensor, ord: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
+    """Flat in an entry that is zero, and where the norm is zero."""
+    if ord == 0.0:
+        return torch.linalg.vector_norm(x, 0.0, dim, keepdim, dtype=dtype)
+    given = x if dtype is None else x.to(dtype)
+    wide = _wide(given).abs()
+    axes = list(range(x.dim())) if dim is None else dim
+    at_zero = wide == 0
+    powers = torch.where(at_zero, torch.zeros_like(wide).pow(ord), torch.where(at_zero, 1.0, wide).pow(ord))
+    sums = powers.sum(axes, keepdim)
+    empty = (sums == 0) | (sums == math.inf)
+    roots = torch.where(empty, 1.0, sums).pow(1.0 / ord)
+    return torch.where(empty, sums.detach().pow(1.0 / ord), roots).to(given.dtype)
+
+
+def _norm(input: Tensor, p: Any = "fro", dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Tensor:
+    return _vector_norm(input, p, dim, keepdim, dtype=dtype)
+
+
+def _dist(input: Tensor, other: Tensor, p: Any = 2) -> Tensor:
+    return _vector_norm(input - other, p)
+
+
+def _addmm(input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
+    product = torch.mm(mat1, mat2) * alpha
+    return product if beta == 0 else input * beta + product  # of an input that does not count, NaN does not either
+
+
+def _attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
+               is_causal: bool = False, *, scale: Any = None, enable_gqa: bool = False) -> Tensor:
+    return F.scaled_dot_product_attention(query * scale, key, value, attn_mask, dropout_p, is_causal, scale=1.0,
+                                          enable_gqa=enable_gqa)
+
+
+def _pad(input: Tensor, pad: Any, mode: str = "constant", value: Any = None) -> Tensor:
+    inside = F.pad(torch.ones_like(input, dtype=torch.bool), pad)
+    return torch.where(inside, F.pad(input, pad), value).to(input.dtype)
+
+
+def _kept(noise: Tensor, input: Tensor, p: Any) -> Tensor:
+    return input * ((noise >= p).to(input.dtype) / (1.0 - p)).to(input.dtype)
+
+
+def _dropout(input: Tensor, p: Any, train: bool) -> Tensor:
+    if not train or p == 0.0:
+        return input
+    return input * 0.0 if p == 1.0 else _kept(torch.rand_like(input, dtype=torch.float32), input, p)
+
+
+def _feature_dropout(input: Tensor, p: Any, train: bool) -> Tensor:
+    """Whole channels."""
+    if not train or p == 0.0:
+        return input
+    shape = [*input.shape[:2], *[1] * (input.dim() - 2)]
+    return input * 0.0 if p == 1.0 else _kept(torch.rand(shape, device=input.device), input, p)
+
+
+def _bernoulli_(self: Tensor, p: Any = 0.5, *, generator: Any = None) -> Tensor:
+    return self.copy_(torch.rand_like(self, dtype=torch.float32) < p)
+
+
+def _layer_norm(input: Tensor, normalized_shape: Any, weight: Tensor | None = None, bias: Tensor | None = None,
+                eps: Any = 1e-5, cudnn_enable: bool = True) -> Tensor:
+    axes = list(range(-len(normalized_shape), 0))
+    x = _wide(input)
+    apart = x - x.mean(axes, keepdim=True)
+    y = apart * torch.rsqrt((apart * apart).mean(axes, keepdim=True) + eps)
+    y = y if weight is None else y * weight
+    return (y if bias is None else y + bias).to(input.dtype)
+
+
+def _batch_norm(input: Tensor, weight: Tensor | None, bias: Tensor | None, running_mean: Tensor | None,
+                running_var: Tensor | None, training: bool, momentum: Any, eps: float, cudnn_enabled: bool) -> Tensor:
+    """With a momentum of one, torch's leaves the batch's own statistics."""
+    if not training or running_mean is None or running_var is None:
+        return torch.batch_norm(input, weight, bias, running_mean, running_var, training, 0.0, eps, cudnn_enabled)
+    mean, var = torch.zeros_like(running_mean), torch.zeros_like(running_var)
+    result = torch.batch_norm(input, weight, bias, mean, var, True, 1.0, eps, cudnn_enabled)
+    with torch.no_grad():
+        running_mean.copy_(running_mean * (1.0 - momentum) + mean * momentum)
+        running_var.copy_(running_var * (1.0 - momentum) + var * momentum)
+    return result
+
+
+def _cross_entropy_loss(input: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = 1,
+                        ignore_index: int = -100, label_smoothing: Any = 0.0) -> Tensor:
+    """It is linear in label_smoothing."""
+    name = ("none", "mean", "sum")[reduction]
+    plain = F.cross_entropy(input, target, weight, ignore_index=ignore_index, reduction=name)
+    if label_smoothing == 0.0:
+        return plain
+    flat = F.cross_entropy(input, target, weight, ignore_index=ignore_index, reduction=name, label_smoothing=1.0)
+    return plain * (1.0 - label_smoothing) + flat * label_smoothing
+
+
+def _huber_loss(input: Tensor, target: Tensor, reduction: int = 1, delta: Any = 1.0) -> Tensor:
+    apart = (input - target).abs()
+    return _reduced(torch.where(apart <= delta, 0.5 * apart * apart, (apart - 0.5 * delta) * delta), reduction)
+
+
+def _smooth_l1_loss(input: Tensor, target: Tensor, reduction: int = 1, beta: Any = 1.0) -> Tensor:
+    apart = (input - target).abs()
+    return _reduced(torch.where(apart < beta, 0.5 * apart * apart / beta, apart - 0.5 * beta), reduction)
+
+
+def _triplet_margin_loss(anchor: Tensor, positive: Tensor, negative: Tensor, margin: Any = 1.0, p: Any = 2,
+                         eps: float = 1e-6, swap: bool = False, reduction: int = 1) -> Tensor:
+    near = F.pairwise_distance(anchor, positive, p, eps)
+    far = F.pairwise_distance(anchor, negative, p, eps)
+    if swap:
+        far = torch.min(far, F.pairwise_distance(positive, negative, p, eps))
+    return _reduced((near - far + margin).clamp_min(0.0), reduction)
+
+
+def _margin_ranking_loss(input1: Tensor, input2: Tensor, target: Tensor, margin: Any = 0.0,
+                         reduction: int = 1) -> Tensor:
+    return _reduced((-target * (input1 - input2) + margin).clamp_min(0.0), reduction)
+
+
+def _hinge_embedding_loss(input: Tensor, target: Tensor, margin: Any = 1.0, reduction: int = 1) -> Tensor:
+    far = torch.where(target != 1, (margin - input).clamp_min(0.0), 0.0)
+    return _reduced(far + torch.where(target != -1, input, 0.0), reduction)
+
+
+def _cosine_embedding_loss(input1: Tensor, input2: Tensor, target: Tensor, margin: Any = 0.0,
+                           reduction: int = 1) -> Tensor:
+    sizes = ((input1 * input1).sum(-1) + 1e-12) * ((input2 * input2).sum(-1) + 1e-12)
+    alike = (input1 * input2).sum(-1) / sizes.sqrt()
+    near = torch.where(target == 1, 1.0 - alike, 0.0)
+    return _reduced(near + torch.where(target == -1, (alike - margin).clamp_min(0.0), 0.0), reduction)
+
+
+def _quantile(input: Tensor, q: Any, dim: Any = None, keepdim: bool = False, *,
+              interpolation: str = "linear") -> Tensor:
+    at = torch.full((), 1.0, dtype=input.dtype, device=input.device) * q
+    return torch.quantile(input, at, dim, keepdim, interpolation=interpolation)
+
+
+class _Instead(NamedTuple):
+    function: Callable[..., Any]
+    numbers: tuple[str, ...]  # its parameters that may be symbolic
+    of_any_type: bool = False  # whether it has the types of torch's under autocast, too
+
+
+_nn = torch._C._nn
+_INSTEAD: dict[Any, _Instead] = {
+    _nn.elu: _Instead(_elu, ("alpha", "scale", "input_scale")),
+    torch.celu: _Instead(_celu, ("alpha",)),
+    _nn.hardtanh: _Instead(_hardtanh, ("min_val", "max_val")),
+    _nn.softshrink: _Instead(_softshrink, ("lambd",)),
+    torch.logit: _Instead(_logit, ("eps",)),
+    torch.nan_to_num: _Instead(_nan_to_num, ("nan", "posinf", "neginf")),
+    torch.round: _Instead(_round, ("decimals",)),
+    torch.roll: _Instead(_roll, ("shifts",), True),
+    torch.linalg.vector_norm: _Instead(_vector_norm, ("ord",)),
+    torch.dist: _Instead(_dist, ("p",)),
+    torch.addmm: _Instead(_addmm, ("beta", "alpha")),
+    _nn.scaled_dot_product_attention: _Instead(_attention, ("scale",), True),
+    _nn.pad: _Instead(_pad, ("value",), True),
+    torch.dropout: _Instead(_dropout, ("p",), True),
+    torch.feature_dropout: _Instead(_feature_dropout, ("p",), True),
+    torch.layer_norm: _Instead(_layer_norm, ("eps",)),
+    torch.batch_norm: _Instead(_batch_norm, ("momentum",)),
+    _nn.cross_entropy_loss: _Instead(_cross_entropy_loss, ("label_smoothing",), True),
+    _nn.huber_loss: _Instead(_huber_loss, ("delta",)),
+    _nn.smooth_l1_loss: _Instead(_smooth_l1_loss, ("beta",)),
+    torch.triplet_margin_loss: _Instead(_triplet_margin_loss, ("margin",)),
+    torch.margin_ranking_loss: _Instead(_margin_ranking_loss, ("margin",)),
+    torch.hinge_embedding_loss: _Instead(_hinge_embedding_loss, ("margin",)),
+    torch.cosine_embedding_loss: _Instead(_cosine_embedding_loss, ("margin",)),
+    torch.quantile: _Instead(_quantile, ("q",)),
+    # Python functions of torch's, which lead to those above.
+    **{function: _Instead(function, (name,), True) for name, functions in {
+        "p": (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.normalize), "label_smoothing": (F.cross_entropy,),
+        "alpha": (F.elu, F.celu), "eps": (F.layer_norm,), "momentum": (F.batch_norm,), "delta": (F.huber_loss,),
+        "beta": (F.smooth_l1_loss,), "margin": (F.triplet_margin_loss, F.margin_ranking_loss, F.hinge_embedding_loss,
+                                                F.cosine_embedding_loss)}.items() for function in functions},
+    F.hardtanh: _Instead(F.hardtanh, ("min_val", "max_val"), True),
+}
+_METHODS = {"norm": _Instead(_norm, ("p",)), "bernoulli_": _Instead(_bernoulli_, ("p",), True),
+            **{name: _INSTEAD[getattr(torch, name)]
+               for name in ("roll", "round", "nan_to_num", "logit", "addmm", "dist", "quantile")}}
+_signature = functools.cache(inspect.signature)
+
+
+def _changes(argument: Any) -> bool:
+    """Whether a value of Dynamo's is a number that changes, or has one, and not made of the sizes of tensors alone."""
+    from torch._dynamo.source import TensorPropertySource
+    from torch._dynamo.variables import LazyVariableTracker, SymNodeVariable
+    from torch._dynamo.variables.lists import BaseListVariable
+
+    if isinstance(argument, LazyVariableTracker):
+        argument = argument.realize()
+    if not isinstance(argument, SymNodeVariable):
+        return isinstance(argument, BaseListVariable) and any(map(_changes, argument.items))
+    node = getattr(argument.sym_num, "node", None)
+    if node is None:
+        return False
+    sources = node.shape_env.var_to_sources
+    return not all([isinstance(source, TensorPropertySource) for symbol in node.expr.free_symbols
+                    for source in sources.get(symbol, [None])])
+
+
+def _chosen(instead: _Instead | None, given: Sequence[Any], named: dict[str, Any]) -> Any:
+    """What Dynamo captures for a call with these arguments; None: the call itself."""
+    if instead is None or not instead.of_any_type and any(map(torch.is_autocast_enabled, ("cpu", "cuda"))):
+        return None
+    try:
+        arguments = _signature(instead.function).bind(*given, **named).arguments
+    except TypeError:  # another form of the function
+        return None
+    return instead.function if any(_changes(arguments[name]) for name in instead.numbers if name in arguments) else None
+
+
+def _in_tensors(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """call_function of Dynamo's variable for a function of torch that goes into the graph."""
+    def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        from torch._dynamo.variables import UserFunctionVariable
+
+        try:
+            instead = _INSTEAD.get(self.value)
+        except TypeError:  # it has no hash
+            instead = None
+        chosen = _chosen(instead, args, kwargs)
+        return plain(self, tx, args, kwargs) if chosen is None else UserFunctionVariable(
+            chosen).call_function(tx, list(args), kwargs)
+
+    return call_function
+
+
+def _methods_in_tensors(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """call_method of Dynamo's variable for a tensor."""
+    def call_method(self: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
+        from torch._dynamo.variables import UserFunctionVariable
+
+        chosen = _chosen(_METHODS.get(name), [self, *args], kwargs)
+        return plain(self, tx, name, args, kwargs) if chosen is None else UserFunctionVariable(
+            chosen).call_function(tx, [self, *args], kwargs)
+
+    return call_method
+
+
+def to_numpy(value: Any) -> Any:
+    """A result of NumPy's as Python has it: where there are no axes it is a scalar, which Dynamo makes an array."""
+    from torch._dynamo.utils import to_numpy_helper
+
+    found = to_numpy_helper(value)
+    return found[()] if getattr(found, "ndim", None) == 0 else found
+
+
+leave_alone(to_numpy)
+
+
+def _scalars_of_numpy(plain: Callable[..., None]) -> Callable[..., None]:
+    """load_import_from of Dynamo's code generator."""
+    def load_import_from(self: Any, module_name: str, object_name: str) -> None:
+        ours = object_name == "to_numpy_helper"
+        plain(self, __name__ if ours else module_name, to_numpy.__name__ if ours else object_name)
+
+    return load_import_from
+
+
+@contextlib.contextmanager
+def numbers_as_inputs() -> Iterator[None]:
+    """Within, Dynamo captures these functions so that a number which changes is an input of the graph."""
+    with wrapped("torch._dynamo.variables:TorchInGraphFunctionVariable.call_function", _in_tensors), \
+            wrapped("torch._dynamo.variables:TensorVariable.call_method", _methods_in_tensors), \
+            wrapped("torch._dynamo.codegen:PyCodegen.load_import_from", _scalars_of_numpy):
+        yield
