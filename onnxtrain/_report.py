@@ -125,11 +125,11 @@ def programs_of(model: Any) -> list[Any]:
     return [program for _, known in model._all_programs() for program in known]
 
 
-def _explained(mode: str, program: Any) -> list[str]:
+def explained(training: bool, program: Any) -> list[str]:
     """Lines on one export: where its nodes run, its times and memory."""
     totals, exported = program.totals(), program.exported
     rows = [
-        f"  {mode} graph: opset {exported.opset}, {totals.get('steps', 0)} kernels "
+        f"  {'training' if training else 'inference'} graph: opset {exported.opset}, {totals.get('steps', 0)} kernels "
         f"({totals.get('forward_steps', 0)} in forward), {program.steps} steps",
         f"    start: the export took {exported.seconds.get('total', 0.0):.2f} s, the build "
         f"{totals.get('build_seconds', 0.0) * 1e3:.1f} ms for {totals.get('programs_built', 0)} sets of sizes",
@@ -138,6 +138,9 @@ def _explained(mode: str, program: Any) -> list[str]:
     ]
     if program.beside_loss:
         rows.append(f"    {program.beside_loss}: ORTModule(outputs=) leaves out what is not read")
+    rows += [f"    {totals[f'{kind}_rows']} of {totals[f'{kind}_rows_of']} {what} are computed"
+             for kind, what in (("selected", "rows"), ("label", "rows of scores, of the tokens with a label,"),
+                                ("key", "tokens, without padding,")) if totals.get(f"{kind}_rows_of")]
     if totals.get("recomputed_nodes"):
         rows.append(f"    backward runs {totals['recomputed_nodes']} nodes again instead of keeping "
                     f"{totals['recomputed_bytes'] / 2**20:.1f} MiB")
@@ -233,5 +236,5 @@ def explain(model: Any) -> str:
     lines += [f"  in PyTorch because: {reason}" for reason in counts["reasons"]]
     for key, programs in model._all_programs():
         for program in programs:
-            lines += _explained("training" if key.training else "inference", program)
+            lines += explained(key.training, program)
     return Text("\n".join(lines))

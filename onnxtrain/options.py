@@ -290,8 +290,8 @@ def read(name: str) -> Any:
 
 
 def warn_of_ignored() -> None:
-    """One line for each variable that is set to something that has no effect here, and for what is misspelt. Called when
-    a module is wrapped.
+    """One line for each variable that is set to something without effect here, and for what is misspelt. Called when a
+    module is wrapped.
     """
     known = {name: variable for variable in _NAMES for name in (variable.name, *[name for name, _ in variable.older])}
     for name in [name for name in os.environ if name.startswith(("ORTMODULE_", "ONNXTRAIN_"))]:

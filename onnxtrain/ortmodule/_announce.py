@@ -1,5 +1,5 @@
 """What ORTModule logs at its start, on rank 0: where a capture takes long, that it goes on; then, once per mode, one
-line at WARNING that says how the module runs, and at INFO the features that are on.
+line at WARNING that says how the module runs, and at INFO what explain() says of its graphs.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -75,36 +75,6 @@ def _engine_seconds(model: Any) -> float:
     return sum(program.step_seconds for program in _report.programs_of(model))
 
 
-def _share(totals: dict[str, Any], kind: str, before: str, behind: str) -> str:
-    """How many of all rows a program computes; "" if it computes all."""
-    rows, all_rows = totals.get(f"{kind}_rows", 0), totals.get(f"{kind}_rows_of", 0)
-    return f"{before}{rows} of {all_rows}{behind}" if all_rows else ""
-
-
-def _features(totals: dict[str, Any], functions: Sequence[Any], random: bool, verifies: bool) -> list[str]:
-    """The features that are on, a line each, of programs with these sums."""
-    recomputed, compressed = totals.get("recomputed_nodes", 0), totals.get("compressed_values", 0)
-    packed = totals.get("packed_nodes", 0)
-    found = {
-        "ATen executor": "PyTorch runs operators that the engine does not have"
-        if any(not isinstance(call.function, type) for call in functions) else "",
-        "Custom autograd function": "PyTorch runs the torch.autograd.Functions of this module"
-        if any(isinstance(call.function, type) for call in functions) else "",
-        "Compute optimizer": f"{packed} nodes leave out rows that nothing reads"
-        f"{_share(totals, 'selected', '; they compute ', ' rows')}" if packed else "",
-        "Label sparsity": _share(totals, "label", "", " rows of scores are computed"),
-        "Embedding sparsity": _share(totals, "key", "", " tokens are computed"),
-        "Memory optimizer": f"backward runs {recomputed} nodes again, {totals.get('recomputed_share', 0):.1%} of the "
-        f"work, and saves {totals.get('recomputed_bytes', 0) / 2**20:.1f} MiB" if recomputed else "",
-        "Activation compression": f"{compressed} values are kept in "
-        f"{totals.get('compressed_bytes', 0) / 2**20:.1f} MiB instead of "
-        f"{totals.get('compressed_from', 0) / 2**20:.1f}" if compressed else "",
-        "Random numbers": "operators such as dropout take their seed from torch's generator" if random else "",
-        "Verification": "the first steps are compared with eager PyTorch" if verifies else "",
-    }
-    return [f"  {feature:<26} {remark}" for feature, remark in found.items() if remark]
-
-
 def _ready(model: Any, seconds: float, is_part: bool, logs: bool) -> None:
     """Logs, once per mode, how a module runs, if any of it runs in the engine; is_part: not all of it does."""
     training = model._is_training()
@@ -123,11 +93,8 @@ def _ready(model: Any, seconds: float, is_part: bool, logs: bool) -> None:
                      totals.get("steps", 0), f" in {len(programs)} graphs" if len(programs) > 1 else "", seconds,
                      totals.get("slab_bytes", 0) / 2**20,
                      "; onnxtrain.explain(model) names the rest" if is_part else "")
-    functions = [call for program in programs for call in program.exported.functions]
-    random = any(session.random for program in programs for session in program.sessions)
-    on = _features(totals, functions, random, bool(model._debug.verify))
-    if on:
-        model._debug.log(logging.INFO, "ORTModule: %s has these features on\n%s", name, "\n".join(on))
+    for program in programs:
+        model._debug.log(logging.INFO, "ORTModule: %s", "\n".join(_report.explained(training, program)).strip())
 
 
 def beside_loss(model: Any, program: Any) -> None:
