@@ -88,7 +88,7 @@ def cuda() -> str:
         plugin = _C.open_plugin()
     except OSError as error:
         if "_cuda.so" in str(error):
-            return "not in this build; ONNXTRAIN_CUDA=1 builds it where nvcc is installed"
+            return "not in this build; ONNXTRAIN_CUDA=1 pip install . builds it where nvcc is installed"
         return f"in this build, but not usable here: {error}"
     lacks = [f"missing: {plugin['missing']}"] if plugin["missing"] else []
     return "; ".join([plugin["about"], *lacks, *filter(None, [plugin["left_out"]])])
