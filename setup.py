@@ -4,7 +4,8 @@ Environment: CC, which also says for which processor; ONNXTRAIN_PYTHON_INCLUDE, 
 (tests/aarch64.sh); ONNXTRAIN_SANITIZE=address,undefined (a build directory of its own; LD_PRELOAD of libasan to run);
 ONNXTRAIN_DEBUG=1 (-O1 -g, passes verified); ONNXTRAIN_WERROR=0|1; ONNXTRAIN_JOBS; ONNXTRAIN_CUDA=0|1|auto with
 CUDA_HOME, CUDACXX and ONNXTRAIN_CUDA_ARCHS ("80 90 100"); ONNXTRAIN_MPI=0|1|auto with MPICC, or MPI_CXX_INCLUDE_PATH
-for CC. auto builds what it can and says what it leaves out; 1 fails instead.
+for CC. auto, the default of MPI, builds what it can and says what it leaves out; 1 fails instead; 0, the default of
+CUDA, which takes minutes, builds nothing of the part.
 """
 
 from __future__ import annotations
@@ -237,7 +238,8 @@ class BuildCore(build_ext):
         The CUDA runtime is linked in, libraries are opened at run time.
         """
         compiler, home = dependencies.nvcc(), dependencies.cuda_home()
-        if os.environ.get("ONNXTRAIN_CUDA", "auto") == "0":
+        if os.environ.get("ONNXTRAIN_CUDA", "0") == "0":
+            (package / "_cuda.so").unlink(missing_ok=True)  # of an earlier build
             return
         if not compiler or not home:
             return self.leave_out("ONNXTRAIN_CUDA", "nvcc or the CUDA runtime is not found (CUDACXX, CUDA_HOME)")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import importlib
 import re
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -88,6 +89,12 @@ def _existing(name: str) -> str:
     return name
 
 
+def _place(member: str) -> str:
+    """What to write for something that is in another module than the script says; "" where it is in none."""
+    return next((f"write {name}.{member}" for name in sorted(sys.modules, key=len)
+                 if name.startswith("onnxruntime.training") and hasattr(sys.modules[name], member)), "")
+
+
 def _status(name: str) -> str:
     """What becomes of one name."""
     from onnxtrain import options
@@ -108,7 +115,7 @@ def _status(name: str) -> str:
     if there == name:
         return WORKS
     if name.startswith(("onnxruntime.training", "onnxruntime.capi.ort_trainer", "onnxruntime.capi.training")):
-        return f"is not in onnxtrain ({there} is)"
+        return _place(name.rpartition(".")[2]) or f"is not in onnxtrain ({there} is)"
     return "is onnxruntime's own, for inference: pip install onnxruntime"
 
 

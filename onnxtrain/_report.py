@@ -18,6 +18,9 @@ class Counters:
     cached_exports: int = 0
     export_seconds: float = 0.0
     build_seconds: float = 0.0
+    captures: int = 0
+    capture_seconds: float = 0.0
+    forward_seconds: float = 0.0  # of calls that were not captured
     reasons: list[str] = dataclasses.field(default_factory=list)
     graph_breaks: list[str] = dataclasses.field(default_factory=list)
     whole: Counters | None = None  # of the ORTModule of which this counts one graph: the steps are the whole's
@@ -62,6 +65,12 @@ def engine_step(module_counters: Counters) -> None:
     _process.engine_steps += 1
 
 
+def forward_took(module_counters: Counters, seconds: float) -> None:
+    """Adds the time of a call that was not captured. Without a lock, as engine_step()."""
+    module_counters.forward_seconds += seconds
+    _process.forward_seconds += seconds
+
+
 _programs: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
@@ -78,6 +87,8 @@ def stats(model: Any = None) -> dict[str, Any]:
         exports, export_seconds, build_seconds: exports by torch, their time, and the time to load their
             graphs.
         cached_exports: exports loaded from ORTMODULE_CACHE_DIR.
+        captures, capture_seconds: calls that Dynamo captured, and their time, exports included.
+        engine_share: of the time of forward in all other calls, what the engine took; None before there are such calls.
         specialisations, specialise_seconds, last_specialise_seconds: programs for new sizes of dynamic dims or new
             sets of gradients, without an export.
         slab_bytes: planned activations of the programs used last.
@@ -96,6 +107,9 @@ def stats(model: Any = None) -> dict[str, Any]:
         result = dataclasses.asdict(dataclasses.replace(counters, whole=None))
     for name in ("whole", "engine_graphs", "torch_graphs", "methods"):
         del result[name]
+    seconds = result.pop("forward_seconds")
+    engine = sum(program.step_seconds - program.first_seconds for program in programs)  # the first ones are captures
+    result["engine_share"] = min(max(engine / seconds, 0.0), 1.0) if seconds > 0 else None
     sessions = [session.stats() for program in programs for session in program.sessions]
     latest = max(programs, key=lambda program: program.used, default=None)
     result["specialisations"] = sum(session["programs_built"] for session in sessions)
@@ -105,11 +119,11 @@ def stats(model: Any = None) -> dict[str, Any]:
     return result
 
 
-def _explained(mode: str, program: Any) -> list[str]:
+def explained(training: bool, program: Any) -> list[str]:
     """Lines on one export: where its nodes run, its times and memory."""
     totals, exported = program.totals(), program.exported
     rows = [
-        f"  {mode} graph: opset {exported.opset}, {totals.get('steps', 0)} kernels "
+        f"  {'training' if training else 'inference'} graph: opset {exported.opset}, {totals.get('steps', 0)} kernels "
         f"({totals.get('forward_steps', 0)} in forward), {program.steps} steps",
         f"    start: the export took {exported.seconds.get('total', 0.0):.2f} s, the build "
         f"{totals.get('build_seconds', 0.0) * 1e3:.1f} ms for {totals.get('programs_built', 0)} sets of sizes",
@@ -118,6 +132,9 @@ def _explained(mode: str, program: Any) -> list[str]:
     ]
     if program.beside_loss:
         rows.append(f"    {program.beside_loss}: ORTModule(outputs=) leaves out what is not read")
+    rows += [f"    {totals[f'{kind}_rows']} of {totals[f'{kind}_rows_of']} {what} are computed"
+             for kind, what in (("selected", "rows"), ("label", "rows of scores, of the tokens with a label,"),
+                                ("key", "tokens, without padding,")) if totals.get(f"{kind}_rows_of")]
     if totals.get("recomputed_nodes"):
         rows.append(f"    backward runs {totals['recomputed_nodes']} nodes again instead of keeping "
                     f"{totals['recomputed_bytes'] / 2**20:.1f} MiB")
@@ -125,9 +142,10 @@ def _explained(mode: str, program: Any) -> list[str]:
         rows.append(f"    {totals['compressed_values']} values are compressed for backward: "
                     f"{totals['compressed_bytes'] / 2**20:.1f} MiB instead of "
                     f"{totals['compressed_from'] / 2**20:.1f}")
-    if program.step_seconds:
-        rows.append(f"    time: forward takes {program.step_seconds / max(program.steps, 1) * 1e3:.3f} ms a step, on "
-                    "average")
+    if program.steps:
+        later = (program.step_seconds - program.first_seconds) / max(program.steps - 1, 1) * 1e3
+        rows.append(f"    time: the first forward of the engine took {program.first_seconds * 1e3:.3f} ms, later ones "
+                    f"{later:.3f} ms a step, on average")
     if exported.functions:
         for kind, calls in (("torch.autograd.Function",
                              [c for c in exported.functions if isinstance(c.function, type)]),
@@ -150,23 +168,65 @@ def _check(model: Any, function: str) -> None:
                         "DistributedDataParallel does, has it as an attribute")
 
 
+class Text(str):
+    """A text of several lines, which a notebook and the interpreter show as they are."""
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def _verdict(counts: dict[str, Any]) -> tuple[str, str]:
+    """How a module with these counts runs, and the one thing to do about it."""
+    engine, by_torch, reasons = counts["engine_steps"], counts["fallback_steps"], counts["reasons"]
+    calls, share = engine + by_torch, counts["engine_share"]
+    if not calls:
+        return "has not been called", "run some steps first"
+    reason = reasons[-1] if reasons else "they raised an exception"
+    if not engine:
+        return "runs in PyTorch, no call of it in the engine", f"remove the reason: {reason}"
+    time = "" if share is None else f", which takes {share:.0%} of forward's time"
+    if counts["graph_breaks"]:
+        return (f"runs in part in the engine{time}",
+                f"change the code at which the graph is cut: {counts['graph_breaks'][0]}")
+    if by_torch:
+        return (f"runs in the engine{time}, but {by_torch} of {calls} calls in PyTorch", f"remove the reason: {reason}")
+    if counts["captures"] > max(3, calls // 2):
+        return (f"runs in the engine{time}, but Dynamo captures most calls again",
+                "find the Python value that changes from call to call; TORCH_LOGS=recompiles names it")
+    if counts["specialisations"] > max(8, calls // 2):
+        return f"runs in the engine{time}, but most calls have new sizes", "pad sizes to a few, or sort by them"
+    if share is not None and share < 0.5:
+        return f"runs in the engine{time}", "use larger batches: Python around the engine takes the rest"
+    return f"runs in the engine{time}", "nothing; onnxtrain.profile(model) shows where the time goes"
+
+
 def explain(model: Any) -> str:
-    """Prints and returns, for an ORTModule, its graphs, what runs in PyTorch and why, times and memory."""
+    """How an ORTModule runs: a verdict and the one thing to do, then counts, reasons, and each graph's time and memory.
+
+    Returns:
+        A text to print; a notebook shows it by itself.
+
+    Raises:
+        TypeError: model is no ORTModule.
+    """
     _check(model, "explain")
-    lines = [f"onnxtrain: {type(model.module).__name__}"]
-    for key, programs in model._all_programs():
-        for program in programs:
-            mode = "training" if key.training else "inference"
-            lines += _explained(mode, program)
     counts = stats(model)
+    verdict, advice = _verdict(counts)
     called = "forward and methods" if model._methods else "forward"
-    lines.append(f"  calls of {called}: {counts['engine_steps']} in the engine, {counts['fallback_steps']} in PyTorch")
+    lines = [
+        f"{type(model.module).__name__} {verdict}",
+        f"  to do: {advice}",
+        f"  calls of {called}: {counts['engine_steps']} in the engine, {counts['fallback_steps']} in PyTorch",
+        f"  captures: {counts['captures']} in {counts['capture_seconds']:.2f} s, with {counts['exports']} exports in "
+        f"{counts['export_seconds']:.2f} s and {counts['cached_exports']} from disk",
+    ]
     if counts["specialisations"]:
         lines.append(f"  programs for new sizes: {counts['specialisations']}, built in "
                      f"{counts['specialise_seconds'] * 1e3:.1f} ms, the latest in "
                      f"{counts['last_specialise_seconds'] * 1e3:.1f} ms")
     lines += [f"  Dynamo cuts the graph, and Python runs in between: {reason}" for reason in counts["graph_breaks"]]
     lines += [f"  in PyTorch because: {reason}" for reason in counts["reasons"]]
-    text = "\n".join(lines)
-    print(text)
-    return text
+    for key, programs in model._all_programs():
+        for program in programs:
+            lines += explained(key.training, program)
+    return Text("\n".join(lines))

@@ -8,6 +8,7 @@ onnxtrain.options` prints the documentation.
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import logging
 import os
 from collections.abc import Callable
@@ -149,6 +150,11 @@ def _warn_once(text: str) -> None:
         _log.warning("%s", text)
 
 
+PASSES = ("align_products", "channels_last", "compress_activations", "conv_to_gemm", "cse", "fuse_attention",
+          "fuse_batchnorm", "fuse_conv_relu", "fuse_elementwise", "fuse_gelu", "fuse_gemm", "fuse_gradients",
+          "fuse_loss", "fuse_norm", "fuse_reductions", "fuse_rms_norm", "fuse_rotary", "fuse_sparse_matmul",
+          "fuse_sums", "fuse_transpose", "join_slices", "narrow_rotary", "pack_rows", "precision", "recompute",
+          "recompute_regions", "row_indices", "schedule", "stream_loss", "tile_mlp", "whole_step", "winograd")
 _FLAG = "0, 1"
 _ON_THE_CPU = "1 on the CPU, 0 on a GPU"
 _NAMES = [
@@ -161,7 +167,10 @@ _NAMES = [
              "the results of forward that the script reads in training, such as `loss`: ORTModule(outputs=) of every "
              "module that is wrapped without it. The others are None in training"),
     Variable("ORTMODULE_SAVE_ONNX_PATH", "", str, "a folder", "folder to which DebugOptions(save_onnx=True) writes"),
-    Variable("ORTMODULE_FALLBACK_POLICY", None, _policy, "FALLBACK_* names joined by |",
+    Variable("ORTMODULE_FALLBACK_POLICY", None, _policy,
+             "FALLBACK_DISABLE, FALLBACK_FORCE_TORCH_FORWARD, FALLBACK_FORCE_TORCH_BACKWARD, "
+             "FALLBACK_UNSUPPORTED_DEVICE, FALLBACK_UNSUPPORTED_DATA, FALLBACK_UNSUPPORTED_TORCH_MODEL, "
+             "FALLBACK_UNSUPPORTED_ONNX_MODEL, FALLBACK_BAD_INITIALIZATION; joined by |",
              "the kinds of fallback to PyTorch that are allowed; FALLBACK_DISABLE makes every fallback an exception",
              default_text="FALLBACK_UNSUPPORTED_DEVICE|FALLBACK_UNSUPPORTED_DATA|FALLBACK_UNSUPPORTED_TORCH_MODEL|"
                           "FALLBACK_UNSUPPORTED_ONNX_MODEL"),
@@ -268,11 +277,10 @@ _NAMES = [
     Variable("ONNXTRAIN_REDUCE_DTYPE", "", _one_of("float32", "bfloat16"), "float32, bfloat16",
              "dtype in which ORTTrainer sends and adds gradients between processes; it must be the same in all of them",
              default_text="that of the weights"),
-    Variable("ONNXTRAIN_DISABLE", "", str, "names of passes joined by commas",
+    Variable("ONNXTRAIN_DISABLE", (), _names, f"{', '.join(PASSES)}; joined by commas",
              "turns off optional passes; `schedule` turns off the reordering of steps, `winograd` Winograd's "
              "convolution, `whole_step` the trainers' step in one call"),
 ]
-GONE = frozenset(("unread", "outside_loss"))  # of ONNXTRAIN_DISABLE
 VARIABLES = {variable.name: variable for variable in _NAMES}
 
 
@@ -282,15 +290,21 @@ def read(name: str) -> Any:
 
 
 def warn_of_ignored() -> None:
-    """One line for each variable that is set to something that has no effect here. Called when a module is wrapped."""
-    for variable in _NAMES:
-        names = [name for name in (variable.name, *(older for older, _ in variable.older)) if name in os.environ]
-        if variable.effect is None and names and variable.read() != (
-                variable.default() if callable(variable.default) else variable.default):
-            _warn_once(f"{names[0]}={os.environ[names[0]]} has no effect in onnxtrain: {variable.instead}")
-    for name in GONE & set(read("ONNXTRAIN_DISABLE").split(",")):
-        _warn_once(f"ONNXTRAIN_DISABLE={name} has no effect: every result is computed when the module is called. "
-                   "ORTModule(outputs=) says which results the script reads in training")
+    """One line for each variable that is set to something without effect here, and for what is misspelt. Called when a
+    module is wrapped.
+    """
+    known = {name: variable for variable in _NAMES for name in (variable.name, *[name for name, _ in variable.older])}
+    for name in [name for name in os.environ if name.startswith(("ORTMODULE_", "ONNXTRAIN_"))]:
+        variable = known.get(name)
+        if variable is None:  # a build and the tests have variables of their own, with other names
+            for near in difflib.get_close_matches(name, known, 1, 0.85):
+                _warn_once(f"{name} is not a variable that onnxtrain reads; {near} is")
+        elif variable.read() != (variable.default() if callable(variable.default) else variable.default) and (
+                variable.effect is None):
+            _warn_once(f"{name}={os.environ[name]} has no effect in onnxtrain: {variable.instead}")
+    for name in read("ONNXTRAIN_DISABLE"):
+        if name.removeprefix("+") not in PASSES:
+            _warn_once(f"ONNXTRAIN_DISABLE={name}: there is no such pass; those that there are: {', '.join(PASSES)}")
 
 
 def documentation() -> str:

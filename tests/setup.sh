@@ -1,7 +1,7 @@
 # Sourced by tests/run.sh and the run.sh of each example: system packages, virtual environment, build.
 # Sets PYTHON. Stamps in the environment make a second call return in a moment. Callers `set -euo pipefail` first, and
-# set FOR=examples where what tests alone need (transformers, DeepSpeed, pytest, kernels for a GPU that is not there)
-# need not be there.
+# set FOR=examples where what tests alone need (transformers, DeepSpeed, pytest, kernels for a GPU) need not be there:
+# then a python3 that has onnxtrain is taken as it is.
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 VENV=${ONNXTRAIN_VENV:-$ROOT/.venv}
@@ -95,7 +95,7 @@ build_extension() {
     if [ -n "${ONNXTRAIN_SANITIZE:-}" ]; then
         kind=sanitized
         command=(build --build-lib "$PACKAGE" --build-temp "$ROOT/build/temp-sanitized")
-    elif [ "${ONNXTRAIN_CUDA:-}" = 0 ]; then
+    elif [ "$ONNXTRAIN_CUDA" = 0 ]; then
         kind=cpu
     fi
     mapfile -t sources < <(cd "$ROOT" && ls -d csrc cuda setup.py third_party pyproject.toml 2>/dev/null; find onnxtrain -name '*.py')
@@ -115,7 +115,17 @@ build_extension() {
 }
 
 PACKAGE=$ROOT # the folder that holds the package
-[ "${FOR:-tests}" = tests ] || nvidia-smi -L >/dev/null 2>&1 || export ONNXTRAIN_CUDA=${ONNXTRAIN_CUDA:-0}
+if [ "${FOR:-tests}" = tests ]; then
+    export ONNXTRAIN_CUDA=${ONNXTRAIN_CUDA:-auto} # also where there is no GPU: kernels have to compile
+else
+    export ONNXTRAIN_CUDA=${ONNXTRAIN_CUDA:-0}
+    if python3 -P -c 'import onnxtrain' 2>/dev/null; then # what is installed is used
+        PYTHON=python3
+        "$PYTHON" -P -c 'import h5py, matplotlib, tokenizers, tqdm' 2>/dev/null ||
+            install "matplotlib>=3.8" "tqdm>=4.66" "h5py>=3" "tokenizers>=0.20"
+        return
+    fi
+fi
 [ -z "${ONNXTRAIN_SANITIZE:-}" ] || PACKAGE=$ROOT/build/sanitized
 need_packages
 make_environment

@@ -20,7 +20,7 @@ from onnxtrain.ortmodule.experimental.json_config import load_from_json
 
 ROOT = Path(__file__).resolve().parents[1]
 FREE = {"", "a path", "a folder", "a folder; empty: none", "a path of a JSON list of plans, or plans joined by commas", "full names of classes, joined by commas",
-        "names of passes joined by commas", "names or positions, joined by commas"}
+        f"{', '.join(options.PASSES)}; joined by commas", "names or positions, joined by commas"}
 
 
 @pytest.fixture(autouse=True)
@@ -79,6 +79,29 @@ def test_what_has_no_effect_is_said_once(variable, monkeypatch, caplog):
     with caplog.at_level(logging.WARNING, "onnxtrain"):
         ORTModule(nn.Linear(2, 2))
     assert variable.name not in caplog.text
+
+
+def test_misspelt_names_and_values_are_said_once(monkeypatch, caplog):
+    for name, value in (("ORTMODULE_FALLBCK_POLICY", "FALLBACK_DISABLE"), ("ONNXTRAIN_GEM", "torch"),
+                        ("ONNXTRAIN_ISA", "avx1024"), ("ONNXTRAIN_GEMM", "mkl"),
+                        ("ONNXTRAIN_DISABLE", "schedule,everything,+pack_rows"),
+                        ("ONNXTRAIN_CUDA", "0"), ("ONNXTRAIN_VENV", "x"), ("ORTMODULE_MEMORY_OPT_LEVEL", "1")):
+        monkeypatch.setenv(name, value)
+    with caplog.at_level(logging.WARNING, "onnxtrain"):
+        ORTModule(nn.Linear(2, 2)), ORTModule(nn.Linear(2, 2))
+    said = sorted(record.getMessage() for record in caplog.records)
+    assert [text.partition(":")[0] for text in said] == [
+        "ONNXTRAIN_DISABLE=everything", "ONNXTRAIN_GEM is not a variable that onnxtrain reads; ONNXTRAIN_GEMM is",
+        "ONNXTRAIN_GEMM=mkl is not one of", "ONNXTRAIN_ISA=avx1024 is not one of",
+        "ORTMODULE_FALLBCK_POLICY is not a variable that onnxtrain reads; ORTMODULE_FALLBACK_POLICY is"]
+    assert "fuse_elementwise" in said[0]
+
+
+def test_passes_are_those_of_the_core():
+    text = (ROOT / "csrc/passes/pipeline.c").read_text(encoding="utf-8")
+    found = set(re.findall(r'^    \{"(\w+)", ont_pass_\w+, false', text, re.M)) | set(
+        re.findall(r'is_disabled\("(\w+)"\)', text + (ROOT / "csrc/run/schedule.c").read_text(encoding="utf-8")))
+    assert {*options.PASSES} == {*found, "winograd", "whole_step"} and list(options.PASSES) == sorted(options.PASSES)
 
 
 # --- effects ----------------------------------------------------------------------------------------------------------

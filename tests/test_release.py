@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -56,6 +60,17 @@ def test_the_wheels_are_made_by_scripts_that_exist():
 def test_the_workflows_call_the_scripts():
     called = {name for workflow in WORKFLOWS for step in steps(workflow) for name in files_in(step.get("run", ""))}
     assert {"tests/lint.sh", "tests/run.sh", "tests/wheel.sh"} <= called
+
+
+def test_a_source_tree_that_is_not_built_says_so(tmp_path):
+    (tmp_path / "onnxtrain").mkdir()
+    shutil.copy(ROOT / "onnxtrain/__init__.py", tmp_path / "onnxtrain")
+    for command in (["-c", "import onnxtrain"], ["-m", "onnxtrain"]):
+        done = subprocess.run([sys.executable, *command], cwd=tmp_path, capture_output=True, text=True,
+                              env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"})
+        last = done.stderr.splitlines()[-1]
+        assert done.returncode != 0 and f"{tmp_path}/onnxtrain is source code of onnxtrain, and not built" in last
+        assert "Change to another folder" in last and "python setup.py build_ext --inplace" in last
 
 
 def test_loops_are_chosen_on_every_machine():

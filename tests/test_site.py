@@ -82,7 +82,7 @@ def limit(page: str) -> int:
 
 def test_pages_are_short():
     assert not {page for page in PAGES if len(read(DOCS / page).splitlines()) > limit(page)}
-    assert len(read(ROOT / "README.md").splitlines()) <= 120
+    assert len(read(ROOT / "README.md").splitlines()) < 130
 
 
 def test_decisions_have_one_form_and_the_index_lists_them():

@@ -15,7 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = {
-    "api.md": ["onnxtrain", "onnxtrain.ortmodule"],
+    "api.md": ["onnxtrain.ortmodule", "onnxtrain"],
     "api/optim.md": ["onnxtrain.optim"],
     "api/training.md": ["onnxtrain.training", "onnxtrain.training.optim", "onnxtrain.training.amp",
                         "onnxtrain.training.checkpoint"],
@@ -23,10 +23,11 @@ PAGES = {
                      "onnxtrain.backend"],
 }
 HEAD = """# API: {modules}
-
-`python tools/api.py` makes this page from the docstrings, and a test compares it with the code. Names that begin with
-an underscore are not listed: they may change.
 """
+FOOT = """`python tools/api.py` makes this page from the docstrings, and a test compares it with the code. Names that begin
+with an underscore are not listed: they may change.
+"""
+FIRST = ("ORTModule", "FusedAdam", "ORTTrainer", "wrap_trainer", "explain")  # what most readers come for
 MORE = """
 | page | modules |
 | --- | --- |
@@ -155,9 +156,9 @@ def page(name: str) -> str:
     for module in PAGES[name]:
         tree = ast.parse(source_of(module).read_text(encoding="utf-8"))
         parts += [f"## {module}", *markdown(ast.get_docstring(tree) or "")]
-        for public in public_names(tree):
+        for public in sorted(public_names(tree), key=lambda name: name not in FIRST):
             parts += [*entry(found)] if (found := definition(module, public)) else []
-    return "\n\n".join(part.rstrip() for part in parts if part) + "\n"
+    return "\n\n".join(part.rstrip() for part in [*parts, FOOT] if part) + "\n"
 
 
 def main(check: bool) -> int:

@@ -19,11 +19,12 @@ DOCS = Path(__file__).resolve().parents[1] / "docs"
 SERIES = (("eager", "eager PyTorch"), ("compile", "torch.compile"), ("onnxtrain", "onnxtrain"))
 WIDTH, LEFT, RIGHT, TOP, BAR, GAP = 840, 200, 90, 70, 14, 14  # pixels
 STYLE = """<style>
-text { font: 13px sans-serif; fill: #1f2328 } .small { font-size: 11px; fill: #59636e }
+text { font: 13px sans-serif; fill: #1f2328 }
+.small { font-size: 11px; fill: #59636e; stroke: #ffffff; stroke-width: 3px; paint-order: stroke }
 .page { fill: #ffffff } .eager { fill: #9aa4ae } .compile { fill: #d29a3a } .onnxtrain { fill: #1f6feb }
 line { stroke: #59636e; stroke-dasharray: 3 }
 @media (prefers-color-scheme: dark) {
-text { fill: #e6edf3 } .small { fill: #9198a1 } line { stroke: #9198a1 }
+text { fill: #e6edf3 } .small { fill: #9198a1; stroke: #0d1117 } line { stroke: #9198a1 }
 .page { fill: #0d1117 } .eager { fill: #6e7681 } .compile { fill: #bb8009 } .onnxtrain { fill: #4493f8 } }
 </style>"""
 
@@ -52,11 +53,11 @@ def chart(data: dict[str, Any]) -> str:
     for i, (key, label) in enumerate(SERIES):
         lines.append(f'<rect class="{key}" x="{LEFT + 150 * i}" y="36" width="12" height="12"/>'
                      f'<text x="{LEFT + 150 * i + 18}" y="47">{label}</text>')
+    end = TOP + step * len(rows)
+    lines.append(f'<line x1="{LEFT + scale:.1f}" y1="{TOP - 6}" x2="{LEFT + scale:.1f}" y2="{end - GAP + 4}"/>')
     for i, row in enumerate(rows):
         lines += _workload(row, TOP + step * i, scale)
-    end = TOP + step * len(rows)
-    lines += [f'<line x1="{LEFT + scale:.1f}" y1="{TOP - 6}" x2="{LEFT + scale:.1f}" y2="{end - GAP + 4}"/>',
-              f'<text class="small" x="10" y="{end + 12}">Machine: {escape(data["machine"])}.</text>',
+    lines += [f'<text class="small" x="10" y="{end + 12}">Machine: {escape(data["machine"])}.</text>',
               f'<text class="small" x="10" y="{end + 30}">Command: {escape(data["command"])}</text>', "</svg>", ""]
     return "\n".join(lines)
 

@@ -24,7 +24,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--data", type=Path, default=data.default_folder(), help="folder with train, valid, test.txt")
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--max-batches", type=int, default=150, help="per epoch; 0: all")
-    parser.add_argument("--dropout", type=float, default=0.2)
+    parser.add_argument("--dropout", type=float, default=0.0, help="above 0, the runs draw other masks")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--result", type=Path, help="writes losses and times as JSON")
     return parser

@@ -1,13 +1,19 @@
-"""What torch says of an export: kept quiet meanwhile, and told in a sentence when it stops. Called by export.py."""
+"""What torch says of an export: kept quiet meanwhile, and told in a sentence when it stops; and the lines of the user
+that an exception came from. Called by export.py and by ORTModule.
+"""
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import io
+import linecache
 import logging
 import os
 import re
 import sys
+import traceback
+import types
 import warnings
 from collections.abc import Iterator
 
@@ -18,6 +24,8 @@ from onnxtrain._export.errors import Untraceable
 _FRAME = re.compile(r'File "(.+)", line (\d+), in .*\n\s*(.*)')
 _OF_GUARD = re.compile(r"  # (.+?)  # (\S+):(\d+) in ")
 _NOT_THE_USERS = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(os.path.dirname(__file__)) + os.sep)
+_TRACED = "<eval_with_key>"  # the file of a graph's code
+_PLACE = re.compile(r'File "(.+)", line (\d+), in (.*)')
 _NODE = re.compile(r"(?:translating node|While executing) %(\w+)")
 
 
@@ -63,6 +71,20 @@ def _whole(end: str) -> str:
     return next((file for file in files if file.endswith(end)), end)
 
 
+def places(reason: str, found_by: str, noted: int | None) -> list[str]:
+    """A reason for which Dynamo has cut a graph, in one line, with each of the user's lines that it cut there.
+
+    Args:
+        found_by: the beginning of what Dynamo has noted for it, or a part of that.
+        noted: how much Dynamo had noted before; None: the reason itself names the line.
+    """
+    from torch._dynamo.utils import graph_break_reasons
+
+    text, part = " ".join(reason.split("\n")[0].split()), found_by.split("\n")[0]
+    cuts = [] if noted is None else [cut for cut in graph_break_reasons[noted:] if part in cut.reason]
+    return list(dict.fromkeys(text + line("".join(traceback.format_list(cut.user_stack))) for cut in cuts)) or [text]
+
+
 def raised_at(error: BaseException, trace: str | None) -> None:
     """Has reason() name the user's line; the first call for an exception counts."""
     error.__dict__.setdefault("user_line", line(trace))
@@ -94,3 +116,39 @@ def _said(cause: BaseException) -> str:
     if type(cause).__name__ == "GuardOnDataDependentSymNode":
         text = f"Python code branches on, or reads, the value of a tensor: {text}"
     return f"The export stopped with {type(cause).__name__}: {text[:800].strip()}"
+
+
+def show_users_lines(error: BaseException) -> None:
+    """Puts the lines of the user's forward into a traceback, where its innermost part is a graph that PyTorch ran: in
+    the place of the graph's own line and of what led to it.
+    """
+    head, link, traced = error.__traceback__, error.__traceback__, None
+    while link is not None:
+        traced = link if link.tb_frame.f_code.co_filename.startswith(_TRACED) else traced
+        link = link.tb_next
+    if head is None or traced is None:
+        return
+    name = linecache.getline(traced.tb_frame.f_code.co_filename, traced.tb_lineno).split()[:1]
+    graph = getattr(traced.tb_frame.f_locals.get("self"), "graph", None)
+    traces = [node.stack_trace or "" for node in graph.nodes if [node.name] == name] if graph is not None else []
+    rest = traced.tb_next
+    for file, number, function in reversed(_PLACE.findall("".join(traces[:1]))):
+        made = _traceback(file, int(number), function)
+        made.tb_next, rest = rest, made
+    if rest is not traced.tb_next:
+        head.tb_next, error.__suppress_context__ = rest, True
+
+
+def _traceback(file: str, number: int, function: str) -> types.TracebackType:
+    """One entry of a traceback, of a line that did not run itself."""
+    code = ast.parse("raise LookupError")
+    for node in ast.walk(code):
+        if hasattr(node, "lineno"):
+            node.lineno = node.end_lineno = number  # type: ignore[attr-defined]
+            node.col_offset = node.end_col_offset = -1  # type: ignore[attr-defined]  # no part of the line is marked
+    try:
+        exec(compile(code, file, "exec").replace(co_name=function, co_qualname=function))
+    except LookupError as error:
+        assert error.__traceback__ is not None and error.__traceback__.tb_next is not None
+        return error.__traceback__.tb_next
+    raise AssertionError("the line raises")

@@ -1,5 +1,5 @@
-"""What ORTModule logs at its start, at WARNING, on rank 0: the start table, once per mode, with the features that are
-on and the start-up time; before that, where an export takes long, that it goes on.
+"""What ORTModule logs at its start, on rank 0: where a capture takes long, that it goes on; then, once per mode, one
+line at WARNING that says how the module runs, and at INFO what explain() says of its graphs.
 """
 
 from __future__ import annotations
@@ -15,36 +15,23 @@ from typing import Any
 
 import torch
 
+from onnxtrain import _report
+
 PROGRESS = (2.0, 10.0, 30.0)  # seconds after which a line is logged; then each minute
-
-
-TESTED = (2, 15)  # the newest torch that the tests have run on
-
-
-def newer_torch(debug: Any) -> None:
-    """Says, once in a process, that this torch is not tested yet."""
-    global _is_said
-    if not _is_said and tuple(map(int, torch.__version__.split(".")[:2])) > TESTED:
-        _is_said = True
-        debug.log(logging.INFO, "torch %s is newer than %d.%d, the newest release that onnxtrain has been tested with",
-                  torch.__version__, *TESTED)
-
-
-_is_said = False
 
 
 def _rank() -> int:
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank()
-    return int(os.environ.get("RANK", "0") or 0)
+    return int(os.environ.get("RANK") or os.environ.get("OMPI_COMM_WORLD_RANK") or 0)  # of torchrun, of mpirun
 
 
 @contextlib.contextmanager
-def progress(name: str, debug: Any) -> Iterator[None]:
-    """Logs, at WARNING, that a module is still being exported, while that goes on; only on rank 0."""
-    if _rank() != 0:
-        yield
-        return
+def start(model: Any) -> Iterator[None]:
+    """Around a call of an ORTModule that Dynamo captures: counts it, logs, at WARNING, that it still goes on, and then
+    how it ran; it logs on rank 0 alone.
+    """
+    name, debug, by_torch = type(model._module).__name__, model._debug, model._counters.torch_graphs
     start, is_over = time.monotonic(), threading.Event()
 
     def report() -> None:
@@ -55,69 +42,39 @@ def progress(name: str, debug: Any) -> Iterator[None]:
                       "less of this, and later processes read the export from ORTMODULE_CACHE_DIR.", name, seconds)
 
     thread = threading.Thread(target=report, name="onnxtrain-progress", daemon=True)
-    thread.start()
+    if is_first := _rank() == 0:
+        thread.start()
     try:
         yield
     finally:
         is_over.set()
-        thread.join()
+        if is_first:
+            thread.join()
+    seconds = time.monotonic() - start
+    _report.count(model._counters, captures=1, capture_seconds=seconds)
+    _ready(model, seconds, bool(model._counters.graph_breaks) or model._counters.torch_graphs > by_torch, is_first)
 
 
-def _share(totals: dict[str, Any], kind: str, before: str, behind: str) -> str:
-    """How many of all rows a program computes; "" if it computes all."""
-    rows, all_rows = totals.get(f"{kind}_rows", 0), totals.get(f"{kind}_rows_of", 0)
-    return f"{before}{rows} of {all_rows}{behind}" if all_rows else ""
-
-
-def features(program: Any, debug: Any, fallback: Any) -> list[tuple[str, bool, str]]:
-    """(feature, on, remark) of one program; for a missing feature, OFF and its substitute."""
-    totals, functions = program.totals(), program.exported.functions
-    recomputed, compressed = totals.get("recomputed_nodes", 0), totals.get("compressed_values", 0)
-    operators = any(not isinstance(call.function, type) for call in functions)
-    classes = any(isinstance(call.function, type) for call in functions)
-    packed, random = totals.get("packed_nodes", 0), any(session.random for session in program.sessions)
-    return [
-        ("ATen executor", operators, "PyTorch runs operators that the engine does not have" if operators
-         else "the engine has every operator of this graph"),
-        ("Fallback to PyTorch", fallback.enabled, "PyTorch runs a call that the engine cannot run"
-         if fallback.enabled else "ORTMODULE_FALLBACK_POLICY turns what the engine cannot run into an error"),
-        ("Custom autograd function", classes, "PyTorch runs the torch.autograd.Functions of this graph" if classes
-         else "this graph has no torch.autograd.Function"),
-        ("Cast propagation", False, "values stay in the types that autocast gives them"),
-        ("Compute optimizer", bool(packed), f"{packed} nodes leave out rows that nothing reads"
-         f"{_share(totals, 'selected', '; they compute ', ' rows')}" if packed else "every node computes all rows"),
-        ("Label sparsity", bool(totals.get("label_rows_of")),
-         _share(totals, "label", "", " rows of scores are computed") or "all rows of scores are computed"),
-        ("Embedding sparsity", bool(totals.get("key_rows_of")),
-         _share(totals, "key", "", " tokens are computed") or "all tokens are computed"),
-        ("Memory optimizer", bool(recomputed),
-         f"backward runs {recomputed} nodes again, {totals['recomputed_share']:.1%} of the work, and saves "
-         f"{totals['recomputed_bytes'] / 2**20:.1f} MiB" if recomputed else
-         "backward runs nothing again; ORTMODULE_MEMORY_OPT_LEVEL=1 or 2 saves memory"),
-        ("Activation compression", bool(compressed),
-         f"{compressed} values are kept in {totals['compressed_bytes'] / 2**20:.1f} MiB instead of "
-         f"{totals['compressed_from'] / 2**20:.1f}" if compressed else
-         "activations keep their type; ORTMODULE_ACTIVATION_COMPRESSION=bf16 halves them"),
-        ("Random numbers", random, "operators such as dropout follow torch's generator" if random
-         else "this graph draws no random numbers"),
-        ("Verification", bool(debug.verify), "the first steps are compared with eager PyTorch" if debug.verify
-         else "DebugOptions(verify=True) compares the first step with eager PyTorch"),
-    ]
-
-
-def ready(name: str, training: bool, program: Any, debug: Any, fallback: Any) -> None:
-    """Logs the table and the start-up time; only on rank 0."""
-    if _rank() != 0:
+def _ready(model: Any, seconds: float, is_part: bool, logs: bool) -> None:
+    """Logs, once per mode, how a module runs, if any of it runs in the engine; is_part: not all of it does."""
+    training = model._is_training()
+    programs = [program for key, known in model._all_programs() if key.training == training for program in known
+                if program.steps]
+    if training in model._announced or not programs:
         return
-    exported, session = program.exported, program.totals()
-    mode = "training" if training else "inference"
-    export_seconds = exported.seconds.get("total", 0.0)
-    build = program.build_seconds + session.get("build_seconds", 0.0)
-    rows = [f"  {feature:<28} {'ON' if on else 'OFF':<4} {remark}"
-            for feature, on, remark in features(program, debug, fallback)]
-    debug.log(logging.WARNING,
-              "ORTModule: %s is ready for %s\n%s\n  initialization overhead %.2f s: the export took %.2f s, the "
-              "build of the program %.3f s", name, mode, "\n".join(rows), export_seconds + build, export_seconds, build)
+    model._announced.add(training)
+    if not logs:
+        return
+    name = type(model._module).__name__
+    each = [program.totals() for program in programs]
+    totals = {key: sum(totals.get(key, 0) for totals in each) for key in each[0]}
+    model._debug.log(logging.WARNING, "ORTModule: %s runs %sin the engine%s: %d kernels%s, first forward %.1f s, %.1f "
+                     "MiB planned%s", name, "partly " if is_part else "", "" if training else " without gradients",
+                     totals.get("steps", 0), f" in {len(programs)} graphs" if len(programs) > 1 else "", seconds,
+                     totals.get("slab_bytes", 0) / 2**20,
+                     "; onnxtrain.explain(model) names the rest" if is_part else "")
+    for program in programs:
+        model._debug.log(logging.INFO, "ORTModule: %s", "\n".join(_report.explained(training, program)).strip())
 
 
 def beside_loss(model: Any, program: Any) -> None:

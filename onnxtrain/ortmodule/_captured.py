@@ -26,6 +26,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch.nn.modules.module import _has_any_global_hook
 from torch.nn.parallel import DistributedDataParallel
@@ -91,6 +92,7 @@ class _Call:
     error: BaseException | None = None  # which was being handled then
     failed: int = 0  # captures that ended in an exception
     captures: int = 0  # of the entry, before this call
+    noted: int = 0  # reasons that Dynamo had noted then
     is_whole: bool = False  # this call was captured from end to end
     leaves_numpy: bool = False
     derivative: str | None = None  # where forward differentiates
@@ -100,6 +102,7 @@ class _Call:
     def capture_begins(self) -> None:
         """Puts settings in force until the call is over. Until capture_ends() this thread holds Dynamo's lock."""
         from torch._dynamo import config
+        from torch._dynamo.utils import graph_break_reasons
 
         self.counted, self.error = _cuts(), sys.exc_info()[1]
         if self.before is not None:
@@ -107,12 +110,12 @@ class _Call:
                 self.leaves_numpy = True
                 self.before.enter_context(settings(config, trace_numpy=False))
             return
-        self.captures = _captures(self.entry)
+        self.captures, self.noted = _captures(self.entry), len(graph_break_reasons)
         self.random = _utils.get_random_states()
-        wanted = CAPTURE | (CONTENTS if self.parts.keeps_contents else {})
+        self.leaves_numpy = any(isinstance(leaf, np.ndarray) for leaf in pytree.tree_leaves((self.args, self.kwargs)))
+        wanted = CAPTURE | (CONTENTS if self.parts.keeps_contents else {}) | {"trace_numpy": not self.leaves_numpy}
         self.before = contextlib.ExitStack()
-        whole = self.model
-        self.before.enter_context(_announce.progress(type(whole._module).__name__, whole._debug))
+        self.before.enter_context(_announce.start(self.model))
         self.before.enter_context(capturing(self.args, self.kwargs, wanted))
         for child in self.parts.flattened():
             self.before.enter_context(replaced(child, "_is_fsdp_managed_module", False))
@@ -135,11 +138,11 @@ class _Call:
         """Puts the settings back that were there before."""
         if self.before is not None:
             self.capture_ends()  # which Dynamo did not say, where another thread was in a capture as well
-            self.before.close()
             if self.failed > 1:
                 self.cuts.append(_LEFT)
             self.is_whole = not self.cuts and _captures(self.entry) > self.captures
-            self.parts.note_cuts(self.cuts)
+            self.parts.note_cuts(self.cuts, self.noted)
+            self.before.close()
 
 
 class _Running(threading.local):
@@ -545,10 +548,11 @@ class Parts:
     def _fall_back(self, reason: str, cause: Exception | None = None) -> None:
         self._model()._fall_back(reason, FallbackPolicy.FALLBACK_UNSUPPORTED_TORCH_MODEL, reason, cause)
 
-    def note_cuts(self, reasons: Sequence[str]) -> None:
-        """Says where Dynamo has cut this module's graphs."""
+    def note_cuts(self, reasons: Sequence[str], noted: int | None = None) -> None:
+        """Says where Dynamo has cut this module's graphs, by what it has noted from that number on."""
         for reason in reasons:
-            _report.note(self._model()._counters, "graph_breaks", " ".join(reason.split("\n")[0].split()))
+            for text in messages.places(reason, _OF_DECISIONS if reason == _DECISION else reason, noted):
+                _report.note(self._model()._counters, "graph_breaks", text)
         self._note_seeds(reasons)
 
     def _note_seeds(self, cuts: Iterable[str]) -> None:
@@ -649,6 +653,7 @@ class Parts:
                     self._note_wrong(mode, args, kwargs)
                     if engine == counters.engine_graphs:
                         _report.count(counters, fallback_steps=1)
+                messages.show_users_lines(error)
                 raise
             result = whole._in_torch(args, kwargs)  # forward's own errors are raised here
             self._fall_back(f"Dynamo could not capture it: {str(error).splitlines()[0]}", error)

@@ -15,6 +15,7 @@ from typing import Any
 VARIABLE = "ORTMODULE_MEMORY_OPT_CONFIG"
 Plan = tuple[str, bool, int]  # subgraph, compromise, count, as _C.Session takes it
 NONE, RECOMPUTE, COMPROMISE = range(3)
+BEST = 10  # subgraphs in the table, beside those that are applied
 # The bias is part of a product in the engine, and a residual is a node of its own. Views are not named.
 _HERE = {
     **dict.fromkeys(("Gemm", "FusedMatMul", "TransposeMatMul"), ("MatMul",)),
@@ -97,12 +98,14 @@ def announce(log: Any, plans: Sequence[Plan], sessions: Iterable[Any]) -> None:
         if (subgraph, compromise) not in found:
             log(logging.WARNING, "%s: the graph has no subgraph %s of type %d; ORTMODULE_LOG_LEVEL=INFO logs a "
                 "table of those that it has", VARIABLE, subgraph, RECOMPUTE + compromise)
-    rows = sorted(found.items(), key=lambda item: -item[1][2])
+    ranked = sorted(found.items(), key=lambda item: -item[1][2])
+    rows = [row for rank, row in enumerate(ranked) if rank < BEST or row[1][1]]  # row[1][1]: how often it is applied
     if rows:
         plans_of = [f"{subgraph}:{RECOMPUTE + compromise}:{applied if 0 < applied < frequency else -1}"
                     for (subgraph, compromise), (frequency, applied, _) in rows]
         width = max(map(len, plans_of))
         lines = [f"  - Plan {number:<3} : {'ON' if applied else 'OFF':<3} : {plan:<{width}} {frequency:>6} {size:>18,}"
                  for number, (plan, (_, (frequency, applied, size))) in enumerate(zip(plans_of, rows), 1)]
-        log(logging.INFO, "ORTModule: subgraphs that %s can name, how often each occurs, and how many bytes are saved "
-            "if backward runs all of them again\n%s", VARIABLE, "\n".join(lines))
+        log(logging.INFO, "ORTModule: %d of %d subgraphs that %s can name, those that save the most, how often each "
+            "occurs, and how many bytes are saved if backward runs all of them again\n%s", len(rows), len(ranked),
+            VARIABLE, "\n".join(lines))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import re
+import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -97,7 +99,6 @@ class ORTModule(torch.nn.Module):
         options.warn_of_ignored()
         asked = options.read("ORTMODULE_OUTPUTS") or None if outputs is None else outputs
         self._outputs = None if asked is None else _outputs.wanted_of(asked)  # None: no one has said
-        _announce.newer_torch(self._debug)
         self._counters = _report.Counters()
         self._module: Any = module  # a Graph, where it is one of Dynamo's
         self._programs: dict[Key, list[Program]] = {}
@@ -149,9 +150,13 @@ class ORTModule(torch.nn.Module):
             return self._by_torch(f"the mode {active} must see every function of torch", args, kwargs)
         if self._lazy and self._still_lazy():
             return self._in_torch(args, kwargs)
-        if self._parts is not None:
-            return self._parts(self, args, kwargs)
-        return self._graph(args)
+        if self._parts is None:
+            return self._graph(args)
+        start, captures = time.monotonic(), self._counters.captures
+        result = self._parts(self, args, kwargs)
+        if captures == self._counters.captures:
+            _report.forward_took(self._counters, time.monotonic() - start)
+        return result
 
     # ---- running one graph ----
 
@@ -200,18 +205,13 @@ class ORTModule(torch.nn.Module):
 
     def _run(self, program: Program, leaves: Sequence[Any], grad_enabled: bool) -> Any:
         """One step in the engine, traced, and its memory or density printed, where that was asked for."""
-        result = self._traced(program, leaves, grad_enabled)
+        run, trace = functools.partial(program, leaves, grad_enabled), self._debug.trace
+        result = run() if trace is None else trace.call(program, type(self._module).__name__, run)
         if self._runtime.print_memory_stats:
             _announce.memory(self, program)
         if self._runtime.print_input_density:
             _announce.density(self, program)
         return result
-
-    def _traced(self, program: Program, leaves: Sequence[Any], grad_enabled: bool) -> Any:
-        trace = self._debug.trace
-        if trace is None:
-            return program(leaves, grad_enabled)
-        return trace.call(program, type(self._module).__name__, lambda: program(leaves, grad_enabled))
 
     def _still_lazy(self) -> bool:
         """Whether parameters have no shape yet. PyTorch runs the first call, which sets the shapes."""
@@ -295,10 +295,12 @@ class ORTModule(torch.nn.Module):
                 if self._debug.verify:
                     self._debug.log(logging.WARNING, "%s", verify(self._module, program.exported, args))
                 result = self._first_run(program, args, grad_enabled)
-            except CheckError as error:
+            except (CheckError, MemoryError) as error:
                 if program is not None:
                     known.append(program)
                     _report.register(program)
+                if isinstance(error, MemoryError):
+                    raise
                 return self._checked_by_torch(error, args)
             except SharedMemoryError as error:
                 return self._by_torch(str(error), args, {})
@@ -332,12 +334,15 @@ class ORTModule(torch.nn.Module):
             return result
         if self.__dict__.get("_numbered"):
             raise ConstantsWanted(str(failed)) from failed
-        self._give_up(key, failed)
-        try:
-            return self._in_torch(args, {})
-        except Exception:
-            self._fallen.pop(key, None)  # torch itself refuses these arguments: that says nothing of the next ones
-            raise
+        text, kind = " ".join(str(failed).split()).rstrip("."), FallbackPolicy.FALLBACK_UNSUPPORTED_TORCH_MODEL
+        if isinstance(failed, UnsupportedError):
+            kind = FallbackPolicy.FALLBACK_UNSUPPORTED_ONNX_MODEL
+        elif isinstance(failed, ArgumentError):
+            kind = FallbackPolicy.FALLBACK_UNSUPPORTED_DATA
+        self._fallback.check(kind, f"{text}.", failed)
+        result = self._in_torch(args, {})  # where torch itself refuses these arguments, that says nothing of the engine
+        self._fall_back(key, kind, text, failed)
+        return result
 
     def _named(self, tensors: Sequence[torch.Tensor]) -> list[tuple[str, torch.Tensor]]:
         """Arguments, parameters and buffers, with the names that they have for the user."""
@@ -508,19 +513,9 @@ class ORTModule(torch.nn.Module):
             level = logging.WARNING if note in program.warnings else logging.INFO
             self._debug.log(level, "ORTModule: %s", note)
         if key.training not in self._announced:
-            self._announced.add(key.training)
-            _announce.ready(type(self._module).__name__, key.training, program, self._debug, self._fallback)
             _announce.beside_loss(self, program)
             if key.training and not self._runtime.memory_optimization_level:
                 _memory_config.announce(self._debug.log, self._runtime.subgraphs, program.sessions)
-
-    def _give_up(self, key: Key, error: Exception) -> None:
-        reason = FallbackPolicy.FALLBACK_UNSUPPORTED_TORCH_MODEL
-        if isinstance(error, UnsupportedError):
-            reason = FallbackPolicy.FALLBACK_UNSUPPORTED_ONNX_MODEL
-        elif isinstance(error, ArgumentError):
-            reason = FallbackPolicy.FALLBACK_UNSUPPORTED_DATA
-        self._fall_back(key, reason, str(error), error)
 
     def _fall_back(self, key: Key | str, reason: FallbackPolicy, text: str, cause: Exception | None) -> None:
         """Remembers that this signature runs in PyTorch and says so once; raises where the policy forbids it."""

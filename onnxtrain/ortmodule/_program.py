@@ -35,6 +35,20 @@ class CheckError(Exception):
     """A check of forward's may have fired, of which the engine knows nothing more: PyTorch has to run this call."""
 
 
+class OutOfMemoryError(torch.OutOfMemoryError, MemoryError):
+    """An allocation of the engine failed. The words of it are those by which accelerate knows such errors."""
+
+
+def out_of_memory(error: MemoryError) -> MemoryError:
+    """What a user gets for the core's exception."""
+    asked = str(error).removeprefix("out of memory: ")
+    made = OutOfMemoryError(f"The engine is out of memory. It could not allocate {asked}. A smaller batch, or "
+                            "ORTMODULE_MEMORY_OPT_LEVEL=1 or 2, needs less.")
+    for note in getattr(error, "__notes__", ()):
+        made.add_note(note)
+    return made
+
+
 class SharedMemoryError(Exception):
     """An argument that forward changes in place shares memory with another one: PyTorch has to run this call."""
 
@@ -91,7 +105,10 @@ class _SteppingFunction(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
-        return (None, None, None, None, *ctx.stepping.gradients(ctx, grads))
+        try:
+            return (None, None, None, None, *ctx.stepping.gradients(ctx, grads))
+        except MemoryError as error:
+            raise out_of_memory(error) from None
 
 
 def _forward(ctx: Any, program: Program, mask: bytes, leaves: Any, tensors: Sequence[Tensor]) -> Any:
@@ -121,6 +138,8 @@ def _gradients(ctx: Any, grads: tuple[Tensor | None, ...]) -> Sequence[Tensor | 
     except TypeError:
         _refuse_batches(grads)
         raise
+    except MemoryError as error:
+        raise out_of_memory(error) from None
     if not _keeps_graph():
         run.forget()
     return found if len(grads) == 1 else ctx.program.reach.drop(run.differentiable, grads, found)
@@ -234,7 +253,7 @@ class Program:
         self.in_backward: Any = None  # onnxtrain.optim.StepInBackward: what updates parameters meanwhile
         self.beside_loss = ""  # what results beside the loss cost, where that is much
         self.steps = 0
-        self.step_seconds = 0.0  # of all its forwards
+        self.step_seconds = self.first_seconds = 0.0  # of all its forwards, and of the first
         self.used = 0.0  # when; the clock of time.monotonic()
         self._bind_inputs(module)
         self._bind_outputs(module)
@@ -356,6 +375,7 @@ class Program:
             StaleError: a weight has another dtype or shape than at the export, or is gone.
             CheckError: as it says; the random state is as before the call.
             SharedMemoryError: as it says; nothing has run.
+            OutOfMemoryError: an allocation failed.
         """
         start = time.monotonic()
         try:
@@ -413,6 +433,8 @@ class Program:
                     _random.restore(self.device, random)
                 raise CheckError(str(error)) from error
             raise
+        except MemoryError as error:
+            raise out_of_memory(error) from None
         if random is not None and not all([bool(outputs[index]) for index in self._checks]):
             _random.restore(self.device, random)
             raise CheckError("an assertion in forward fails")
@@ -423,6 +445,7 @@ class Program:
         self.steps += 1
         self.used = time.monotonic()
         self.step_seconds += self.used - start
+        self.first_seconds = self.first_seconds or self.step_seconds
         return outputs[:self.exported.results] if self._plain else self._results(outputs, leaves)
 
     def _may_differentiate_again(self, leaves: Sequence[Any]) -> bool:

@@ -102,7 +102,7 @@ class Engine:
         self._rate: Callable[[], float] = float
         self._whole: WholeStep | None = None
         self.graphs: dict[str, tuple[str, bool]] = {}
-        if self.device.type == "cpu" and "whole_step" not in options.read("ONNXTRAIN_DISABLE").split(","):
+        if self.device.type == "cpu" and "whole_step" not in options.read("ONNXTRAIN_DISABLE"):
             self._whole = WholeStep(self._trained.values(), self._scaled_one, self._update_within,
                                     None if self.peers is None else self._reduce, self.reducer)
         self.accumulation = accumulation

@@ -28,9 +28,9 @@ def build(home: Path, version: int, wanted: str) -> subprocess.CompletedProcess:
     (home / "include/cuda_runtime_api.h").write_text(f"#define CUDART_VERSION  {version}\n", encoding="utf-8")
     (home / "bin/nvcc").write_text("#!/bin/sh\nexit 70\n", encoding="utf-8")
     (home / "bin/nvcc").chmod(0o755)
-    env = {name: value for name, value in os.environ.items() if name != "CUDACXX"}
+    env = {name: value for name, value in os.environ.items() if name not in ("CUDACXX", "ONNXTRAIN_CUDA")}
     return subprocess.run([sys.executable, "-W", "ignore", "-c", BUILD], cwd=ROOT, capture_output=True, text=True,
-                          env={**env, "CUDA_HOME": str(home), "ONNXTRAIN_CUDA": wanted})
+                          env={**env, "CUDA_HOME": str(home), **({"ONNXTRAIN_CUDA": wanted} if wanted else {})})
 
 
 @pytest.mark.parametrize(("version", "shown"), [(12040, "12.4"), (11080, "11.8"), (12060, "12.6")])
@@ -40,6 +40,10 @@ def test_an_older_toolkit_is_left_out(tmp_path, version, shown):
     assert done.returncode == 0 and message in done.stderr and "built without" in done.stderr, done.stderr
     done = build(tmp_path, version, "1")
     assert done.returncode != 0 and f"ONNXTRAIN_CUDA=1, but {message}" in done.stderr, done.stderr
+
+
+def test_without_being_asked_nothing_is_built(tmp_path):
+    assert build(tmp_path, 12080, "").returncode == 0
 
 
 def test_versions_are_read_from_the_header(tmp_path):

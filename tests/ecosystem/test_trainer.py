@@ -104,6 +104,29 @@ def test_checkpoints_resume_in_the_plain_module(tmp_path):
         assert torch.equal(a, b)
 
 
+def test_wrapped_by_hand_it_is_a_model_of_transformers(tmp_path):
+    """Without label names: an evaluation has its loss and metrics, the best checkpoint is loaded, and its folder is one
+    of transformers.
+    """
+    model = ORTModule(bert(1))
+    trainer = transformers.Trainer(
+        model=model, train_dataset=Sentences(16), eval_dataset=Sentences(8),
+        compute_metrics=lambda found: {"right": float((found.predictions.argmax(-1) == found.label_ids).mean())},
+        args=transformers.TrainingArguments(
+            output_dir=str(tmp_path), per_device_train_batch_size=4, num_train_epochs=2, eval_strategy="epoch",
+            save_strategy="epoch", load_best_model_at_end=True, metric_for_best_model="right", report_to=[],
+            disable_tqdm=True, use_cpu=True, seed=3))
+    trainer.train()
+    rows = [row for row in trainer.state.log_history if "eval_loss" in row]
+    assert len(rows) == 2 and all(0 <= row["eval_right"] <= 1 for row in rows)
+    assert trainer.state.best_metric == max(row["eval_right"] for row in rows)
+    saved = transformers.AutoModelForSequenceClassification.from_pretrained(trainer.state.best_model_checkpoint)
+    for a, b in zip(model.parameters(), saved.parameters(), strict=True):
+        assert torch.equal(a, b)
+    counts = onnxtrain.stats(model)
+    assert (counts["engine_steps"], counts["fallback_steps"]) == (8 + 2, 0), counts["reasons"]
+
+
 @OPTIONS
 def test_wrap_trainer(tmp_path, options):
     """A trainer of the plain module: no label names, and checkpoints that from_pretrained reads."""

@@ -145,3 +145,76 @@ def test_what_is_not_wrapped_is_refused(function, model):
     with pytest.raises(TypeError, match=f"{function.__name__}\\(\\) takes an ORTModule, but was given a "
                                         f"{type(model).__name__}: model = ORTModule"):
         function(model)
+
+
+def verdict(model):
+    return str(onnxtrain.explain(model)).splitlines()[:2]
+
+
+def test_the_verdict_comes_first():
+    torch.manual_seed(0)
+    model = ORTModule(nn.Sequential(nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 256)))
+    assert verdict(model) == ["Sequential has not been called", "  to do: run some steps first"]
+    for _ in range(4):
+        model(torch.randn(512, 256)).sum().backward()
+    first, second = verdict(model)
+    share = onnxtrain.stats(model)["engine_share"]
+    assert first == f"Sequential runs in the engine, which takes {share:.0%} of forward's time" and share > 0.5
+    assert second == "  to do: nothing; onnxtrain.profile(model) shows where the time goes"
+    small = ORTModule(Linear())
+    for _ in range(4):
+        small(Y)
+    assert verdict(small)[1] == "  to do: use larger batches: Python around the engine takes the rest"
+
+
+def test_the_verdict_on_a_cut_names_the_line():
+    model = ORTModule(module(lambda m, x: m.fc(x) if x.sum() > 0 else m.fc(-x))())
+    for _ in range(3):
+        model(Y)
+    first, second = verdict(model)
+    assert first.startswith("Made runs in part in the engine, which takes ") and "(model = ORTModule(module(" in second
+    assert second.startswith(f"  to do: change the code at which the graph is cut: Data-dependent branching, in {__file__}")
+
+
+def test_the_verdict_on_what_runs_in_pytorch():
+    model = ORTModule(_windowed())
+    model(Y)
+    (reason,) = onnxtrain.stats(model)["reasons"]
+    assert verdict(model) == ["Linear runs in PyTorch, no call of it in the engine", f"  to do: remove the reason: {reason}"]
+
+
+class Growing(nn.Linear):
+    """A Python value of another length at each call."""
+
+    def __init__(self):
+        super().__init__(4, 4)
+        self.seen = []
+
+    def forward(self, x):
+        self.seen.append(1.0)
+        return super().forward(x)
+
+
+def test_captures_are_counted_and_named():
+    model = ORTModule(Growing())
+    for _ in range(5):
+        model(Y)
+    counts = onnxtrain.stats(model)
+    assert (counts["captures"], counts["engine_steps"]) == (5, 5) and counts["capture_seconds"] > 0
+    assert verdict(model) == ["Growing runs in the engine, but Dynamo captures most calls again",
+                              "  to do: find the Python value that changes from call to call; TORCH_LOGS=recompiles "
+                              "names it"]
+    for _ in range(6):
+        model(Y)
+    first, second = verdict(model)
+    assert first.endswith("but 3 of 11 calls in PyTorch")
+    assert f"len(module.seen) == 7, in {__file__}, line " in second and "self.seen.append(1.0)" in second
+    assert onnxtrain.stats(model)["captures"] == 8
+
+
+def test_calls_that_are_no_captures_alone_have_a_share():
+    model = ORTModule(Linear())
+    model(Y)
+    assert onnxtrain.stats(model)["engine_share"] is None and onnxtrain.stats()["captures"] >= 1
+    model(Y)
+    assert 0 < onnxtrain.stats(model)["engine_share"] < 1

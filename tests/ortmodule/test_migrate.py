@@ -51,6 +51,19 @@ def test_every_kind_of_name(tmp_path):
         assert found[name].startswith(status), (name, found[name])
 
 
+def test_what_moved_has_its_place(tmp_path):
+    found = statuses("from onnxruntime.training import FusedAdam\n"
+                     "from onnxruntime.training.optim.lr_scheduler import LambConfig\n"
+                     "from onnxruntime.training.ortmodule import FP16_Optimizer, NeverWas\n", tmp_path)
+    assert list(found.values()) == ["write onnxruntime.training.optim.FusedAdam",
+                                    "write onnxruntime.training.optim.LambConfig",
+                                    "write onnxruntime.training.optim.FP16_Optimizer",
+                                    "is not in onnxtrain (onnxruntime.training.ortmodule is)"]
+    for place in list(found.values())[:3]:
+        assert list(statuses(place.replace("write ", "import ").rpartition(".")[0] + "\n"
+                             + place.removeprefix("write "), tmp_path).values()) == ["works"]
+
+
 def test_the_first_line_of_each(tmp_path):
     script = tmp_path / "script.py"
     script.write_text("import onnxruntime\n\nonnxruntime.set_seed(1)\nonnxruntime.set_seed(2)\n")

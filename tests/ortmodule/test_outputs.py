@@ -274,15 +274,6 @@ def test_small_results_are_no_news(caplog):
     assert "beside the loss" not in caplog.text
 
 
-def test_names_that_turned_off_what_is_gone(monkeypatch, caplog):
-    monkeypatch.setattr(onnxtrain.options, "_said", set())
-    monkeypatch.setenv("ONNXTRAIN_DISABLE", "unread,schedule,outside_loss")
-    with caplog.at_level(logging.WARNING, "onnxtrain"):
-        ORTModule(Head())
-    assert all(f"ONNXTRAIN_DISABLE={name} has no effect" in caplog.text for name in ("unread", "outside_loss"))
-    assert "ONNXTRAIN_DISABLE=schedule has" not in caplog.text
-
-
 # ---- what stands around the call ----
 
 
