@@ -308,14 +308,22 @@ def multi_dot(tensors: Sequence[Tensor]) -> Tensor:
 
 def cdist(x1: Tensor, x2: Tensor, p: float = 2.0,
           compute_mode: str = "use_mm_for_euclid_dist_if_necessary") -> Tensor:
-    """Where torch multiplies matrices: two equal rows have the gradient 0, and not that of the root of 0."""
-    many = compute_mode.endswith("if_necessary") and (x1.size(-2) > 25 or x2.size(-2) > 25)
-    if p != 2 or not (many or compute_mode == "use_mm_for_euclid_dist"):
+    """Of equal rows the gradient is 0, and not that of the root of 0. Between many rows that are not multiplied as
+    matrices torch computes, which holds no difference of two rows in memory.
+    """
+    many = x1.size(-2) > 25 or x2.size(-2) > 25
+    if p == 2 and (compute_mode == "use_mm_for_euclid_dist" or many and compute_mode.endswith("if_necessary")):
+        norms = [x.square().sum(-1, keepdim=True) for x in (x1, x2)]
+        rows = torch.cat([x1 * -2, norms[0], torch.ones_like(norms[0])], -1)
+        columns = torch.cat([x2, torch.ones_like(norms[1]), norms[1]], -1).transpose(-2, -1)
+        squares = rows.matmul(columns)
+    elif many or p not in (1, 2):
         return torch.cdist(x1, x2, p, compute_mode)
-    norms = [x.square().sum(-1, keepdim=True) for x in (x1, x2)]
-    rows = torch.cat([x1 * -2, norms[0], torch.ones_like(norms[0])], -1)
-    columns = torch.cat([x2, torch.ones_like(norms[1]), norms[1]], -1).transpose(-2, -1)
-    squares = rows.matmul(columns)
+    else:
+        differences = x1.unsqueeze(-2) - x2.unsqueeze(-3)
+        if p == 1:
+            return differences.abs().sum(-1)
+        squares = differences.square().sum(-1)
     equal = squares <= 0
     return squares.masked_fill(equal, 1).sqrt().masked_fill(equal, 0)
 
