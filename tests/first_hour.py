@@ -52,7 +52,7 @@ class Reader:
         self.folder, self.clone = folder, clone
         self.environment = {name: value for name, value in os.environ.items()
                             if not name.startswith(("ONNXTRAIN_", "ORTMODULE_", "PYTHON", "VIRTUAL_ENV"))}
-        self.environment |= {"HOME": str(folder), "PATH": f"{folder}/venv/bin:{folder}/tools:{os.environ['PATH']}",
+        self.environment |= {"ORTMODULE_CACHE_DIR": str(folder / "cache"), "PATH": f"{folder}/venv/bin:{folder}/tools:{os.environ['PATH']}",
                              "PIP_FIND_LINKS": f"{ROOT / 'wheelhouse'} {os.environ.get('PIP_FIND_LINKS', '')}"}
 
     def types(self, what: str, text: str) -> None:

@@ -169,8 +169,8 @@ def main(given: list[str] | None = None) -> list[float]:
         seconds, steps = time.perf_counter() - start, args.steps * args.accumulation
         engine = onnxtrain.stats()["engine_steps"] - counts["engine_steps"]
         print(f"{way:>11}: loss {losses[0]:.3f} -> {losses[-1]:.3f}, perplexity "
-              f"{perplexity(model, valid, args.batch):.1f}, {seconds:.1f} s, {engine} of {steps} micro-batches in the "
-              "engine")
+              f"{perplexity(model, valid, args.batch):.1f}, {seconds:.1f} s, which is {seconds / steps * 1e3:.0f} ms "
+              f"a micro-batch, {engine} of {steps} in the engine")
     if args.output:
         model.save_pretrained(args.output)
     return losses

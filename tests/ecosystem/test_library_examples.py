@@ -66,6 +66,7 @@ def test_lora(run, tmp_path):
     result, printed = run("lora", "finetune.py", "--data", str(text), "--block", "16", "--batch", "4", "--steps", "5",
                           "--rank", "2", "--output", str(tmp_path / "adapter"))
     same_losses(result, printed, 5)
+    assert "ms a step (median), onnxtrain " in printed and "s for capture and export" in printed
     assert peft.PeftConfig.from_pretrained(str(tmp_path / "adapter")).r == 2
 
 

@@ -77,7 +77,7 @@ def test_gpt2(text, tmp_path, capsys):
         assert len(losses) == 12 and losses[-1] < 0.8 * losses[0]
         assert after["engine_steps"] - before["engine_steps"] >= 24
         assert after["fallback_steps"] == before["fallback_steps"]
-        assert "24 of 24 micro-batches in the engine" in capsys.readouterr().out
+        assert "ms a micro-batch, 24 of 24 in the engine" in capsys.readouterr().out
         assert (tmp_path / kind / "model.safetensors").exists()
 
 
