@@ -136,18 +136,9 @@ def _version(package: str) -> str:
 
 
 def variables() -> list[tuple[str, str]]:
-    """The variables that are set, and a remark at those without an effect."""
-    known = {name: variable for variable in options.VARIABLES.values()
-             for name in (variable.name, *[older for older, _ in variable.older])}
-
-    def remark(name: str) -> str:
-        if name in _SHARED:
-            return ""
-        if name not in known:
-            return " (onnxtrain does not read this variable when it runs)"
-        return "" if known[name].effect is not None else " (accepted, no effect)"
-
-    return [(name, text + remark(name)) for name, text in sorted(os.environ.items())
+    """The variables that are set; what is wrong with them is logged."""
+    options.warn_of_ignored()
+    return [(name, text) for name, text in sorted(os.environ.items())
             if name.startswith(("ORTMODULE_", "ONNXTRAIN_")) or name in _SHARED]
 
 

@@ -7,7 +7,6 @@ small batch is enough to ask about a large one.
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -81,25 +80,8 @@ class MemoryReport:
         ])
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the chart: SVG, or what the name ends in where matplotlib is installed.
-
-        Raises:
-            ImportError: the name does not end in .svg, and matplotlib is not installed.
-        """
-        if Path(path).suffix.lower() == ".svg":
-            Path(path).write_text(self.svg(), encoding="utf-8")
-            return
-        if importlib.util.find_spec("matplotlib") is None:
-            raise ImportError(f"{path}: charts other than .svg need matplotlib, which is not installed")
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(10, 4))
-        axes = figure.subplots()
-        axes.fill_between(range(len(self.live)), [size / MIB for size in self.live], step="post")
-        axes.axvline(self.split, linestyle="--", color="gray")
-        axes.set_xlabel("step of the program; backward starts at the line")
-        axes.set_ylabel("live MiB")
-        figure.savefig(path)
+        """Writes the chart as SVG, which browsers show."""
+        Path(path).write_text(self.svg(), encoding="utf-8")
 
 
 def _programs(model: Any) -> list[Any]:

@@ -21,7 +21,6 @@ class Counters:
     captures: int = 0
     capture_seconds: float = 0.0
     forward_seconds: float = 0.0  # of calls that were not captured
-    captured_seconds: float = 0.0  # of the engine's, in calls that were captured
     reasons: list[str] = dataclasses.field(default_factory=list)
     graph_breaks: list[str] = dataclasses.field(default_factory=list)
     whole: Counters | None = None  # of the ORTModule of which this counts one graph: the steps are the whole's
@@ -103,13 +102,13 @@ def stats(model: Any = None) -> dict[str, Any]:
         counters, programs = _process, list(_programs)
     else:
         _check(model, "stats")
-        counters, programs = model._counters, programs_of(model)
+        counters, programs = model._counters, [program for _, known in model._all_programs() for program in known]
     with _lock:
         result = dataclasses.asdict(dataclasses.replace(counters, whole=None))
     for name in ("whole", "engine_graphs", "torch_graphs", "methods"):
         del result[name]
     seconds = result.pop("forward_seconds")
-    engine = sum(program.step_seconds for program in programs) - result.pop("captured_seconds")
+    engine = sum(program.step_seconds - program.first_seconds for program in programs)  # the first ones are captures
     result["engine_share"] = min(max(engine / seconds, 0.0), 1.0) if seconds > 0 else None
     sessions = [session.stats() for program in programs for session in program.sessions]
     latest = max(programs, key=lambda program: program.used, default=None)
@@ -118,11 +117,6 @@ def stats(model: Any = None) -> dict[str, Any]:
     result["last_specialise_seconds"] = 0.0 if latest is None else latest.totals().get("last_build_seconds", 0.0)
     result["slab_bytes"] = sum(session["slab_bytes"] for session in sessions)
     return result
-
-
-def programs_of(model: Any) -> list[Any]:
-    """All programs of an ORTModule."""
-    return [program for _, known in model._all_programs() for program in known]
 
 
 def explained(training: bool, program: Any) -> list[str]:
@@ -176,8 +170,6 @@ def _check(model: Any, function: str) -> None:
 
 class Text(str):
     """A text of several lines, which a notebook and the interpreter show as they are."""
-
-    __slots__ = ()
 
     def __repr__(self) -> str:
         return str(self)

@@ -20,21 +20,6 @@ from onnxtrain import _report
 PROGRESS = (2.0, 10.0, 30.0)  # seconds after which a line is logged; then each minute
 
 
-TESTED = (2, 15)  # the newest torch that the tests have run on
-
-
-def newer_torch(debug: Any) -> None:
-    """Says, once in a process, that this torch is not tested yet."""
-    global _is_said
-    if not _is_said and tuple(map(int, torch.__version__.split(".")[:2])) > TESTED:
-        _is_said = True
-        debug.log(logging.INFO, "torch %s is newer than %d.%d, the newest release that onnxtrain has been tested with",
-                  torch.__version__, *TESTED)
-
-
-_is_said = False
-
-
 def _rank() -> int:
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank()
@@ -47,7 +32,7 @@ def start(model: Any) -> Iterator[None]:
     how it ran; it logs on rank 0 alone.
     """
     name, debug, by_torch = type(model._module).__name__, model._debug, model._counters.torch_graphs
-    start, engine, is_over = time.monotonic(), _engine_seconds(model), threading.Event()
+    start, is_over = time.monotonic(), threading.Event()
 
     def report() -> None:
         for seconds in itertools.chain(PROGRESS, itertools.count(60.0, 60.0)):
@@ -66,13 +51,8 @@ def start(model: Any) -> Iterator[None]:
         if is_first:
             thread.join()
     seconds = time.monotonic() - start
-    _report.count(model._counters, captures=1, capture_seconds=seconds,
-                  captured_seconds=_engine_seconds(model) - engine)
+    _report.count(model._counters, captures=1, capture_seconds=seconds)
     _ready(model, seconds, bool(model._counters.graph_breaks) or model._counters.torch_graphs > by_torch, is_first)
-
-
-def _engine_seconds(model: Any) -> float:
-    return sum(program.step_seconds for program in _report.programs_of(model))
 
 
 def _ready(model: Any, seconds: float, is_part: bool, logs: bool) -> None:

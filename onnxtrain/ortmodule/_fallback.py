@@ -105,11 +105,6 @@ class Fallback:
         return not self.policy & FallbackPolicy.FALLBACK_DISABLE and bool(self.policy & reason)
 
     @property
-    def enabled(self) -> bool:
-        """Whether anything may run in PyTorch."""
-        return any(self.allows(reason) for reason in self._RAISED)
-
-    @property
     def policy(self) -> FallbackPolicy:
         return self._policy
 

@@ -99,7 +99,6 @@ class ORTModule(torch.nn.Module):
         options.warn_of_ignored()
         asked = options.read("ORTMODULE_OUTPUTS") or None if outputs is None else outputs
         self._outputs = None if asked is None else _outputs.wanted_of(asked)  # None: no one has said
-        _announce.newer_torch(self._debug)
         self._counters = _report.Counters()
         self._module: Any = module  # a Graph, where it is one of Dynamo's
         self._programs: dict[Key, list[Program]] = {}

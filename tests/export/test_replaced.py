@@ -5,10 +5,8 @@ import threading
 import types
 
 import pytest
-import torch
 
 from onnxtrain._export import state
-from onnxtrain.ortmodule import DebugOptions, LogLevel, _announce
 
 
 class Owner:
@@ -105,14 +103,3 @@ def test_a_missing_name_is_left_alone_and_said_once(caplog):
             pass
     said = [record.getMessage() for record in caplog.records if "has not what" in record.getMessage()]
     assert len(said) == 3 and "torch._dynamo.utils.gone" in said[0]
-
-
-@pytest.mark.parametrize("version, lines", [("2.15.3", 0), ("2.16.0", 1), ("3.0", 1)])
-def test_a_torch_that_nobody_has_tested_is_said_once(monkeypatch, caplog, version, lines):
-    monkeypatch.setattr(torch, "__version__", torch.torch_version.TorchVersion(version))
-    monkeypatch.setattr(_announce, "_is_said", False)
-    caplog.set_level(logging.INFO, logger="onnxtrain")
-    for _ in range(2):
-        _announce.newer_torch(DebugOptions(log_level=LogLevel.INFO))
-    said = [record for record in caplog.records if "is newer than 2.15" in record.getMessage()]
-    assert len(said) == lines and all(record.levelno == logging.INFO for record in said)

@@ -61,9 +61,6 @@ def test_the_chart(model, tmp_path):
     root = ElementTree.fromstring((tmp_path / "a.svg").read_text())
     polygon = next(element for element in root if element.tag.endswith("polygon"))
     assert len(polygon.attrib["points"].split()) == 2 * len(report.live) + 2
-    pytest.importorskip("matplotlib")
-    report.save(tmp_path / "a.png")
-    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_largest_batch(model):
