@@ -23,7 +23,7 @@ PROGRESS = (2.0, 10.0, 30.0)  # seconds after which a line is logged; then each 
 def _rank() -> int:
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank()
-    return int(os.environ.get("RANK", "0") or 0)
+    return int(os.environ.get("RANK") or os.environ.get("OMPI_COMM_WORLD_RANK") or 0)  # of torchrun, of mpirun
 
 
 @contextlib.contextmanager
