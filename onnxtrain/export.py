@@ -331,14 +331,9 @@ def _finish(
     targets += [("argument", leaf) for leaf in flat.traced.written]
     if len(graph.outputs) != len(targets):
         raise ExportError(f"{len(targets)} outputs were traced, and torch.onnx made {len(graph.outputs)}.")
-    kept, made = [], views.leaves(flat.traced.views)
-    for value, (kind, target) in zip(list(graph.outputs), targets):
-        unchanged = onnx_graph.source_input(value) if kind == "buffer" else None
-        if unchanged is not None and bound.get(unchanged.name) in (("buffer", target), ("parameter", target)):
-            continue
-        if kind == "user" and target in made:
-            continue
-        kept.append((value, kind, target))
+    made = views.leaves(flat.traced.views)
+    kept = [(value, kind, target) for value, (kind, target) in zip(graph.outputs, targets)
+            if kind != "user" or target not in made]
     graph.outputs.clear()
     graph.outputs.extend(value for value, _, _ in kept)
     if not kept:

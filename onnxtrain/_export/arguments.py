@@ -199,11 +199,13 @@ def _lookups(op: Any, own: Any) -> Table:
         flat = own.TorchGatherElements(op.Reshape(self, row), op.Reshape(index, row), axis=0)
         return op.Reshape(flat, op.Shape(index))
 
+    by_torch = functions.by_torch(("aten.embedding.default", "aten._embedding_bag.default"))
+
     def embedding(weight, indices, padding_idx=-1, scale_grad_by_freq=False, sparse=False):
         # F.embedding's own padding is replaced before it comes here.
         if sparse or scale_grad_by_freq or padding_idx >= 0:
-            raise Untraceable("The module uses torch.embedding with padding_idx, scale_grad_by_freq or sparse, which "
-                              "ONNX cannot express.")
+            return by_torch[aten.embedding.default](weight, indices, padding_idx, scale_grad_by_freq, sparse)
         return own.TorchGather(weight, indices, axis=0)
 
-    return {aten.embedding.default: embedding, aten.index_select.default: index_select, aten.gather.default: gather}
+    return by_torch | {aten.embedding.default: embedding, aten.index_select.default: index_select,
+                       aten.gather.default: gather}

@@ -68,10 +68,7 @@ def traced(function: type[torch.autograd.Function], run: Callable[..., Any], arg
     if not _custom.enabled or name in _custom.skipped:
         _custom.inlined.append(name)
         return run(*args)[0]
-    try:
-        return functions.record(function, tuple(args))
-    except functions.Unrunnable as error:
-        raise CustomFunctionError(str(error)) from error
+    return functions.record(function, tuple(args))
 
 
 @contextlib.contextmanager

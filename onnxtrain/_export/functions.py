@@ -15,14 +15,10 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from onnxtrain._export.errors import NotKept
+from onnxtrain._export.errors import CustomFunctionError, NotKept
 from onnxtrain.utils.torch_io_helper import onnx_dtype_to_pytorch_dtype
 
 DOMAIN = "ai.onnxtrain"
-
-
-class Unrunnable(Exception):
-    """A function that cannot be a node; the message is a sentence."""
 
 
 @dataclasses.dataclass
@@ -77,8 +73,8 @@ class Call:
         finally:
             _inside -= 1
         if getattr(context, "dirty_tensors", None) or [t._version for t in tensors] != versions:
-            raise Unrunnable(f"torch.autograd.Function {name_of(self.function)} changes its input in place; a graph "
-                             "would lose that.")
+            raise CustomFunctionError(f"torch.autograd.Function {name_of(self.function)} changes its input in place; a "
+                                      "graph would lose that.")
         self._describe(result)
         items = (result,) if self.single else result
         return [torch.empty_like(item) for item in items if isinstance(item, Tensor)]
@@ -91,7 +87,7 @@ class Call:
             found += isinstance(item, Tensor)
         self.results = tuple(results)
         if not found:
-            raise Unrunnable(f"torch.autograd.Function {name_of(self.function)} returns no tensor.")
+            raise CustomFunctionError(f"torch.autograd.Function {name_of(self.function)} returns no tensor.")
 
 
 class OperatorCall(Call):
@@ -274,12 +270,12 @@ def record(function: type[torch.autograd.Function], args: tuple[Any, ...]) -> An
     """What Function.apply gives while a forward is traced.
 
     Raises:
-        Unrunnable: the call cannot be a node.
+        CustomFunctionError: the call cannot be a node.
     """
     leaves, spec = pytree.tree_flatten(args)
     where = tuple(i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor))
     if not where:
-        raise Unrunnable(f"torch.autograd.Function {name_of(function)} takes no tensor.")
+        raise CustomFunctionError(f"torch.autograd.Function {name_of(function)} takes no tensor.")
     tensors = [leaves[i] for i in where]
     for i, leaf in enumerate(leaves):
         if i in where:

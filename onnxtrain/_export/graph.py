@@ -124,15 +124,6 @@ def separate_outputs(model: ir.Model) -> None:
         seen.add(value)
 
 
-def source_input(value: Any) -> Any:
-    """The graph input that `value` is a plain copy of, if it is one."""
-    while (node := value.producer()) is not None:
-        if node.op_type != "Identity" or node.domain not in ("", DOMAIN):
-            return None
-        value = node.inputs[0]
-    return value
-
-
 def drop_unused(model: ir.Model) -> None:
     """Removes nodes, initializers and inputs that no output depends on."""
     graph = model.graph

@@ -1,7 +1,7 @@
 """Embeddings whose gradient only torch has: sparse ones, and those scaled by how often a row is looked up.
 
-A SparseAdam wants the sparse gradient that `sparse=True` promises. These are nodes that torch runs, between segments of
-the graph, like a user's own torch.autograd.Function; replacements.py and special.py put them in the place of F's.
+A SparseAdam wants the sparse gradient that `sparse=True` promises. These operators torch runs, between segments of the
+graph (arguments.py); replacements.py and rewrite.py put the functions here in the place of torch's.
 """
 
 from __future__ import annotations
@@ -12,49 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from onnxtrain._export import functions
 from onnxtrain._export.errors import Untraceable
 
 _embedding_bag = F.embedding_bag  # torch's own, since ours stands in its place during an export
-
-
-class Embedding(torch.autograd.Function):
-    """torch.embedding: weight (rows, width), integer indices of any shape -> (*indices.shape, width)."""
-
-    @staticmethod
-    def forward(ctx: Any, weight: Tensor, indices: Tensor, padding_idx: int, scale_grad_by_freq: bool,
-                sparse: bool) -> Tensor:
-        ctx.save_for_backward(indices)
-        ctx.settings = (weight.size(0), padding_idx, scale_grad_by_freq, sparse)
-        return torch.embedding(weight, indices, padding_idx, scale_grad_by_freq, sparse)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        return torch.ops.aten.embedding_backward(grad, *ctx.saved_tensors, *ctx.settings), None, None, None, None
-
-
-class EmbeddingBag(torch.autograd.Function):
-    """F.embedding_bag, of which backward runs forward again: it keeps four tensors that only autograd can read."""
-
-    @staticmethod
-    def forward(ctx: Any, input: Tensor, weight: Tensor, offsets: Tensor | None, per_sample_weights: Tensor | None,
-                settings: dict[str, Any]) -> Tensor:
-        ctx.save_for_backward(input, weight, offsets, per_sample_weights)
-        ctx.settings = settings
-        return _embedding_bag(input, weight, offsets, per_sample_weights=per_sample_weights, **settings)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        input, weight, offsets, scales = ctx.saved_tensors
-        weight = weight.detach().requires_grad_(True)
-        wanted = [weight]
-        if scales is not None:
-            scales = scales.detach().requires_grad_(ctx.needs_input_grad[3])
-            wanted += [scales] * ctx.needs_input_grad[3]
-        with torch.enable_grad():
-            result = _embedding_bag(input, weight, offsets, per_sample_weights=scales, **ctx.settings)
-        found = torch.autograd.grad(result, wanted, grad)
-        return None, found[0], None, found[1] if len(found) > 1 else None, None
 
 
 def _equal_bags(input: Tensor, weight: Tensor, mode: str, per_sample_weights: Tensor | None) -> Tensor:
@@ -77,13 +37,17 @@ def embedding_bag(
     if max_norm is not None:
         raise Untraceable("The module uses an embedding bag with max_norm, which changes the weight in forward.")
     input = torch.ops.onnxtrain.in_range(input, weight.size(0))
-    settings: dict[str, Any] = dict(mode=mode, include_last_offset=include_last_offset, padding_idx=padding_idx)
     if sparse or scale_grad_by_freq:
-        settings |= dict(sparse=sparse, scale_grad_by_freq=scale_grad_by_freq)
-        return functions.record(EmbeddingBag, (input, weight, offsets, per_sample_weights, settings))
+        if input.dim() == 2:
+            offsets, input = torch.arange(0, input.numel(), input.size(1), device=input.device), input.reshape(-1)
+            per_sample_weights = None if per_sample_weights is None else per_sample_weights.reshape(-1)
+        return torch.ops.aten._embedding_bag(
+            weight, input, offsets, scale_grad_by_freq, ("sum", "mean", "max").index(mode), sparse, per_sample_weights,
+            include_last_offset, -1 if padding_idx is None else padding_idx % weight.size(0))[0]
     if offsets is None and padding_idx is None and input.dim() == 2 and input.shape[1] > 0:
         return _equal_bags(input, weight, mode, per_sample_weights)
-    return _embedding_bag(input, weight, offsets, per_sample_weights=per_sample_weights, **settings)
+    return _embedding_bag(input, weight, offsets, mode=mode, per_sample_weights=per_sample_weights,
+                          include_last_offset=include_last_offset, padding_idx=padding_idx)
 
 
 def _from_front(theirs: Any) -> Any:

@@ -16,12 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
-from onnxtrain._export import (
-    domain,  # noqa: F401  defines torch.ops.onnxtrain
-    functions,
-)
+from onnxtrain._export import domain  # noqa: F401  defines torch.ops.onnxtrain
 from onnxtrain._export.errors import Untraceable
-from onnxtrain._export.lookups import Embedding, embedding_bag, one_hot
+from onnxtrain._export.lookups import embedding_bag, one_hot
 from onnxtrain._export.special import interpolate, multi_margin_loss, multilabel_margin_loss
 
 # torch's own functions, since rewrite.patched() puts ours in their place
@@ -253,8 +250,7 @@ def embedding(
     if max_norm is not None:
         raise Untraceable("The module uses an embedding with max_norm, which changes the weight in forward.")
     if sparse or scale_grad_by_freq:
-        padding = -1 if padding_idx is None else padding_idx % weight.size(0)
-        return functions.record(Embedding, (weight, input, padding, scale_grad_by_freq, sparse))
+        return _F.embedding(input, weight, padding_idx, None, norm_type, scale_grad_by_freq, sparse)
     rows = _F.embedding(input, weight)
     if padding_idx is None:  # a frozen weight may be thawed later, with this graph
         return rows

@@ -36,16 +36,13 @@ def _survives(node: torch.fx.Node) -> bool:
 
 
 def is_final(program: torch.export.ExportedProgram, registry: Any) -> bool:
-    """Whether decompositions would leave the program as it is:
-    plain operators that have a translation and no effects.
+    """Whether decompositions would leave the program, of which no operator writes in place, as it is: plain operators
+    that have a translation.
     """
     if torch._C._is_any_autocast_enabled():
         return False  # tracing for the second time puts the casts in
     if len(list(program.graph_module.modules())) > 1:
         return False  # branches and regions
-    signature = program.graph_signature
-    if signature.buffers_to_mutate or getattr(signature, "user_inputs_to_mutate", None):
-        return False
     for node in program.graph.nodes:
         if node.op in ("placeholder", "output"):
             continue
@@ -54,9 +51,6 @@ def is_final(program: torch.export.ExportedProgram, registry: Any) -> bool:
         if node.target is operator.getitem:
             continue
         if not registry.is_registered(node.target) or not _survives(node):
-            return False
-        schema = getattr(node.target, "_schema", None)
-        if schema is not None and schema.is_mutable:
             return False
     return True
 

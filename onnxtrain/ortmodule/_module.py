@@ -288,7 +288,7 @@ class ORTModule(torch.nn.Module):
             program = None
             try:
                 with exclusive.exclusive():
-                    program = (self._cached(key, tensors, device) or self._twin(key, tensors, device)
+                    program = (self._known_export(key, tensors, device)
                                or self._program(key, args, tuple(by_torch), device))
                 if program.chain is None or not program.chain.draws:
                     program.double = Double(self._module, key, self._fallback, self._counters, self._debug)
@@ -432,23 +432,17 @@ class ORTModule(torch.nn.Module):
         return {"recompute": runtime.memory_optimization_level, "budget": runtime.memory_budget or 0.0,
                 "subgraphs": runtime.subgraphs, "kept": KEPT[runtime.activation_compression]}
 
-    def _cached(self, key: Key, tensors: Sequence[torch.Tensor], device: str) -> Program | None:
+    def _known_export(self, key: Key, tensors: Sequence[torch.Tensor], device: str) -> Program | None:
+        """A program of an export on disk, or of that of a graph that computes the same with other weights."""
         name = self._digest(key)
         exported = None if name is None else cache.load(self._runtime.cache_dir, name, tensors)
+        cached = exported is not None
+        if exported is None and (parts := self.__dict__.get("_part_of", lambda: None)()) is not None:
+            exported = parts.twins.find(self._module, (key, device), tensors)
         if exported is None:
             return None
         program = Program(self._module, exported, device=device, memory=self._memory())
-        _report.count(self._counters, cached_exports=1, build_seconds=program.build_seconds)
-        return program
-
-    def _twin(self, key: Key, tensors: Sequence[torch.Tensor], device: str) -> Program | None:
-        """From the export of a graph that computes the same with other weights."""
-        parts = self.__dict__.get("_part_of", lambda: None)()
-        exported = None if parts is None else parts.twins.find(self._module, (key, device), tensors)
-        if exported is None:
-            return None
-        program = Program(self._module, exported, device=device, memory=self._memory())
-        _report.count(self._counters, build_seconds=program.build_seconds)
+        _report.count(self._counters, cached_exports=int(cached), build_seconds=program.build_seconds)
         return program
 
     def _program(self, key: Key, args: tuple[Any, ...], by_torch: tuple[str, ...], device: str) -> Program:
