@@ -14,6 +14,7 @@ class Counters:
 
     engine_steps: int = 0
     fallback_steps: int = 0
+    captures: int = 0
     exports: int = 0
     cached_exports: int = 0
     export_seconds: float = 0.0
@@ -75,6 +76,8 @@ def stats(model: Any = None) -> dict[str, Any]:
 
     Returns:
         engine_steps, fallback_steps: calls of forward that ran in the engine, and in PyTorch.
+        captures: times that Dynamo captured forward, or a part of it behind a cut.
+        programs: graphs that are ready to run, each for all sizes of its dynamic dims; equal ones share an export.
         exports, export_seconds, build_seconds: exports by torch, their time, and the time to load their
             graphs.
         cached_exports: exports loaded from ORTMODULE_CACHE_DIR.
@@ -96,6 +99,7 @@ def stats(model: Any = None) -> dict[str, Any]:
         result = dataclasses.asdict(dataclasses.replace(counters, whole=None))
     for name in ("whole", "engine_graphs", "torch_graphs", "methods"):
         del result[name]
+    result["programs"] = len(programs)
     sessions = [session.stats() for program in programs for session in program.sessions]
     latest = max(programs, key=lambda program: program.used, default=None)
     result["specialisations"] = sum(session["programs_built"] for session in sessions)
