@@ -14,11 +14,11 @@ class Counters:
 
     engine_steps: int = 0
     fallback_steps: int = 0
+    captures: int = 0
     exports: int = 0
     cached_exports: int = 0
     export_seconds: float = 0.0
     build_seconds: float = 0.0
-    captures: int = 0
     capture_seconds: float = 0.0
     forward_seconds: float = 0.0  # of calls that were not captured
     reasons: list[str] = dataclasses.field(default_factory=list)
@@ -84,10 +84,12 @@ def stats(model: Any = None) -> dict[str, Any]:
 
     Returns:
         engine_steps, fallback_steps: calls of forward that ran in the engine, and in PyTorch.
+        captures, capture_seconds: times that Dynamo captured forward, or a part of it behind a cut, and the time of
+            calls with captures, exports included.
+        programs: graphs that are ready to run, each for all sizes of its dynamic dims; equal ones share an export.
         exports, export_seconds, build_seconds: exports by torch, their time, and the time to load their
             graphs.
         cached_exports: exports loaded from ORTMODULE_CACHE_DIR.
-        captures, capture_seconds: calls that Dynamo captured, and their time, exports included.
         engine_share: of the time of forward in all other calls, what the engine took; None before there are such calls.
         specialisations, specialise_seconds, last_specialise_seconds: programs for new sizes of dynamic dims or new
             sets of gradients, without an export.
@@ -110,6 +112,7 @@ def stats(model: Any = None) -> dict[str, Any]:
     seconds = result.pop("forward_seconds")
     engine = sum(program.step_seconds - program.first_seconds for program in programs)  # the first ones are captures
     result["engine_share"] = min(max(engine / seconds, 0.0), 1.0) if seconds > 0 else None
+    result["programs"] = len(programs)
     sessions = [session.stats() for program in programs for session in program.sessions]
     latest = max(programs, key=lambda program: program.used, default=None)
     result["specialisations"] = sum(session["programs_built"] for session in sessions)

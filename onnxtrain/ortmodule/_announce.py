@@ -51,7 +51,7 @@ def start(model: Any) -> Iterator[None]:
         if is_first:
             thread.join()
     seconds = time.monotonic() - start
-    _report.count(model._counters, captures=1, capture_seconds=seconds)
+    _report.count(model._counters, capture_seconds=seconds)
     _ready(model, seconds, bool(model._counters.graph_breaks) or model._counters.torch_graphs > by_torch, is_first)
 
 

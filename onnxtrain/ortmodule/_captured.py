@@ -105,6 +105,7 @@ class _Call:
         from torch._dynamo.utils import graph_break_reasons
 
         self.counted, self.error = _cuts(), sys.exc_info()[1]
+        _report.count(self.model._counters, captures=1)
         if self.before is not None:
             if not self.leaves_numpy and any(_OF_NUMPY in reason for reason in self.cuts):
                 self.leaves_numpy = True

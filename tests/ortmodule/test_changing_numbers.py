@@ -141,6 +141,14 @@ def grown(m, x):
     return m.fc(x) + len(m.seen)
 
 
+def test_captures_exports_and_programs_are_counted_apart():
+    counts = compared(grown)
+    assert (counts["captures"], counts["exports"], counts["programs"]) == (MAX_CAPTURES,) * 3
+    torch._dynamo.reset()
+    counts = compared(named)
+    assert counts["captures"] > counts["exports"] == counts["programs"]
+
+
 def looped(m, x):
     for _ in range(m.calls):
         x = x + 0.1
