@@ -4,7 +4,7 @@ import os
 import sys
 
 import torch
-from scripts import Run, definitions, script, tokens, without_compile
+from scripts import OneProcess, Run, definitions, script, tokens, without_compile
 from torch.nn.utils import clip_grad_norm_
 
 STEPS_A_BATCH, LENGTH, WORDS = 4, 64, 65
@@ -159,13 +159,6 @@ def modded_nanogpt(run: Run):
             optimizer.step()
         model.zero_grad(set_to_none=True)
         run.step(loss)
-
-
-class OneProcess:
-    """torch.distributed of one process."""
-
-    get_world_size, get_rank = staticmethod(lambda: 1), staticmethod(lambda: 0)
-    all_gather = staticmethod(lambda into, one: None)
 
 
 @script("karpathy/ng-video-lecture@52201428ed7b46804849dea0b3ccf0de9df1a5c3", replaced="data")

@@ -142,10 +142,12 @@ def regression(run: Run):
 
 @script(EXAMPLES, requires=("torchvision",))
 def siamese_network(run: Run):
-    model = run.wrap(definitions(run.folder / "siamese_network" / "main.py").SiameseNetwork())
+    """In float64, since Adadelta with a ResNet of random weights amplifies roundings."""
+    model = run.wrap(definitions(run.folder / "siamese_network" / "main.py").SiameseNetwork().double())
     optimizer, criterion = optim.Adadelta(model.parameters(), lr=1.0), nn.BCELoss()
     for n in run.sizes(16, 9):
-        first, second, targets = torch.rand(n, 1, 28, 28), torch.rand(n, 1, 28, 28), torch.randint(0, 2, (n,)).float()
+        first, second = torch.rand(2, n, 1, 28, 28).double()
+        targets = torch.randint(0, 2, (n,)).double()
         optimizer.zero_grad()
         outputs = model(first, second).squeeze()
         loss = criterion(outputs, targets)

@@ -5,7 +5,7 @@ import sys
 
 import torch
 import torch.nn.functional as F
-from scripts import Run, images, script, tokens
+from scripts import OneProcess, Run, definitions, images, script, tokens
 from torch import nn, optim
 
 
@@ -166,23 +166,21 @@ def clip(run: Run):
 @script("facebookresearch/moco@f52ad32d8cf3553cc84667591318dee1f43f856b", replaced="data, device, process group",
         requires=("torchvision",))
 def moco(run: Run):
-    """The momentum update of the key encoder and the queue are inside forward."""
+    """The momentum update of the key encoder and the queue are inside forward. In float64, since a ResNet with batches of
+    four amplifies roundings."""
     import torchvision
-    sys.path.insert(0, str(run.folder))
-    from moco import builder
 
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-    torch.Tensor.cuda = lambda tensor: tensor
-    model = run.wrap(builder.MoCo(torchvision.models.resnet18, dim=16, K=32))
+    builder = definitions(run.folder / "moco" / "builder.py", distributed=OneProcess,
+                          replace={".cuda()": "", "torch.distributed.": "distributed."})
+    model = run.wrap(builder.MoCo(torchvision.models.resnet18, dim=16, K=32).double())
     optimizer = optim.SGD(model.parameters(), 0.03, momentum=0.9, weight_decay=1e-4)
     for _ in range(run.steps):
-        output, target = model(im_q=torch.randn(4, 3, 32, 32), im_k=torch.randn(4, 3, 32, 32))
+        output, target = model(im_q=torch.randn(4, 3, 32, 32).double(), im_k=torch.randn(4, 3, 32, 32).double())
         loss = F.cross_entropy(output, target)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         run.step(loss)
-    torch.distributed.destroy_process_group()
 
 
 VIT, VIT_NEEDS = "vit-pytorch==1.26.14", ("einops", "torchvision")
