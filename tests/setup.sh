@@ -45,7 +45,8 @@ hash_of() { (cd "$ROOT" && find "$@" -type f -not -name '*.pyc' -print0 | sort -
 # that cannot be had loses no other. They are to take the torch that is there.
 install_clients() {
     local client clients=("transformers>=5" "accelerate>=1" "peft>=0.19" "lightning>=2.6" "torch_geometric>=2.7"
-        "sentence-transformers>=5" "trl>=1" "datasets>=4" "diffusers>=0.38" "bitsandbytes>=0.50")
+        "sentence-transformers>=5" "trl>=1" "datasets>=4" "diffusers>=0.38" "bitsandbytes>=0.50" "torchdiffeq>=0.2"
+        "x-transformers>=2" "conformer>=0.3" "skorch>=1")
     install "torch==$TORCH" "${clients[@]}" || for client in "${clients[@]}"; do
         install "torch==$TORCH" "$client" || echo "$client cannot be installed here: it is not tested" >&2
     done

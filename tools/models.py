@@ -32,6 +32,7 @@ COLUMNS = {
     "dropout": against.dropped,
 }
 DIFFERS = "**differs**"
+SCRIPTS = "## Scripts of other projects\n"  # from here on the page is of tests/real/run.py
 HEAD = """# Models of transformers
 
 `python tools/models.py` makes this page; transformers {transformers}, torch {torch}, CPU. Random weights, small sizes, train mode,
@@ -109,7 +110,8 @@ def main(arguments: list[str]) -> int:
         head = HEAD.format(transformers=transformers.__version__, torch=torch.__version__.split("+")[0], draws=80,
                            columns=" | ".join(COLUMNS), rule=" | ".join("---" for _ in COLUMNS))
         absent = " not run |" * len(COLUMNS)
-        PAGE.write_text(head + "".join(rows.get(key(*case), key(*case) + absent) + "\n" for case in CASES))
+        _, title, others = (PAGE.read_text() if PAGE.exists() else "").partition("\n" + SCRIPTS)
+        PAGE.write_text(head + "".join(rows.get(key(*case), key(*case) + absent) + "\n" for case in CASES) + title + others)
     return check()
 
 
