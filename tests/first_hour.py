@@ -4,7 +4,7 @@
 
 Two environments: one by the first block of README, the released wheel, in which README's example, the sample and the
 tutorial run; one by the second block, from source. Both are typed in the clone's own folder, where the package of the
-source tree lies beside the reader. It prints the seconds of each block. .ci/run calls it.
+source tree lies beside the reader. It prints the seconds of each block. .github/workflows/newest.yml calls it each week.
 """
 
 from __future__ import annotations
