@@ -26,6 +26,12 @@ from onnxtrain.ortmodule._utils import leave_alone
 _HALVES = (torch.float16, torch.bfloat16)
 
 
+def _require(holds: Any, what: str) -> None:
+    """Where torch raises, so does the capture: Python then runs forward, and torch says what is wrong."""
+    if not holds:
+        raise RuntimeError(f"{what} is out of its range")
+
+
 def _wide(input: Tensor) -> Tensor:
     """As torch's kernels compute: in float32 at least, rounded once."""
     return input.float() if input.dtype in _HALVES else input
@@ -80,6 +86,7 @@ def _roll(input: Tensor, shifts: Any, dims: Any = ()) -> Tensor:
     dims = dims if isinstance(dims, (tuple, list)) else (dims,)
     if not dims:
         return _roll(input.flatten(), shifts, (0,)).view(input.shape)
+    _require(len(shifts) == len(dims), "shifts")
     for shift, dim in zip(shifts, dims):
         size = input.size(dim)
         if size > 1:
@@ -131,6 +138,7 @@ def _kept(noise: Tensor, input: Tensor, p: Any) -> Tensor:
 
 
 def _dropout(input: Tensor, p: Any, train: bool) -> Tensor:
+    _require(p >= 0.0 and p <= 1.0, "p")
     if not train or p == 0.0:
         return input
     return input * 0.0 if p == 1.0 else _kept(torch.rand_like(input, dtype=torch.float32), input, p)
@@ -138,6 +146,7 @@ def _dropout(input: Tensor, p: Any, train: bool) -> Tensor:
 
 def _feature_dropout(input: Tensor, p: Any, train: bool) -> Tensor:
     """Whole channels."""
+    _require(p >= 0.0 and p <= 1.0, "p")
     if not train or p == 0.0:
         return input
     shape = [*input.shape[:2], *[1] * (input.dim() - 2)]
@@ -174,6 +183,7 @@ def _batch_norm(input: Tensor, weight: Tensor | None, bias: Tensor | None, runni
 def _cross_entropy_loss(input: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = 1,
                         ignore_index: int = -100, label_smoothing: Any = 0.0) -> Tensor:
     """It is linear in label_smoothing."""
+    _require(label_smoothing >= 0.0 and label_smoothing <= 1.0, "label_smoothing")
     name = ("none", "mean", "sum")[reduction]
     plain = F.cross_entropy(input, target, weight, ignore_index=ignore_index, reduction=name)
     if label_smoothing == 0.0:
@@ -183,11 +193,13 @@ def _cross_entropy_loss(input: Tensor, target: Tensor, weight: Tensor | None = N
 
 
 def _huber_loss(input: Tensor, target: Tensor, reduction: int = 1, delta: Any = 1.0) -> Tensor:
+    _require(delta > 0.0, "delta")
     apart = (input - target).abs()
     return _reduced(torch.where(apart <= delta, 0.5 * apart * apart, (apart - 0.5 * delta) * delta), reduction)
 
 
 def _smooth_l1_loss(input: Tensor, target: Tensor, reduction: int = 1, beta: Any = 1.0) -> Tensor:
+    _require(beta >= 0.0, "beta")
     apart = (input - target).abs()
     return _reduced(torch.where(apart < beta, 0.5 * apart * apart / beta, apart - 0.5 * beta), reduction)
 
@@ -221,6 +233,7 @@ def _cosine_embedding_loss(input1: Tensor, input2: Tensor, target: Tensor, margi
 
 def _quantile(input: Tensor, q: Any, dim: Any = None, keepdim: bool = False, *,
               interpolation: str = "linear") -> Tensor:
+    _require(q >= 0.0 and q <= 1.0, "q")
     at = torch.full((), 1.0, dtype=input.dtype, device=input.device) * q
     return torch.quantile(input, at, dim, keepdim, interpolation=interpolation)
 

@@ -206,6 +206,23 @@ def test_state_that_changes_is_eagers(name, tmp_path, monkeypatch):
         assert bool(counts["graph_breaks"]) == (name in CUT), counts["graph_breaks"]
 
 
+@pytest.mark.parametrize("forward", [
+    lambda m, x: F.huber_loss(m.fc(x), x, delta=1.0 - 0.2 * m.calls),
+    lambda m, x: F.cross_entropy(m.fc(x), torch.tensor([0, 1, 2]), label_smoothing=0.3 * m.calls),
+    lambda m, x: F.dropout(m.fc(x), 0.3 * m.calls), lambda m, x: m.fc(x).quantile(0.3 * m.calls)],
+    ids=["huber", "label smoothing", "dropout", "quantile"])
+def test_a_number_out_of_its_range_raises_torchs_error(forward):
+    said = []
+    for model in (Counting(forward), ORTModule(Counting(forward))):
+        for _ in range(3):
+            model(X).sum().backward()
+        with pytest.raises((RuntimeError, ValueError)) as raised:
+            for _ in range(2):
+                model(X)
+        said.append((type(raised.value), str(raised.value), model.calls))
+    assert said[0] == said[1]
+
+
 def half_dropped(m, x):
     y = F.dropout(m.fc(x), min(0.5, m.calls * 0.01), m.training)
     return torch.where(y == 0, 0.0, y * (1 - min(0.5, m.calls * 0.01)) - m.fc(x)).round(decimals=1) + m.fc(x)
