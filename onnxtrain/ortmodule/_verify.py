@@ -18,6 +18,7 @@ from onnxtrain._export import state
 from onnxtrain._export.captured import Graph
 from onnxtrain._export.exclusive import exclusive
 from onnxtrain._export.exported import Exported
+from onnxtrain._functions import nodes_of
 from onnxtrain.ortmodule._device import device_of
 from onnxtrain.ortmodule._program import Program
 
@@ -41,18 +42,9 @@ def without_dropout(model: bytes) -> bytes:
     """The same graph with the ratio of every Dropout 0."""
     proto = onnx.load_model_from_string(model)
     ratio = onnx.helper.make_tensor("verify_ratio", onnx.TensorProto.FLOAT, [], [0.0])
-
-    def clear(graph: onnx.GraphProto) -> None:
-        for node in graph.node:
-            if node.op_type == "Dropout" and node.domain == "":
-                given = list(node.input)
-                del node.input[:]
-                node.input.extend([given[0], ratio.name, *given[2:]])
-            for attribute in node.attribute:
-                for inner in ([attribute.g] if attribute.HasField("g") else attribute.graphs):
-                    clear(inner)
-
-    clear(proto.graph)
+    for node in nodes_of(proto.graph.node):
+        if node.op_type == "Dropout" and node.domain == "":
+            node.input[:] = [node.input[0], ratio.name, *node.input[2:]]
     proto.graph.initializer.append(ratio)
     return proto.SerializeToString()
 
