@@ -93,24 +93,24 @@ def lightning_autoencoder(run: Run):
 
 @script("fastai==2.8.12", line="learn = Learner(dls, ORTModule(model), ...)", requires=("torchvision",))
 def fastai_learner(run: Run):
-    """fit_one_cycle of an xresnet of the library."""
+    """fit_one_cycle of the library's model for tables."""
+    from fastai.callback import progress, schedule  # noqa: F401
     from fastai.callback.core import Callback
     from fastai.data.core import DataLoaders
     from fastai.learner import Learner
-    from fastai.vision.models.xresnet import XResNet
+    from fastai.tabular.model import TabularModel
 
     class Watch(Callback):
         def after_batch(self):
-            run.step(self.learn.loss)
+            if self.learn.training:
+                run.step(self.learn.loss)
 
-    data = torch.utils.data.TensorDataset(torch.randn(8 * run.steps, 3, 32, 32), torch.randint(0, 4, (8 * run.steps,)))
-    dls = DataLoaders.from_dsets(data, bs=8, device="cpu", shuffle=False, drop_last=False, num_workers=0)
-    from fastai.layers import ConvLayer  # noqa: F401
-    from fastai.vision.models.xresnet import ResBlock
-
-    model = run.wrap(XResNet(ResBlock, 1, [1, 1], stem_szs=(8, 8, 16), block_szs=[16, 24], c_out=4))
+    rows = 16 * run.steps - 5
+    data = torch.utils.data.TensorDataset(torch.randint(0, 9, (rows, 2)), torch.randn(rows, 3), torch.randint(0, 2, (rows,)))
+    dls = DataLoaders.from_dsets(data, data, bs=16, device="cpu", shuffle=False, drop_last=False, num_workers=0)
+    model = run.wrap(TabularModel([(9, 4), (9, 4)], 3, 2, [32, 16]))
     learn = Learner(dls, model, loss_func=nn.CrossEntropyLoss(), cbs=[Watch()])
-    with learn.no_bar(), learn.no_logging():
+    with learn.no_bar():
         learn.fit_one_cycle(1, 1e-3)
 
 
