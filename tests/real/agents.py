@@ -1,5 +1,7 @@
 """Reinforcement learning: methods other than forward, samples drawn in rollouts."""
 
+import sys
+
 import numpy as np
 import torch
 from scripts import Run, definitions, script
@@ -99,6 +101,7 @@ def cleanrl_sac(run: Run):
 
     from gymnasium.spaces import Box
 
+    sys.path.insert(0, str(run.folder))
     sac = definitions(run.folder / "cleanrl" / "sac_continuous_action.py", LOG_STD_MAX=2, LOG_STD_MIN=-5)
     space = SimpleNamespace(single_observation_space=Box(-1, 1, (5,)), single_action_space=Box(-1, 1, (2,)))
     actor = run.wrap(sac.Actor(space), methods=("get_action",))

@@ -198,7 +198,7 @@ def super_resolution(run: Run):
 def fast_neural_style(run: Run):
     import torchvision
 
-    torchvision.models.vgg16, vgg16 = lambda weights: vgg16(), torchvision.models.vgg16
+    torchvision.models.vgg16 = lambda weights: torchvision.models.vgg.vgg16()
     sys.path.insert(0, str(run.folder / "fast_neural_style" / "neural_style"))
     import utils
     from transformer_net import TransformerNet

@@ -246,7 +246,7 @@ in `tests/real` replaces data, device or process group, never the model, and set
 the engine as one graph, for which PyTorch draws the random numbers. *Parts*: equal, and PyTorch or Python runs what the last column names. *Engine* and *PyTorch*
 count calls; *loss* is the largest relative difference of a step's loss, *weights* that of all parameters and buffers
 after the last step. Times are of one run on a machine that does other work, in turns with eager step by step: they tell
-orders of magnitude.
+orders of magnitude. A script of `tests/real` that has no row has not been measured.
 
 | Script | Source | Verdict | Engine | PyTorch | Loss | Weights | First step, s | ms a step | Eager, ms | Reason |
 | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |
