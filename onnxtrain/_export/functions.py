@@ -6,6 +6,7 @@ through the function's forward and differentiate that, and its own backward woul
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
@@ -66,9 +67,11 @@ class Call:
         global _inside
         context = torch.autograd.function.FunctionCtx()
         versions = [tensor._version for tensor in tensors]
+        env = next((dim.node.shape_env for tensor in tensors for dim in tensor.shape  # type: ignore[attr-defined]
+                    if isinstance(dim, torch.SymInt)), None)
         _inside += 1
-        try:
-            with torch.no_grad():
+        try:  # a number that forward reads from a tensor stays in it
+            with torch.no_grad(), env.ignore_fresh_unbacked_symbols() if env else contextlib.nullcontext():
                 result = self.function.forward(context, *self.arguments(tensors))
         finally:
             _inside -= 1

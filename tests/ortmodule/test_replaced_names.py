@@ -9,6 +9,7 @@ import textwrap
 
 PROGRAM = textwrap.dedent('''
     import collections, functools, logging, warnings
+    import numpy as np
     import torch
     import torch.nn.functional as F
     from torch import nn
@@ -42,9 +43,11 @@ PROGRAM = textwrap.dedent('''
             self.embedding, self.layer = nn.Embedding(50, 16), nn.TransformerEncoderLayer(16, 2, 32, 0.1, batch_first=True)
             self.recurrent, self.linear, self.out = nn.LSTM(16, 16, batch_first=True), nn.Linear(16, 16), nn.Linear(16, 50)
             self.alike = nn.Sequential(*[nn.Linear(16, 16) for _ in range(3)])
+            self.calls = np.int64(0)
 
         def forward(self, tokens, lengths, labels):
             h = self.layer(self.embedding(tokens))
+            self.calls = self.calls + 1
             logging.getLogger("model").info("a line")
             warnings.warn("a word", stacklevel=1)
             h, _ = self.recurrent(pack_padded_sequence(h, lengths, True, False))

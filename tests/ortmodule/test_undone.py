@@ -408,7 +408,7 @@ def test_a_seed_in_forward(draw):
                                                   or "captured no tensor operations" in counts["reasons"][0])
 
 
-@pytest.mark.parametrize("name", ["_cached", "_program", "_first_run"])
+@pytest.mark.parametrize("name", ["_known_export", "_program", "_first_run"])
 def test_no_exception_of_an_export_is_without_a_name(monkeypatch, name):
     def broken(*_args, **_kwargs):
         raise KeyError("obj_module_lifted_custom_0")
