@@ -174,16 +174,32 @@ class Results:
         wanted = set().union(*[formula.free_symbols for _, formula in formulas.values()])
         contents = {symbol: node.args[0] for node in graph.graph.nodes if node.op == "call_method"
                     and node.target == "item" for symbol in symbols_of(example(node))}
-        if unknown := wanted.difference(symbols, contents):
+        unknown = wanted.difference(symbols, contents)
+        # A size that depends on contents: of nonzero(), say, or of zeros(n) with a tensor n.
+        self._sizes = {_expression(size): (node, axis) for node in graph.graph.nodes
+                       if isinstance(value := example(node), Tensor) for axis, size in enumerate(value.shape)
+                       if _expression(size) in unknown}
+        if unknown := unknown.difference(self._sizes):
             raise LookupError(f"a result depends on {', '.join(map(str, unknown))}, which is not an argument")
         self._symbols = [(str(symbol), symbols[symbol]) for symbol in wanted.intersection(symbols)]
-        self._contents = [(str(symbol), contents[symbol]) for symbol in wanted.difference(symbols)]
+        self._contents = [(str(symbol), contents.get(symbol)) for symbol in wanted.difference(symbols, self._sizes)]
         self._numbers = {i: (kind, _computed(formula)) for i, (kind, formula) in formulas.items()}
 
     def take_out(self) -> None:
         """Leaves the graph with its tensors as results, and with those that a number among them is read from."""
         tensors = [self._results[i] for i in self._tensors]
+        self._contents += [(str(symbol), self._size(*place)) for symbol, place in self._sizes.items()]
         self._output.args = (*tensors, *[tensor for _, tensor in self._contents]),
+
+    def _size(self, node: torch.fx.Node, axis: int) -> torch.fx.Node:
+        """A tensor without dims that holds a size."""
+        graph, tensor = self._output.graph, example(node)
+        with graph.inserting_before(self._output), tensor.fake_mode:
+            size = graph.call_function(torch.ops.aten.sym_size.int, (node, axis))
+            number = graph.call_function(torch.scalar_tensor, (size,), {"dtype": torch.int64})
+            size.meta["example_value"] = tensor.shape[axis]
+            number.meta["example_value"] = torch.empty((), dtype=torch.int64)
+        return number
 
     def put_back(self, left: Sequence[Tensor], given: Sequence[Any]) -> tuple[Any, ...]:
         """All results, from those that are left and the graph's arguments."""

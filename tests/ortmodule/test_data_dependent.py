@@ -198,3 +198,55 @@ def test_int_of_a_fraction():
     for shift in (0, 3):
         x = torch.arange(-6.0, 6.0).view(3, 4) + shift
         torch.testing.assert_close(ours(x), ours.module(x))
+
+
+class Padded(nn.Module):
+    """Boxes of images, as many for each as the most that one has. `how` says what is done with that number."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.fc, self.how, self.most = nn.Linear(4, 4), how, 0
+
+    def forward(self, x, owners):
+        boxes = torch.zeros(x.shape[0], owners.long().max(), 4) + x.unsqueeze(1)
+        if self.how == "branches" and boxes.shape[1] == 0:
+            return self.fc(x).sum()
+        if self.how == "keeps it":
+            self.most = boxes.shape[1]
+        return (self.fc(x) * boxes.sum(1) / boxes.shape[1]).sum()
+
+
+@pytest.mark.parametrize("how, exports", [("keeps it", 1), ("branches", 3)])
+def test_a_size_from_contents_that_python_reads(how, exports):
+    torch.manual_seed(0)
+    eager = Padded(how)
+    model = ORTModule(copy.deepcopy(eager))
+    for most in (2.0, 3.0, 6.0, 4.0):
+        x, owners = torch.randn(2, 4), torch.tensor([1.0, most])
+        for run in (eager, model):
+            run.zero_grad()
+            run(x, owners).backward()
+        assert model.module.most == eager.most and type(model.module.most) is int
+        torch.testing.assert_close(model.module.fc.weight.grad, eager.fc.weight.grad)
+    counts = onnxtrain.stats(model)
+    assert (counts["engine_steps"], counts["fallback_steps"], counts["exports"]) == (4, 0, exports), counts["reasons"]
+
+
+def test_a_number_of_rows_that_python_keeps():
+    class Rows(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc, self.rows = nn.Linear(4, 4), 0
+
+        def forward(self, x):
+            chosen = x[x[:, 0] > 0]
+            self.rows = chosen.shape[0]
+            return self.fc(chosen).sum()
+
+    eager = Rows()
+    model = ORTModule(copy.deepcopy(eager))
+    for rows in (5, 7, 6):
+        x = torch.randn(rows, 4)
+        torch.testing.assert_close(model(x), eager(x))
+        assert model.module.rows == eager.rows == int((x[:, 0] > 0).sum())
+    assert onnxtrain.stats(model)["engine_steps"] == 3
