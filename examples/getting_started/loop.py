@@ -72,7 +72,7 @@ def train(wrap: Callable[[nn.Module], nn.Module], label: str, args: argparse.Nam
     train_ids, valid_ids, vocabulary, corpus = data.load(args.data)
     source, valid = data.batchify(train_ids, BATCH), data.batchify(valid_ids, EVAL_BATCH)
     model = wrap(TransformerModel(vocabulary, dropout=args.dropout))
-    step = steps(model, vocabulary, 5.0)
+    step = steps(model, vocabulary, 0.5)
     starts = list(range(0, source.size(0) - BPTT - 1, BPTT))[: args.max_batches or None]
     print(f"{label}: {corpus}, {len(train_ids):,} tokens, {vocabulary:,} words, {len(starts)} batches an epoch")
     losses: list[float] = []

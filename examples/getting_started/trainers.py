@@ -12,8 +12,6 @@ from onnxruntime.capi.ort_trainer import IODescription, ModelDescription
 from onnxruntime.capi.ort_trainer import ORTTrainer as LegacyORTTrainer
 from onnxruntime.training import ORTTrainer, ORTTrainerOptions, optim
 
-RATE = 0.1  # of the loop's: its gradients are clipped
-
 
 class Trainer:
     """The form of 1.5 to 1.16."""
@@ -23,12 +21,12 @@ class Trainer:
         self._trainer = ORTTrainer(
             model, {"inputs": [("tokens", ["bptt", "batch"]), ("targets", ["bptt_x_batch"])],
                     "outputs": [("loss", [], True), ("logits", ["bptt", "batch", vocabulary])]},
-            optim.SGDConfig(lr=RATE * lr), loss_fn=loss_of(vocabulary),
+            optim.SGDConfig(lr=lr), loss_fn=loss_of(vocabulary),
             options=ORTTrainerOptions({"device": {"id": "cpu"}}))
 
     def __call__(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """One step; the loss."""
-        self._trainer.optim_config.lr = RATE * self.lr
+        self._trainer.optim_config.lr = self.lr
         return self._trainer.train_step(inputs, targets)[0]
 
 
@@ -45,7 +43,7 @@ class Legacy:
 
     def __call__(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """One step; the loss."""
-        return self._trainer.train_step(inputs, targets, torch.tensor([RATE * self.lr]))[0]
+        return self._trainer.train_step(inputs, targets, torch.tensor([self.lr]))[0]
 
 
 def loss_of(vocabulary: int):  # noqa: ANN201

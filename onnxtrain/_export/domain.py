@@ -97,8 +97,8 @@ library.impl("drawn_like", _drawn_like, "CompositeExplicitAutograd")
 torch.library.register_fake("onnxtrain::drawn_like", lambda x, *_, dtype: x.new_empty(x.shape, dtype=dtype),
                             lib=library)
 library.impl("batch_norm", _batch_norm, "CompositeExplicitAutograd")
-for name, gates in (("gru_gates", gru_gates), ("lstm_gates", lstm_gates)):
-    library.impl(name, gates, "CompositeExplicitAutograd")
+library.impl("gru_gates", gru_gates, "CompositeExplicitAutograd")
+library.impl("lstm_gates", lstm_gates, "CompositeExplicitAutograd")
 torch.library.register_fake("onnxtrain::gru_gates", lambda input, hidden, state: torch.empty_like(state), lib=library)
 torch.library.register_fake("onnxtrain::lstm_gates",
                             lambda gates, state: (torch.empty_like(state), torch.empty_like(state)), lib=library)

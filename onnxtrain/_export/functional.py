@@ -155,9 +155,9 @@ class Functionalized(FunctionalTensorMode):
                 if func._schema.name in _COMPARES:
                     raise Untraceable(f"The module compares in place ({func}), with gradients; a graph has none there.")
         before = self._before(args[0]) if written and _overwrites(func) else None
-        twin = _twin(func) if len(written) == 1 and written[0] is args[0] else None
-        result = super().__torch_dispatch__(twin or func, types, args, kwargs)
-        if twin is not None:
+        plain = _plain_form(func) if len(written) == 1 and written[0] is args[0] else None
+        result = super().__torch_dispatch__(plain or func, types, args, kwargs)
+        if plain is not None:
             result = _replace(args[0], result)
         if before is not None:
             self._restores = True
@@ -270,15 +270,15 @@ def _overwrites(func: Any) -> bool:
 
 
 @functools.cache
-def _twin(func: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
+def _plain_form(func: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
     """Of an operator that writes into its first argument, aten::mul_ say, the one that makes a new tensor."""
     library, name = func._schema.name.split("::")
     if (library != "aten" or not name.endswith("_") or torch.Tag.inplace_view in func.tags
             or func is aten.detach_.default):
         return None
-    twin = getattr(getattr(aten, name[:-1], None), func._overloadname, None)
-    takes = [[(each.name, str(each.type)) for each in form._schema.arguments] for form in (func, twin) if form]
-    return twin if takes[0] == takes[-1] else None  # pow_.Scalar and pow.Scalar are two things
+    plain = getattr(getattr(aten, name[:-1], None), func._overloadname, None)
+    takes = [[(each.name, str(each.type)) for each in form._schema.arguments] for form in (func, plain) if form]
+    return plain if takes[0] == takes[-1] else None  # pow_.Scalar and pow.Scalar are two things
 
 
 def _replace(tensor: FunctionalTensor, value: FunctionalTensor) -> FunctionalTensor:

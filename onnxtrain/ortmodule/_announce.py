@@ -57,10 +57,11 @@ def start(model: Any) -> Iterator[None]:
 
 def _ready(model: Any, seconds: float, is_part: bool, logs: bool) -> None:
     """Logs, once per mode, how a module runs, if any of it runs in the engine; is_part: not all of it does."""
-    training = model._is_training()
+    if (training := model._is_training()) in model._announced:
+        return
     programs = [program for key, known in model._all_programs() if key.training == training for program in known
                 if program.steps]
-    if training in model._announced or not programs:
+    if not programs:
         return
     model._announced.add(training)
     if not logs:

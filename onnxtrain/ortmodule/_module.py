@@ -205,8 +205,9 @@ class ORTModule(torch.nn.Module):
 
     def _run(self, program: Program, leaves: Sequence[Any], grad_enabled: bool) -> Any:
         """One step in the engine, traced, and its memory or density printed, where that was asked for."""
-        run, trace = functools.partial(program, leaves, grad_enabled), self._debug.trace
-        result = run() if trace is None else trace.call(program, type(self._module).__name__, run)
+        trace = self._debug.trace
+        result = program(leaves, grad_enabled) if trace is None else trace.call(
+            program, type(self._module).__name__, functools.partial(program, leaves, grad_enabled))
         if self._runtime.print_memory_stats:
             _announce.memory(self, program)
         if self._runtime.print_input_density:

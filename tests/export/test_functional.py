@@ -231,10 +231,10 @@ def test_a_float_minus_whole_numbers_is_exported_once():
     assert (counts["exports"], counts["engine_steps"]) == (1, 2)
 
 
-def test_an_operator_in_place_has_a_twin_of_the_same_arguments():
+def test_an_operator_in_place_has_a_plain_form_of_the_same_arguments():
     aten = torch.ops.aten
     pairs = {aten.mul_.Tensor: aten.mul.Tensor, aten.hardswish_.default: aten.hardswish.default,
              aten.copy_.default: aten.copy.default, aten.masked_fill_.Scalar: aten.masked_fill.Scalar,
              aten.pow_.Scalar: None,  # pow.Scalar is the power of a number
              aten.normal_.default: None, aten.detach_.default: None, aten.t_.default: None, aten.mul.Tensor: None}
-    assert {func: functional._twin(func) for func in pairs} == pairs
+    assert {func: functional._plain_form(func) for func in pairs} == pairs

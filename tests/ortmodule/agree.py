@@ -98,3 +98,13 @@ def step(*args, **kwargs):
 
 X = torch.randn(3, 4, generator=torch.Generator().manual_seed(5)).requires_grad_(True)
 Y = torch.randn(3, 4, generator=torch.Generator().manual_seed(6))
+
+
+def three(change=lambda m: None):
+    """A use: three steps, the module changed before the second."""
+    def use(m):
+        results = [step(X)(m)[0]]
+        change(m)
+        return [*results, step(Y)(m)[0], step(X)(m)[0]]
+
+    return use

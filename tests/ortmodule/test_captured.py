@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-from agree import X, Y, both, equal, in_engine, module, step
+from agree import X, Y, both, equal, in_engine, module, step, three
 
 import onnxtrain
 from onnxtrain.ortmodule import ORTModule, ORTModuleTorchModelException
@@ -27,16 +27,6 @@ HELPER = types.SimpleNamespace(scale=2.0)
 def counts(model):
     found = onnxtrain.stats(model)
     return found["engine_steps"], found["fallback_steps"], found["exports"]
-
-
-def three(change=lambda m: None):
-    """A use: three steps, the module changed before the second."""
-    def use(m):
-        results = [step(X)(m)[0]]
-        change(m)
-        return [*results, step(Y)(m)[0], step(X)(m)[0]]
-
-    return use
 
 
 def test_a_training_follows_eager():
@@ -445,61 +435,6 @@ def test_cuts_are_those_of_the_module_that_has_them():
     outer(X)
     assert onnxtrain.stats(outer.part)["graph_breaks"] == [BROKEN]
     assert BROKEN not in onnxtrain.stats(outer)["graph_breaks"]
-
-
-def squared(x):
-    return x * x
-
-
-class Sevenfold(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, factor):
-        ctx.save_for_backward(x)
-        ctx.factor = factor
-        return x * x
-
-    @staticmethod
-    def backward(ctx, grad):
-        (x,) = ctx.saved_tensors
-        return grad * x * ctx.factor, None
-
-
-class Square(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return squared(x)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return 2 * ctx.saved_tensors[0] * grad
-
-
-@pytest.mark.parametrize("forward", [
-    lambda m, x: Sevenfold.apply(m.fc(x), 7.0),
-    lambda m, x: torch.utils.checkpoint.checkpoint(lambda y: torch.relu(m.fc(y)), x, use_reentrant=False),
-], ids=["function", "checkpoint"])
-def test_functions_keep_their_own_backward(forward):
-    assert counts(both(module(forward), three()))[1:] == (0, 1)
-
-
-class Inherits(Sevenfold):
-    pass
-
-
-apply_sevenfold = Sevenfold.apply
-
-
-@pytest.mark.parametrize("call, name", [
-    (lambda x: Sevenfold.apply(x, 7.0), "Sevenfold"),
-    (lambda x, kind=Square: kind.apply(x), "Square"),
-    (lambda x: Inherits.apply(x, 7.0), "Inherits"),
-    (lambda x: apply_sevenfold(x, 7.0), "_function.<locals>.Captured"),  # or Inherits: not to be told
-])
-def test_a_function_keeps_its_name(call, name):
-    model = both(module(lambda m, x: call(m.fc(x))), three())
-    (program,) = model._all_programs()[0][1]
-    assert [called.function.__qualname__ for called in program.exported.functions] == [name]
 
 
 def test_a_second_gradient():

@@ -3,6 +3,7 @@
 import copy
 import logging
 
+import agree
 import pytest
 import torch
 import torch.nn as nn
@@ -395,3 +396,61 @@ def test_what_a_function_writes_to_data_is_no_change():
             m(x).square().mean().backward()
     for p, q in zip(eager.parameters(), model.parameters(), strict=True):
         torch.testing.assert_close(q.grad, p.grad, rtol=1e-4, atol=1e-6)
+
+
+def squared(x):
+    return x * x
+
+
+class Sevenfold(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, factor):
+        ctx.save_for_backward(x)
+        ctx.factor = factor
+        return x * x
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        return grad * x * ctx.factor, None
+
+
+class Helped(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return squared(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return 2 * ctx.saved_tensors[0] * grad
+
+
+@pytest.mark.usefixtures("fresh_dynamo")
+@pytest.mark.parametrize("forward", [
+    lambda m, x: Sevenfold.apply(m.fc(x), 7.0),
+    lambda m, x: torch.utils.checkpoint.checkpoint(lambda y: torch.relu(m.fc(y)), x, use_reentrant=False),
+], ids=["function", "checkpoint"])
+def test_functions_keep_their_own_backward(forward):
+    counts = onnxtrain.stats(agree.both(agree.module(forward), agree.three()))
+    assert (counts["fallback_steps"], counts["exports"]) == (0, 1)
+
+
+class Inherits(Sevenfold):
+    pass
+
+
+apply_sevenfold = Sevenfold.apply
+
+
+@pytest.mark.usefixtures("fresh_dynamo")
+@pytest.mark.parametrize("call, name", [
+    (lambda x: Sevenfold.apply(x, 7.0), "Sevenfold"),
+    (lambda x, kind=Helped: kind.apply(x), "Helped"),
+    (lambda x: Inherits.apply(x, 7.0), "Inherits"),
+    (lambda x: apply_sevenfold(x, 7.0), "_function.<locals>.Captured"),  # or Inherits: not to be told
+])
+def test_a_function_keeps_its_name(call, name):
+    model = agree.both(agree.module(lambda m, x: call(m.fc(x))), agree.three())
+    (program,) = model._all_programs()[0][1]
+    assert [called.function.__qualname__ for called in program.exported.functions] == [name]

@@ -62,42 +62,37 @@ def mingpt(run: Run):
     trainer.run()
 
 
-@script("karpathy/llm.c@f1e2ace651495b74ae22d45d1723443fd00ecd3a", replaced="data")
-def llmc(run: Run):
-    """train_gpt2.py, by its definitions, as it trains with --flash=0."""
-    train_gpt2 = definitions(run.folder / "train_gpt2.py", FLASH=0, print0=print)
-    config = train_gpt2.GPTConfig(block_size=LENGTH, vocab_size=WORDS, n_layer=3, n_head=4, n_embd=64)
-    raw_model = train_gpt2.GPT(config)
+def train_gpt2(run: Run, flash, micro_steps):
+    """llm.c's train_gpt2.py, by its definitions."""
+    script = definitions(run.folder / "train_gpt2.py", FLASH=flash, print0=print)
+    raw_model = script.GPT(script.GPTConfig(block_size=LENGTH, vocab_size=WORDS, n_layer=3, n_head=4, n_embd=64))
     optimizer = raw_model.configure_optimizers(0.1, 3e-4, (0.9, 0.95), "cpu", 0)
     model = run.wrap(raw_model)
     for _ in range(run.steps):
         optimizer.zero_grad(set_to_none=True)
-        for _ in range(2):
+        for _ in range(micro_steps):
             x, y = words()
             _, loss = model(x, y, return_logits=False)
-            loss = loss / 2
+            loss = loss / micro_steps
             loss.backward()
         clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         run.step(loss)
 
 
-@script("karpathy/llm.c@f1e2ace651495b74ae22d45d1723443fd00ecd3a", replaced="data")
+LLMC = "karpathy/llm.c@f1e2ace651495b74ae22d45d1723443fd00ecd3a"
+
+
+@script(LLMC, replaced="data")
+def llmc(run: Run):
+    """As it trains with --flash=0 and two micro-batches a step."""
+    train_gpt2(run, 0, 2)
+
+
+@script(LLMC, replaced="data")
 def llmc_flash(run: Run):
-    """The same with --flash=1."""
-    train_gpt2 = definitions(run.folder / "train_gpt2.py", FLASH=1, print0=print)
-    config = train_gpt2.GPTConfig(block_size=LENGTH, vocab_size=WORDS, n_layer=3, n_head=4, n_embd=64)
-    raw_model = train_gpt2.GPT(config)
-    optimizer = raw_model.configure_optimizers(0.1, 3e-4, (0.9, 0.95), "cpu", 0)
-    model = run.wrap(raw_model)
-    for _ in range(run.steps):
-        x, y = words()
-        optimizer.zero_grad(set_to_none=True)
-        _, loss = model(x, y, return_logits=False)
-        loss.backward()
-        clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        run.step(loss)
+    """As it trains with --flash=1."""
+    train_gpt2(run, 1, 1)
 
 
 @script("karpathy/nanochat@92d63d4e8bb4df75c3b71618f31ddde2378b2bcd", replaced="data, torch.compile of the optimizer",

@@ -269,46 +269,35 @@ def gradients(model):
     return torch.stack([p.grad.norm() for p in model.parameters()]).norm()
 
 
-@script(EXAMPLES, line="policy = ORTModule(policy)", replaced="nothing", requires=("gymnasium",))
-def reinforce(run: Run):
-    """One call of forward for each move, all of them part of an episode's loss."""
+def plays(run: Run, name, attribute, lr, **given):
+    """reinforcement_learning/NAME: one call of forward for each move, all of them part of an episode's loss."""
     import gymnasium
 
-    main = definitions(run.folder / "reinforcement_learning" / "reinforce.py", args=SimpleNamespace(gamma=0.99), eps=1e-7)
+    main = definitions(run.folder / "reinforcement_learning" / name, args=SimpleNamespace(gamma=0.99), eps=1e-7, **given)
     env = gymnasium.make("CartPole-v1")
     env.reset(seed=543)
-    main.policy = run.wrap(main.Policy())
-    main.optimizer = optim.Adam(main.policy.parameters(), lr=1e-2)
+    model = run.wrap(main.Policy())
+    setattr(main, attribute, model)
+    main.optimizer = optim.Adam(model.parameters(), lr=lr)
     for _ in range(run.steps):
-        episode(env, main.select_action, main.policy.rewards)
+        state, _ = env.reset()
+        for _ in range(100):  # or until the pole falls
+            state, reward, terminated, truncated, _ = env.step(main.select_action(state))
+            model.rewards.append(reward)
+            if terminated or truncated:
+                break
         main.finish_episode()
-        run.step(gradients(main.policy))
+        run.step(gradients(model))
 
 
-def episode(env, select_action, rewards):
-    """Until the pole falls."""
-    state, _ = env.reset()
-    for _ in range(100):
-        state, reward, terminated, truncated, _ = env.step(select_action(state))
-        rewards.append(reward)
-        if terminated or truncated:
-            break
+@script(EXAMPLES, line="policy = ORTModule(policy)", replaced="nothing", requires=("gymnasium",))
+def reinforce(run: Run):
+    plays(run, "reinforce.py", "policy", 1e-2)
 
 
 @script(EXAMPLES, replaced="nothing", requires=("gymnasium",))
 def actor_critic(run: Run):
-    import gymnasium
-
-    main = definitions(run.folder / "reinforcement_learning" / "actor_critic.py", args=SimpleNamespace(gamma=0.99),
-                       eps=1e-7, SavedAction=namedtuple("SavedAction", ["log_prob", "value"]))
-    env = gymnasium.make("CartPole-v1")
-    env.reset(seed=543)
-    main.model = run.wrap(main.Policy())
-    main.optimizer = optim.Adam(main.model.parameters(), lr=3e-2)
-    for _ in range(run.steps):
-        episode(env, main.select_action, main.model.rewards)
-        main.finish_episode()
-        run.step(gradients(main.model))
+    plays(run, "actor_critic.py", "model", 3e-2, SavedAction=namedtuple("SavedAction", ["log_prob", "value"]))
 
 
 @script(EXAMPLES)
