@@ -1,7 +1,7 @@
 """Small modules whose Python state is another one at each call, by name in STATES, and a training step of two of them.
 
-test_changing_state.py holds them against eager PyTorch. As a script it prints for each the calls in PyTorch, exports,
-files of ORTMODULE_CACHE_DIR, and milliseconds a step of eager and of ORTModule, for steps 30 to 60:
+test_changing_numbers.py holds them against eager PyTorch. As a script it prints for each the calls in PyTorch, exports,
+those kept in ORTMODULE_CACHE_DIR, and milliseconds a step of eager and of ORTModule, for steps 30 to 60:
 
     python tests/ortmodule/changing_state.py             # all
     python tests/ortmodule/changing_state.py "a roll"    # those with these words in their names
@@ -464,7 +464,7 @@ def measured(name: str) -> tuple[dict[str, Any], int, tuple[float, float], str]:
             for each, result in zip(seconds, found, strict=True):
                 each.append(result[3])
             differs = differs or difference(*found) and f"step {i}: {difference(*found)}"
-        files = sum(len(names) for _, _, names in os.walk(folder))
+        files = sum(name.endswith(".zip") for _, _, names in os.walk(folder) for name in names)
     late = [statistics.median(each[STEPS // 2:]) for each in seconds]
     return counts, files, (late[0], late[1]), differs
 

@@ -195,7 +195,8 @@ def test_state_that_changes_is_eagers(name, tmp_path, monkeypatch):
     for i, (ours, found) in enumerate(steps(STATES[name], 24)):
         assert not difference(*found), f"step {i}"
         counts = onnxtrain.stats(ours)
-    assert counts["exports"] <= MAX_CAPTURES and len(list(tmp_path.rglob("*"))) <= MAX_CAPTURES
+    # Beside exports the folder has one file of the machine's measured products, if an earlier test measured some.
+    assert counts["exports"] <= MAX_CAPTURES and len(list(tmp_path.glob("*.zip"))) <= MAX_CAPTURES
     if name in CONSTANTS:
         (reason,) = counts["reasons"]
         assert f"in {changing_state.__file__}, line " in reason
