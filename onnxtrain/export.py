@@ -95,10 +95,11 @@ class _Flat(torch.nn.Module):
                 wrapped = module._captured.trace(inputs, mode.wrap)
             patch.refuse_visible(wrapped)
             traced.same = {i: own[id(result)] for i, result in enumerate(wrapped) if id(result) in own}
-            results, conditions = mode.unwrap((tuple(wrapped), tuple(checked)))
+            conditions = [*checked, *mode.checked]
+            results, conditions = mode.unwrap((tuple(wrapped), tuple(conditions)))
             buffers, written = _changes(mode.changed(), module, args)
         traced.out_tensors = list(range(len(results)))
-        traced.buffers, traced.checks, traced.written = list(buffers), len(checked), list(written)
+        traced.buffers, traced.checks, traced.written = list(buffers), len(conditions), list(written)
         return (*results, *buffers.values(), *conditions, *written.values())
 
 

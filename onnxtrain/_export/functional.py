@@ -29,10 +29,11 @@ _IN_PLACE = {aten.dropout_.default: aten.dropout.default, aten.alpha_dropout_.de
              aten.feature_dropout_.default: aten.feature_dropout.default,
              aten.feature_alpha_dropout_.default: aten.feature_alpha_dropout.default}
 # Composite operators that are traced in parts: those that may return an argument, which their schemas do not say (left
-# whole, their results would stand for the argument from then on), and those that join tensors.
+# whole, their results would stand for the argument from then on), those that join tensors, and those that raise.
 _IN_PARTS = frozenset(getattr(getattr(aten, name), overload) for name in (
     "type_as", "broadcast_tensors", "sum_to_size", "atleast_1d", "atleast_2d", "atleast_3d", "to_dense",
-    "cartesian_prod", "column_stack", "hstack", "vstack", "dstack") for overload in getattr(aten, name).overloads())
+    "cartesian_prod", "column_stack", "hstack", "vstack", "dstack", "inverse", "linalg_inv", "linalg_cholesky",
+    "linalg_solve", "linalg_solve_ex", "linalg_lu_factor", "linalg_ldl_factor") for overload in getattr(aten, name).overloads())
 # In place, of floats: the results are floats, which eager's autograd follows, and those of the plain operators are not.
 _COMPARES = frozenset(f"aten::{name}_" for name in ("eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or",
                                                     "logical_xor", "logical_not"))
@@ -99,6 +100,7 @@ class Functionalized(FunctionalTensorMode):
         self._wrapped: dict[int, tuple[Tensor, FunctionalTensor]] = {}  # by the id of a tensor
         self._memories: dict[int, _Memory] = {}  # by the address of a storage
         self._restores = False  # what is written now depends on what was there before
+        self.checked: list[Tensor] = []  # conditions without which torch would raise
 
     def wrap(self, value: Any) -> Any:
         """A tensor of the trace as one that this mode follows; anything else as it is."""
@@ -132,6 +134,10 @@ class Functionalized(FunctionalTensorMode):
     def __torch_dispatch__(self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (),
                            kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
+        if func is aten._linalg_check_errors.default:  # a matrix without an inverse, say
+            with self:
+                self.checked.append((args[0] == 0).all())
+            return None
         if func in _DROPOUTS or func in _IN_PLACE:
             return self._dropout(func, types, args, kwargs)
         if func in _IN_PARTS:
@@ -220,6 +226,8 @@ class Batched(contextlib.AbstractContextManager[Any]):
     """In the place of Functionalized, for a graph with torch.vmap(), whose tensors functionalization cannot follow in a
     trace (2.13).
     """
+
+    checked = ()
 
     def __exit__(self, *error: object) -> None:
         return None

@@ -140,7 +140,8 @@ def cross_entropy(
         return _soft_cross_entropy(input, target, weight, reduction, label_smoothing)
     if label_smoothing > 0.0:
         return _smooth_cross_entropy(input, target, weight, ignore_index, reduction, label_smoothing)
-    return _F.cross_entropy(input, _labels(target), weight, ignore_index=ignore_index, reduction=reduction)
+    target, ignore_index = _labels(target, ignore_index)
+    return _F.cross_entropy(input, target, weight, ignore_index=ignore_index, reduction=reduction)
 
 
 @overload
@@ -158,8 +159,12 @@ def _widened(x: Tensor | None) -> Tensor | None:
     return x.float() if torch.is_autocast_enabled(x.device.type) else x
 
 
-def _labels(target: Tensor) -> Tensor:
-    return target if target.dtype == torch.int64 else target.long()
+def _labels(target: Tensor, ignore_index: int) -> tuple[Tensor, int]:
+    """Labels in int64, and the one to ignore, which ONNX's operator takes as a constant: no size of a tensor."""
+    target = target if target.dtype == torch.int64 else target.long()
+    if isinstance(ignore_index, torch.SymInt):
+        return target.masked_fill(target == ignore_index, -100), -100
+    return target, ignore_index
 
 
 def _along_classes(weight: Tensor, dims: int) -> Tensor:
@@ -189,7 +194,7 @@ def _smooth_cross_entropy(
     classes = input.size(1)
     log_prob = torch.log_softmax(input, 1)  # (N, C, ...)
     kept = target != ignore_index  # (N, ...)
-    label = _labels(target.masked_fill(kept.logical_not(), 0))
+    label = target.masked_fill(kept.logical_not(), 0).long()
     picked = -log_prob.gather(1, label.unsqueeze(1)).squeeze(1)  # (N, ...)
     if weight is None:
         scale = kept.to(input.dtype)
@@ -214,11 +219,12 @@ def nll_loss(
     input, weight = _widened(input), _widened(weight)
     if size_average is not None or reduce is not None:
         reduction = F._Reduction.legacy_get_string(size_average, reduce)  # type: ignore[attr-defined]
+    labels, ignore_index = _labels(target.reshape(-1) if input.dim() > 2 else target, ignore_index)
     if input.dim() > 2:
         flat = input.movedim(1, -1).flatten(0, -2)
-        loss = _F.nll_loss(flat, _labels(target.reshape(-1)), weight, ignore_index=ignore_index, reduction=reduction)
+        loss = _F.nll_loss(flat, labels, weight, ignore_index=ignore_index, reduction=reduction)
         return loss.reshape(target.shape) if reduction == "none" else loss
-    return _F.nll_loss(input, _labels(target), weight, ignore_index=ignore_index, reduction=reduction)
+    return _F.nll_loss(input, labels, weight, ignore_index=ignore_index, reduction=reduction)
 
 
 def logsigmoid(input: Tensor) -> Tensor:

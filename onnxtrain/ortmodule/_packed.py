@@ -104,6 +104,11 @@ def _forward_padded(self: torch.nn.RNNBase, input: Tensor, hx: Any = None) -> An
     return output, tuple(last) if several else last[0]
 
 
+def _forward_projected(self: torch.nn.RNNBase, input: Tensor, hx: Any = None) -> None:
+    """That of nn.LSTM with proj_size, which ONNX's operator does not have."""
+    _by_torch()
+
+
 def _forward(self: torch.nn.RNNBase, input: PackedSequence, hx: Any = None) -> Any:
     """That of nn.RNN, nn.GRU and nn.LSTM."""
     data, batch_sizes, order, back = input
@@ -165,8 +170,10 @@ def _instead_of_forward(module: Any, arguments: list[Any]) -> Any:
     examples = [argument.as_proxy().node.meta.get("example_value") for argument in arguments
                 if argument.is_tensor()]
     network = getattr(module, "value", None)
-    if not isinstance(network, torch.nn.RNNBase) or network.proj_size or not examples or not _in_engine(*examples):
+    if not isinstance(network, torch.nn.RNNBase) or not examples or not _in_engine(*examples):
         return None
+    if network.proj_size:
+        return _forward_projected
     return _forward_padded if all([each.dim() == 3 and _fits(each.dtype) for each in examples]) else None
 
 

@@ -415,6 +415,8 @@ FUNCTIONS = {
                    uniform(4, 3, 3, 3)),
     "convtr1_op": (lambda a, w: F.conv_transpose1d(a, w, stride=3, output_padding=2, dilation=3), uniform(1, 2, 5),
                    uniform(2, 3, 3)),
+    "ce_ignores_size": (lambda a: F.cross_entropy(a, torch.arange(a.shape[0]), ignore_index=a.shape[0] - 1), A),
+    "nll_ignores_size": (lambda a: F.nll_loss(a, torch.arange(a.shape[0]), ignore_index=a.shape[0] - 1), A),
     "nll_w": (lambda a, w: F.nll_loss(a.log_softmax(1), tensor([0, 1, 4, 2]), w.detach().abs(), ignore_index=1), A,
               uniform(5)),
     "ce_w_ls": (lambda a: F.cross_entropy(a, tensor([0, 1, -100, 2]), tensor([1.0, 2, 3, 4, 5]), label_smoothing=0.1),

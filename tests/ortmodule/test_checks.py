@@ -198,3 +198,37 @@ def test_a_check_of_a_number_that_a_tensor_held(check, wrong):
         model(torch.full((2, 4), wrong))
     counts = onnxtrain.stats(model)
     assert counts["engine_steps"] >= 2  # the first may be PyTorch's
+
+
+@pytest.mark.parametrize("function", [
+    torch.linalg.inv, torch.linalg.cholesky, lambda a: torch.linalg.solve(a, torch.eye(4)), torch.inverse],
+    ids=["inv", "cholesky", "solve", "inverse"])
+def test_a_matrix_without_a_result(function):
+    class Solved(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(4, 4)
+
+        def forward(self, x):
+            return function(x * self.fc.weight.sum())
+
+    eager = Solved()
+    ours = ORTModule(copy.deepcopy(eager))
+    for _ in range(2):
+        results = []
+        for model, module in ((eager, eager), (ours, ours._module)):
+            module.zero_grad()
+            x = torch.eye(4, requires_grad=True)
+            y = model(x * eager.fc.weight.sum().detach())
+            y.square().sum().backward()
+            results.append([y.detach(), x.grad, module.fc.weight.grad])
+        for got, want in zip(*reversed(results), strict=True):
+            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+    said = []
+    for model in (eager, ours):
+        with pytest.raises(torch.linalg.LinAlgError) as error:
+            model(torch.zeros(4, 4))
+        said.append(str(error.value))
+    assert said[0] == said[1]
+    counts = onnxtrain.stats(ours)
+    assert counts["engine_steps"] == 2 and not counts["graph_breaks"], counts["reasons"]

@@ -291,6 +291,21 @@ def test_projections():
     both(lambda: Projected().double(), use(*LENGTHS), TIGHT)
 
 
+class ProjectedPadded(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc, self.rnn = nn.Linear(4, 4), nn.LSTM(4, 5, proj_size=3)
+
+    def forward(self, x):
+        return self.fc(self.rnn(self.fc(x))[0] @ self.fc.weight[:3])
+
+
+def test_a_projection_alone_runs_in_pytorch():
+    ours = both(ProjectedPadded, step(X))
+    counts = onnxtrain.stats(ours)
+    assert counts["fallback_steps"] == 0 and len(counts["graph_breaks"]) == 1, counts["reasons"]
+
+
 def test_replaced_fields_of_a_named_tuple():
     class Scaled(nn.Module):
         def __init__(self):
