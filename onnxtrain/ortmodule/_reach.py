@@ -11,6 +11,10 @@ from typing import Any
 
 from torch import Tensor
 
+#: Operators whose results are no floats, so that autograd does not follow them.
+_ENDS = frozenset(("Shape", "Size", "NonZero", "ArgMax", "ArgMin", "Equal", "Less", "LessOrEqual", "Greater",
+                   "GreaterOrEqual", "Not", "And", "Or", "Xor", "IsNaN", "IsInf"))
+
 
 class Reach:
     """From outputs of a graph to the inputs that they are made of; read off the model when first asked."""
@@ -66,7 +70,7 @@ class Reach:
         self._made = {}
         for node in graph.node:
             found = reads(node)
-            if node.op_type == "StopGradient":
+            if node.op_type == "StopGradient" or node.op_type in _ENDS:
                 self._stops.update(node.output)
             for name in node.output:
                 self._made[name] = found

@@ -124,6 +124,27 @@ def test_gradient_of_inputs_and_frozen_parameters():
     steps_in_engine(model)
 
 
+@pytest.mark.parametrize("forward", [
+    lambda self, x, y: (self.fc(x).view(y.shape) * 2, self.fc(x) * y),
+    lambda self, x, y: (self.fc(x) * (y > 0), self.fc(x) * y),
+    lambda self, x, y: (self.fc(x) + y.argmax(), y * 2)], ids=["shape", "comparison", "index"])
+def test_an_output_that_reads_no_value_gives_no_gradient(forward):
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(4, 4)
+
+    Two.forward = forward
+    found = []
+    module = Two()
+    for model in (module, ORTModule(copy.deepcopy(module))):
+        x, y = (torch.ones(3, 4, requires_grad=True) for _ in range(2))
+        model(x, y)[0].sum().backward()
+        found.append((x.grad, y.grad))
+    assert found[0][1] is None and found[1][1] is None
+    torch.testing.assert_close(found[1][0], found[0][0])
+
+
 def test_several_forwards_before_their_backwards():
     torch.manual_seed(0)
     module = models.MLP()
