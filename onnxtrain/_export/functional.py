@@ -29,11 +29,13 @@ _IN_PLACE = {aten.dropout_.default: aten.dropout.default, aten.alpha_dropout_.de
              aten.feature_dropout_.default: aten.feature_dropout.default,
              aten.feature_alpha_dropout_.default: aten.feature_alpha_dropout.default}
 # Composite operators that are traced in parts: those that may return an argument, which their schemas do not say (left
-# whole, their results would stand for the argument from then on), those that join tensors, and those that raise.
+# whole, their results would stand for the argument from then on), those that join tensors, those that raise, and those
+# that have no translation, for which the program would be traced once more.
 _IN_PARTS = frozenset(getattr(getattr(aten, name), overload) for name in (
     "type_as", "broadcast_tensors", "sum_to_size", "atleast_1d", "atleast_2d", "atleast_3d", "to_dense",
     "cartesian_prod", "column_stack", "hstack", "vstack", "dstack", "inverse", "linalg_inv", "linalg_cholesky",
-    "linalg_solve", "linalg_solve_ex", "linalg_lu_factor", "linalg_ldl_factor") for overload in getattr(aten, name).overloads())
+    "linalg_solve", "linalg_solve_ex", "linalg_lu_factor", "linalg_ldl_factor", "tensordot", "conv_transpose1d",
+    "conv_transpose2d", "conv_transpose3d") for overload in getattr(aten, name).overloads())
 # In place, of floats: the results are floats, which eager's autograd follows, and those of the plain operators are not.
 _COMPARES = frozenset(f"aten::{name}_" for name in ("eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or",
                                                     "logical_xor", "logical_not"))

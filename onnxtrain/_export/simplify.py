@@ -97,7 +97,7 @@ def _simplify(graph: torch.fx.Graph) -> None:
     for node in list(graph.nodes):
         if node.op != "call_function":
             continue
-        if node.target is aten._assert_tensor_metadata.default:
+        if node.target in (aten._assert_tensor_metadata.default, aten._assert_scalar.default):
             graph.erase_node(node)
         elif node.target in (aten.as_strided.default, aten.as_strided_scatter.default):
             _as_strided(graph, node)

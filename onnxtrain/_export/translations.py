@@ -337,6 +337,9 @@ def _numbers(op: Any) -> Table:
             self = op.Cast(self, to=DEFAULTS[torch.get_default_dtype()])
         return op.Pow(self, op.CastLike(exponent, self))
 
+    def reverse_subtract(self, other, alpha=1):
+        return op.Sub(op.CastLike(other, self), scaled(self, alpha))
+
     def power_of_tensors(self, exponent):
         """ONNX's result has the dtype of the base, whatever the exponent's is."""
         return op.Pow(*promoted(op, self, exponent))
@@ -380,6 +383,8 @@ def _numbers(op: Any) -> Table:
         aten.arange.default: arange("aten_arange"),
         aten.arange.start: arange("aten_arange_start"),
         aten.arange.start_step: arange("aten_arange_start_step"),
+        aten.rsub.Scalar: reverse_subtract,
+        aten.square.default: lambda self: power(self, 2),
         aten.pow.Tensor_Scalar: power,
         aten.pow.Tensor_Tensor: power_of_tensors,
         torch.sym_float: real,

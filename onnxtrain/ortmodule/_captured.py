@@ -203,9 +203,10 @@ def _dynamic_sizes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[st
     for name, tensor in (*_tensors("L['args']", args), *_tensors("L['kwargs']", kwargs)):
         if not tensor.is_nested:
             pattern = re.sub(r"\\?[, :]", ".", re.escape(name))  # which torch takes for its own
-            image = tensor.dim() > 3 and tensor.is_floating_point() and ".layers[" not in name  # and of no cache
-            for axis in range(2 if image else tensor.dim()):
-                yield f"{pattern}$:{axis}"
+            if tensor.dim() > 3 and tensor.is_floating_point() and ".layers[" not in name:  # an image, and of no cache
+                yield from (f"{pattern}$:{axis}" for axis in range(2))  # torch 2.10 knows no axes
+            else:
+                yield f"{pattern}$"
 
 
 class _Collector:

@@ -11,6 +11,9 @@ from torch.utils import _pytree as pytree
 import onnxtrain
 from onnxtrain.ortmodule import ORTModule
 
+#: Torch 2.10 cuts graphs in more places, and PyTorch runs some calls there: with equal results, but other counts.
+RECENT = torch.__version__ >= (2, 11)
+
 
 class Square(torch.autograd.Function):
     """Its backward is the derivative of its forward."""

@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-from agree import X, Y, both, equal, in_engine, module, step, three
+from agree import RECENT, X, Y, both, equal, in_engine, module, step, three
 
 import onnxtrain
 from onnxtrain.ortmodule import ORTModule, ORTModuleTorchModelException
@@ -163,8 +163,9 @@ def test_a_branch_on_a_value_is_two_graphs_in_the_engine():
 def test_a_branch_on_a_number_is_named(number):
     model = both(module(lambda m, x: m.fc(x) if number(x) else m.fc(-x)), lambda m: [m(X), m(3 + X), m(X)])
     in_engine(model, 3)
-    [cut] = onnxtrain.stats(model)["graph_breaks"]
-    assert cut.startswith(f"Python branches on a number that a tensor held, in {__file__}, line ")
+    cuts = onnxtrain.stats(model)["graph_breaks"]
+    assert len(cuts) == 1 or not RECENT
+    assert cuts[-1].startswith(f"Python branches on a number that a tensor held, in {__file__}, line ")
 
 
 class Masked(nn.Module):
@@ -522,7 +523,7 @@ def test_arguments_that_are_wrong_for_a_while():
         with pytest.raises(ValueError, match="not yet"):
             model(X)
         captures.append(torch._dynamo.utils.counters["frames"]["total"] - before)
-    assert captures[:2] == captures[:1] * 2 and captures[0] and not any(captures[2:])
+    assert all(captures[:2]) and not any(captures[2:]) and (captures[0] == captures[1] or not RECENT)
     assert counts(model) == (6, 6, 1)
     model.refused.clear()
     for _ in range(3):

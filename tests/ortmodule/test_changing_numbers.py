@@ -11,7 +11,7 @@ import sympy
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-from agree import X
+from agree import RECENT, X
 from changing_state import STATES, difference, steps
 from torch.utils._sympy import functions as sizes
 
@@ -23,7 +23,7 @@ from onnxtrain.ortmodule._numbers import _INSTEAD
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 STEPS = 2 * MAX_CAPTURES
-RECENT = torch.__version__ >= (2, 11)  # an older torch reads these numbers in a trace, and has no line for a length
+# Torch 2.10 reads these numbers in a trace, and has no line for a length.
 CONSTANTS_BEFORE = ("an exponent", "a power of a float")
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn as nn
+from agree import RECENT
 from structure import fakes, structure
 
 import onnxtrain
@@ -258,7 +259,7 @@ def test_hooks_that_forward_installs_are_its_own():
         assert len(found) == 2
         torch.testing.assert_close(model(x)[0], eager(x)[0])
     counts = onnxtrain.stats(model)
-    assert (counts["engine_steps"], counts["fallback_steps"]) == (6, 0), counts["reasons"]
+    assert (counts["engine_steps"], counts["fallback_steps"]) == ((6, 0) if RECENT else (5, 1)), counts["reasons"]
     assert len(model.module(x, collect=True)[1]) == 2
     assert [len(layer._forward_hooks) for layer in model.module.layers] == [1, 1]
     again = ORTModule(copy.deepcopy(model.module))  # its hooks are known
@@ -366,7 +367,9 @@ def test_a_generator_of_torch_made_in_forward(draw):
     for _ in range(2):
         torch.testing.assert_close(model(x), model.module(x))
     counts = onnxtrain.stats(model)
-    if counts["graph_breaks"]:  # Python draws, between two graphs
+    if not RECENT:
+        assert counts["fallback_steps"] == 2
+    elif counts["graph_breaks"]:  # Python draws, between two graphs
         assert counts["engine_steps"] == 2 and "torch.Generator method" in str(counts["graph_breaks"])
     else:
         assert counts["fallback_steps"] == 2 and "its own torch.Generator" in counts["reasons"][0]
