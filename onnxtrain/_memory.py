@@ -7,10 +7,13 @@ small batch is enough to ask about a large one.
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from onnxtrain import _C
 
 MIB = 2**20
 BUDGETS = (0.8, 0.6, 0.4, 0.25, 0.15)  # of what the level plans
@@ -167,9 +170,13 @@ def memory_report(model: Any, *sizes: Sequence[int]) -> MemoryReport:
         other = program.planner(level, budget).plan(shapes, mask)
         return other["slab_bytes"], other["recomputed_share"]
 
-    return MemoryReport(plan["slab_bytes"], phases, _holders(plan, peak), {i: at(i, 0.0) for i in (0, 1, 2)},
-                        {part: at(level, max(2.0, part * plan["slab_bytes"])) for part in BUDGETS}, live, split,
-                        len(programs))
+    _C.set_log_level(logging.ERROR)  # that a budget is too small is for those that the user sets
+    try:
+        levels = {i: at(i, 0.0) for i in (0, 1, 2)}
+        budgets = {part: at(level, max(2.0, part * plan["slab_bytes"])) for part in BUDGETS}
+    finally:
+        _C.set_log_level(model._debug.log_level.logging_level)
+    return MemoryReport(plan["slab_bytes"], phases, _holders(plan, peak), levels, budgets, live, split, len(programs))
 
 
 def max_batch(model: Any, limit: float | str, *sizes: Sequence[int], most: int = 1 << 20) -> int:
@@ -189,7 +196,10 @@ def max_batch(model: Any, limit: float | str, *sizes: Sequence[int], most: int =
     """
     from onnxtrain import options
 
-    limit_bytes = options._budget(limit) if isinstance(limit, str) else float(limit)
+    try:
+        limit_bytes = options._budget(limit) if isinstance(limit, str) else float(limit)
+    except (KeyError, ValueError):
+        limit_bytes = None
     if not limit_bytes or limit_bytes <= 1:
         raise ValueError(f"limit is {limit}, expected a number of bytes above 1, or a text such as '4GB'")
     programs = _programs(model)

@@ -171,6 +171,9 @@ def _check(model: Any, function: str) -> None:
                         "DistributedDataParallel does, has it as an attribute")
 
 
+LEAST_BUILDS = 0.2  # of forward's time, what programs for new sizes take where the advice is to have fewer sizes
+
+
 class Text(str):
     """A text of several lines, which a notebook and the interpreter show as they are."""
 
@@ -178,25 +181,30 @@ class Text(str):
         return str(self)
 
 
-def _verdict(counts: dict[str, Any]) -> tuple[str, str]:
-    """How a module with these counts runs, and the one thing to do about it."""
+def _verdict(counts: dict[str, Any], seconds: float) -> tuple[str, str]:
+    """How a module with these counts, and this time of forward, runs, and the one thing to do about it."""
     engine, by_torch, reasons = counts["engine_steps"], counts["fallback_steps"], counts["reasons"]
     calls, share = engine + by_torch, counts["engine_share"]
     if not calls:
         return "has not been called", "run some steps first"
     reason = reasons[-1] if reasons else "they raised an exception"
+    changing = next((reason for reason in reasons if "fails at each call" in reason), None)
     if not engine:
         return "runs in PyTorch, no call of it in the engine", f"remove the reason: {reason}"
     time = "" if share is None else f", which takes {share:.0%} of forward's time"
+    if changing is not None:
+        return f"runs in part in the engine{time}", f"remove the reason: {changing}"
     if counts["graph_breaks"]:
         return (f"runs in part in the engine{time}",
                 f"change the code at which the graph is cut: {counts['graph_breaks'][0]}")
+    if by_torch and not reasons:
+        return f"runs in the engine{time}; {by_torch} of {calls} calls raised an exception", "nothing"
     if by_torch:
         return (f"runs in the engine{time}, but {by_torch} of {calls} calls in PyTorch", f"remove the reason: {reason}")
     if counts["captures"] > max(3, calls // 2):
         return (f"runs in the engine{time}, but Dynamo captures most calls again",
                 "find the Python value that changes from call to call; TORCH_LOGS=recompiles names it")
-    if counts["specialisations"] > max(8, calls // 2):
+    if counts["specialisations"] > max(8, calls // 2) and counts["specialise_seconds"] > LEAST_BUILDS * seconds:
         return f"runs in the engine{time}, but most calls have new sizes", "pad sizes to a few, or sort by them"
     if share is not None and share < 0.5:
         return f"runs in the engine{time}", "use larger batches: Python around the engine takes the rest"
@@ -214,7 +222,7 @@ def explain(model: Any) -> str:
     """
     _check(model, "explain")
     counts = stats(model)
-    verdict, advice = _verdict(counts)
+    verdict, advice = _verdict(counts, model._counters.forward_seconds)
     called = "forward and methods" if model._methods else "forward"
     lines = [
         f"{type(model.module).__name__} {verdict}",

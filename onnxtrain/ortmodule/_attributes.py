@@ -55,6 +55,8 @@ def misread(module: torch.nn.Module) -> str | None:
     """What the module leads to that Dynamo reads wrongly: it takes a deque for one without an end, and the numbers of a
     generator from another one.
     """
+    from onnxtrain.ortmodule import ORTModule
+
     limit = vars(collections.deque)["maxlen"].__get__
     seen: dict[int, Any] = {}  # held, so that no other object gets an address
     pending: list[tuple[Any, str]] = [(module, "")]
@@ -63,6 +65,8 @@ def misread(module: torch.nn.Module) -> str | None:
         if id(value) in seen:
             continue
         seen[id(value)] = value
+        if is_a(value, ORTModule):
+            return f"its {path!r} is an ORTModule already, which the engine runs alone: wrap one of the two"
         if is_a(value, random.Random):
             return f"Dynamo does not follow the random.Random {path!r}"
         if is_a(value, collections.deque) and (most := limit(value)) is not None:

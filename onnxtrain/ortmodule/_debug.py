@@ -52,7 +52,7 @@ class DebugOptions:
             `debug_options.trace.write()`. `python -m onnxtrain profile FILE` prints where the time went.
 
     Raises:
-        TypeError: log_level is no LogLevel, or onnx_prefix no str.
+        TypeError: log_level is no LogLevel, onnx_prefix no str, or verify no number.
         ValueError: save_onnx without onnx_prefix.
         OSError: the folder, or that of `profile`, cannot be written.
     """
@@ -66,6 +66,8 @@ class DebugOptions:
             raise TypeError(f"Expected name prefix of type str, got {type(onnx_prefix)}.")
         if save_onnx and not onnx_prefix:
             raise ValueError("onnx_prefix must be provided when save_onnx is set.")
+        if not isinstance(verify, int):
+            raise TypeError(f"verify is {verify!r}, expected True, False or a number of steps.")
         level = options.read("ORTMODULE_LOG_LEVEL")
         self.log_level = log_level if level is None else LogLevel[level]
         self.save_onnx = save_onnx

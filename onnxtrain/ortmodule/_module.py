@@ -6,6 +6,7 @@ import functools
 import logging
 import re
 import time
+import types
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -86,7 +87,12 @@ class ORTModule(torch.nn.Module):
     def __init__(self, module: torch.nn.Module, debug_options: DebugOptions | None = None, *,
                  outputs: str | int | Iterable[str | int] | None = None, methods: str | Iterable[str] = ()) -> None:
         if not isinstance(module, torch.nn.Module):
-            raise TypeError(f"ORTModule() takes a torch.nn.Module, not {type(module).__name__}")
+            raise TypeError("ORTModule() takes a torch.nn.Module, not "
+                            + (f"the class {module.__name__}: make an instance of it" if isinstance(module, type) else
+                               type(module).__name__))
+        if not isinstance(debug_options, (DebugOptions, types.NoneType)):
+            raise TypeError(f"ORTModule() takes DebugOptions as its second argument, not {debug_options!r}; what the "
+                            "script reads is outputs=")
         if isinstance(module, ORTModule):
             raise ORTModuleTorchModelException("ORTModule does not support an ORTModule as its module: pass the module "
                                                "that it wraps")

@@ -94,7 +94,7 @@ def _kept(result: Any, items: list[tuple[Any, Any]], wanted: Wanted) -> list[Any
         kept = [keys[place] for place in places if place not in wrong]
     if wrong:
         raise ValueError(f"ORTModule(outputs=): {', '.join(map(repr, wrong))} is no result of the module. It returns a "
-                         f"{type(result).__name__} of {', '.join(map(repr, known))}")
+                         f"{type(result).__name__} of {', '.join(map(repr, known))}: give one of these")
     return kept
 
 

@@ -168,7 +168,7 @@ class Custom:
     (as_dict, "los", "'los' is no result of the module. It returns a dict of 'loss', 'scores'"),
     (as_dict, ("loss", "logits"), "'logits' is no result of the module"),
     (Plain, 2, "2 is no result of the module. It returns a Plain of 'loss', 'scores'"),
-    (lambda loss, scores: (loss, scores), "loss", "'loss' is no result of the module. It returns a tuple of 0, 1"),
+    (lambda loss, scores: (loss, scores), "loss", "'loss' is no result of the module. It returns a tuple of 0, 1: give one of these"),
     (lambda loss, scores: [loss, scores], (0, 5), "5 is no result of the module. It returns a list of 0, 1"),
     (of_transformers, "scores", "It returns a MaskedLMOutput of 'loss', 'logits', 'hidden_states', 'attentions'"),
     (Custom, "loss", "forward returns an object of the class Custom")])
@@ -264,7 +264,7 @@ def test_what_it_would_save_is_said_once(caplog):
             said = "results beside the loss take 1.5 MiB" in onnxtrain.explain(model)
             assert said == (outputs != "loss")
     assert caplog.text.count("results beside the loss take 1.5 MiB") == 1
-    assert caplog.text.count("ORTModule(model, outputs='loss') or ORTMODULE_OUTPUTS=loss leaves them out") == 1
+    assert caplog.text.count("outputs=) with the loss's name or place among the results, 'loss' or 0, leaves") == 1
 
 
 def test_small_results_are_no_news(caplog):
