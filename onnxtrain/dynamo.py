@@ -41,7 +41,7 @@ from onnxtrain._export.numbers import (
     wholes_as_tensors,
     without_unread,
 )
-from onnxtrain.ortmodule import ORTModule, _double
+from onnxtrain.ortmodule import ORTModule, _checks, _double
 from onnxtrain.ortmodule._captured import MAX_CAPTURES, Bound, changes
 from onnxtrain.ortmodule._key import function_mode
 
@@ -82,6 +82,12 @@ def compiled(graph: torch.fx.GraphModule, parts: Callable[[], Any] | None = None
     """A function of the graph's arguments. With `parts`, the graph is one of an ORTModule's. With `derivative`, where
     forward differentiates, PyTorch runs it.
     """
+    run = _compiled(graph, parts, derivative)
+    return _checks.checked(run) if _checks.has_checks(graph) else run
+
+
+def _compiled(graph: torch.fx.GraphModule, parts: Callable[[], Any] | None,
+              derivative: str | None) -> Callable[..., Any]:
     if not _computes(graph):
         return graph.forward
     whole = graph
@@ -431,6 +437,8 @@ def _refuse_modes(bodies: Sequence[torch.fx.GraphModule], regions: int) -> None:
     inside = [part.graph for body in bodies for part in body.modules() if isinstance(part, torch.fx.GraphModule)]
     if regions or any(node.target in _MODES.values() for part in inside for node in part.nodes):
         raise LookupError("a torch.cond or while_loop is under autocast, or changes a mode within")
+    if any(node.target is torch._assert_async for part in inside for node in part.nodes):
+        raise LookupError("an assertion is inside a torch.cond or while_loop")
 
 
 def _without_sizes(branches: Sequence[torch.fx.GraphModule], operands: Sequence[Any],
@@ -599,6 +607,8 @@ def key(graph: torch.fx.GraphModule) -> tuple[Any, ...]:
 # Of whole numbers, as a condition's text has it: an upper bound, or one number. Operators have lower bounds for sizes.
 _OF_ONE_NUMBER = re.compile(r"expression (u\d+ <=? -?\d{1,9}|-?\d{1,9} >=? u\d+|(Eq|Ne)\(u\d+, -?\d+\)) on node")
 
+_OF_A_TRUTH = re.compile(r"expression u\d+ (>= 0|<= 1) on node")  # a truth value's number, which has no other ones
+
 
 def checks_contents(graph: torch.fx.GraphModule) -> bool:
     """Whether forward checks a number that it read from a tensor, as `assert not bool(x.isnan().any())` does.
@@ -610,6 +620,8 @@ def checks_contents(graph: torch.fx.GraphModule) -> bool:
     for node in graph.graph.nodes:
         found = [read[source] for source in node.all_input_nodes if source in read]
         if node.target is torch.ops.aten._assert_scalar.default:
+            if found and not any(found) and _OF_A_TRUTH.search(str(node.args[1])):
+                continue
             if found and (not all(found) or _OF_ONE_NUMBER.search(str(node.args[1]))):
                 return True
         elif node.op == "call_method" and node.target == "item":

@@ -238,6 +238,10 @@ def _quantile(input: Tensor, q: Any, dim: Any = None, keepdim: bool = False, *,
     return torch.quantile(input, at, dim, keepdim, interpolation=interpolation)
 
 
+def _assert(condition: Any, message: Any) -> None:
+    assert condition, message
+
+
 class _Instead(NamedTuple):
     function: Callable[..., Any]
     numbers: tuple[str, ...]  # its parameters that may be symbolic
@@ -279,6 +283,7 @@ _INSTEAD: dict[Any, _Instead] = {
                                                 F.cosine_embedding_loss)}.items() for function in functions},
     F.hardtanh: _Instead(F.hardtanh, ("min_val", "max_val"), True),
 }
+_IN_PYTHON: dict[Any, Any] = {torch._assert: _assert}  # which Dynamo would call while it captures
 _METHODS = {"norm": _Instead(_norm, ("p",)), "bernoulli_": _Instead(_bernoulli_, ("p",), True),
             **{name: _INSTEAD[getattr(torch, name)]
                for name in ("roll", "round", "nan_to_num", "logit", "addmm", "dist", "quantile")}}
@@ -320,10 +325,10 @@ def _in_tensors(plain: Callable[..., Any]) -> Callable[..., Any]:
         from torch._dynamo.variables import UserFunctionVariable
 
         try:
-            instead = _INSTEAD.get(self.value)
+            chosen, instead = _IN_PYTHON.get(self.value), _INSTEAD.get(self.value)
         except TypeError:  # it has no hash
-            instead = None
-        chosen = _chosen(instead, args, kwargs)
+            chosen = instead = None
+        chosen = chosen or _chosen(instead, args, kwargs)
         return plain(self, tx, args, kwargs) if chosen is None else UserFunctionVariable(
             chosen).call_function(tx, list(args), kwargs)
 
