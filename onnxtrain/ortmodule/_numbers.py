@@ -16,6 +16,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -242,6 +243,22 @@ def _assert(condition: Any, message: Any) -> None:
     assert condition, message
 
 
+def _prod(sizes: Any) -> Any:
+    return math.prod(sizes)
+
+
+def _max(sizes: Any) -> Any:
+    return max(sizes)
+
+
+def _min(sizes: Any) -> Any:
+    return min(sizes)
+
+
+def _sqrt(size: Any) -> Any:
+    return math.sqrt(size)
+
+
 class _Instead(NamedTuple):
     function: Callable[..., Any]
     numbers: tuple[str, ...]  # its parameters that may be symbolic
@@ -284,6 +301,8 @@ _INSTEAD: dict[Any, _Instead] = {
     F.hardtanh: _Instead(F.hardtanh, ("min_val", "max_val"), True),
 }
 _IN_PYTHON: dict[Any, Any] = {torch._assert: _assert}  # which Dynamo would call while it captures
+# NumPy's, of sizes: Dynamo would make tensors of these, whose results would be no numbers.
+_OF_SIZES: dict[Any, Any] = {np.prod: _prod, np.max: _max, np.min: _min, np.sqrt: _sqrt}
 _METHODS = {"norm": _Instead(_norm, ("p",)), "bernoulli_": _Instead(_bernoulli_, ("p",), True),
             **{name: _INSTEAD[getattr(torch, name)]
                for name in ("roll", "round", "nan_to_num", "logit", "addmm", "dist", "quantile")}}
@@ -347,6 +366,40 @@ def _methods_in_tensors(plain: Callable[..., Any]) -> Callable[..., Any]:
     return call_method
 
 
+def _is_size(value: Any) -> bool:
+    """Whether a value of Dynamo's is a whole number that is not negative, as sizes are."""
+    from torch._dynamo.variables import ConstantVariable, LazyVariableTracker, SymNodeVariable
+    from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+    value = value.realize() if isinstance(value, LazyVariableTracker) else value
+    if isinstance(value, ConstantVariable):
+        return type(value.value) is int and value.value >= 0
+    return (isinstance(value, SymNodeVariable) and isinstance(value.sym_num, torch.SymInt)
+            and statically_known_true(value.sym_num >= 0))
+
+
+def _numbers_of_numpy(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """call_function of Dynamo's variable for a function of NumPy's."""
+    def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        from torch._dynamo.variables import ConstantVariable, UserFunctionVariable
+        from torch._dynamo.variables.lists import BaseListVariable
+
+        if kwargs or not callable(self.value):
+            return plain(self, tx, args, kwargs)
+        values = [arg.as_python_constant() if arg.is_python_constant() else None for arg in args]
+        if isinstance(self.value, np.ufunc) and self.value.nout == 1 and all(
+                type(value) in (int, float) for value in values):
+            return ConstantVariable.create(self.value(*values).item())
+        instead = _OF_SIZES.get(self.value)
+        sizes = args if instead is _sqrt else [
+            size for arg in args if isinstance(arg, BaseListVariable) for size in arg.items]
+        if instead is None or len(args) != 1 or not sizes or not all(map(_is_size, sizes)):
+            return plain(self, tx, args, kwargs)
+        return UserFunctionVariable(instead).call_function(tx, list(args), {})
+
+    return call_function
+
+
 def to_numpy(value: Any) -> Any:
     """A result of NumPy's as Python has it: where there are no axes it is a scalar, which Dynamo makes an array."""
     from torch._dynamo.utils import to_numpy_helper
@@ -372,5 +425,6 @@ def numbers_as_inputs() -> Iterator[None]:
     """Within, Dynamo captures these functions so that a number which changes is an input of the graph."""
     with wrapped("torch._dynamo.variables:TorchInGraphFunctionVariable.call_function", _in_tensors), \
             wrapped("torch._dynamo.variables:TensorVariable.call_method", _methods_in_tensors), \
+            wrapped("torch._dynamo.variables:NumpyVariable.call_function", _numbers_of_numpy), \
             wrapped("torch._dynamo.codegen:PyCodegen.load_import_from", _scalars_of_numpy):
         yield
