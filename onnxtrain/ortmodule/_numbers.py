@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from onnxtrain._export.state import wrapped
+from onnxtrain.ortmodule import _python_in_forward
 from onnxtrain.ortmodule._utils import leave_alone
 
 _HALVES = (torch.float16, torch.bfloat16)
@@ -422,8 +423,11 @@ def _scalars_of_numpy(plain: Callable[..., None]) -> Callable[..., None]:
 
 @contextlib.contextmanager
 def numbers_as_inputs() -> Iterator[None]:
-    """Within, Dynamo captures these functions so that a number which changes is an input of the graph."""
-    with wrapped("torch._dynamo.variables:TorchInGraphFunctionVariable.call_function", _in_tensors), \
+    """Within, Dynamo captures these functions so that a number which changes is an input of the graph, and texts of
+    sizes as constants.
+    """
+    with _python_in_forward.followed(), \
+            wrapped("torch._dynamo.variables:TorchInGraphFunctionVariable.call_function", _in_tensors), \
             wrapped("torch._dynamo.variables:TensorVariable.call_method", _methods_in_tensors), \
             wrapped("torch._dynamo.variables:NumpyVariable.call_function", _numbers_of_numpy), \
             wrapped("torch._dynamo.codegen:PyCodegen.load_import_from", _scalars_of_numpy):

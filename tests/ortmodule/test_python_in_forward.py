@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import collections
 import copy
+import sys
+import threading
+import types
 
 import numpy as np
 import pytest
@@ -66,3 +70,43 @@ def scaled(m, x):
 @pytest.mark.parametrize("use", [compared, flattened, scaled])
 def test_numpy_of_sizes_and_numbers(use):
     in_the_engine(trained(use, [(torch.randn(rows, 4),) for rows in (2, 3, 5, 4)]), 4)
+
+
+def a_cache(m, x):
+    """A text of sizes is a key: the table is there, since the script has filled it."""
+    key = "rows " + ",".join(f"{sizes}" for sizes in [tuple(x.shape), m.first.weight.shape])
+    return (m.first(x) * TABLE[key]).sum()
+
+
+def texts(m, x):
+    parts = "a.b.c".split(".")
+    parts.pop(1)
+    parts.append(str(x.shape[0]))
+    key = "x".join(map(str, x.shape)) + str(tuple(x.shape)) + ".".join(parts)
+    return (m.last if key == "2x4(2, 4)a.c.2" else m.first)(m.first(x)).sum()
+
+
+TABLE = {f"rows ({rows}, 4),torch.Size([4, 4])": float(rows) for rows in range(9)}
+
+
+@pytest.mark.parametrize("use", [a_cache, texts])
+def test_texts_of_sizes(use):
+    counts = trained(use, [(torch.randn(rows, 4),) for rows in (2, 3, 2, 3)])
+    assert (counts["graph_breaks"], counts["reasons"]) == ([], []) and counts["exports"] <= 2
+    assert (counts["engine_steps"], counts["captures"]) == (4, 2)
+
+
+def test_opt_einsum_is_asked_without_its_thread(monkeypatch):
+    """Its contractions ask before each product whether intermediate results are kept, which is a matter of the thread."""
+    package, sharing = types.ModuleType("opt_einsum"), types.ModuleType("opt_einsum.sharing")
+    package.sharing, sharing._SHARING_STACK = sharing, collections.defaultdict(list)
+    sharing.currently_sharing = lambda: threading.get_ident() in sharing._SHARING_STACK
+    monkeypatch.setitem(sys.modules, "opt_einsum", package)
+    monkeypatch.setitem(sys.modules, "opt_einsum.sharing", sharing)
+
+    def contracted(m, x):
+        return torch.einsum("ij,kj->", x, m.first.weight) if not sharing.currently_sharing() else m.last(x).sum()
+
+    in_the_engine(trained(contracted, [(torch.randn(rows, 4),) for rows in (2, 3)]), 2)
+    sharing._SHARING_STACK[threading.get_ident()].append({})
+    trained(contracted, [(torch.randn(2, 4),)])
