@@ -260,6 +260,10 @@ def _sqrt(size: Any) -> Any:
     return math.sqrt(size)
 
 
+def _is_tracing() -> bool:
+    return False
+
+
 class _Instead(NamedTuple):
     function: Callable[..., Any]
     numbers: tuple[str, ...]  # its parameters that may be symbolic
@@ -301,7 +305,8 @@ _INSTEAD: dict[Any, _Instead] = {
                                                 F.cosine_embedding_loss)}.items() for function in functions},
     F.hardtanh: _Instead(F.hardtanh, ("min_val", "max_val"), True),
 }
-_IN_PYTHON: dict[Any, Any] = {torch._assert: _assert}  # which Dynamo would call while it captures
+# Which Dynamo would call while it captures, or in a graph.
+_IN_PYTHON: dict[Any, Any] = {torch._assert: _assert, torch._C._is_tracing: _is_tracing}
 # NumPy's, of sizes: Dynamo would make tensors of these, whose results would be no numbers.
 _OF_SIZES: dict[Any, Any] = {np.prod: _prod, np.max: _max, np.min: _min, np.sqrt: _sqrt}
 _METHODS = {"norm": _Instead(_norm, ("p",)), "bernoulli_": _Instead(_bernoulli_, ("p",), True),

@@ -1,5 +1,5 @@
 """Python in forward that Dynamo cuts a graph for, though it knows all that it needs: sizes in texts, as keys of a cache
-have them, and what a method of a text returns.
+have them, what a method of a text returns, and calls with wrong arguments.
 
 A text of sizes is a constant: each size is a capture of its own. Used by _captured.py while it captures.
 """
@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import sys
-from collections.abc import Callable, Iterator
+import types
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import torch
@@ -81,6 +83,40 @@ def _str(plain: Callable[..., Any]) -> Callable[..., Any]:
     return call_function
 
 
+def _refusing(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """bind_args of Dynamo's variable for a function of Python that it reads: wrong arguments are a TypeError, which
+    forward may catch, as `try: layer(x, lengths) except TypeError: layer(x)` does.
+    """
+    def bind_args(self: Any, parent: Any, args: Any, kwargs: Any) -> Any:
+        from torch._dynamo.exc import raise_observed_exception
+        from torch._dynamo.variables import ConstantVariable
+
+        try:
+            return plain(self, parent, args, kwargs)
+        except TypeError:
+            text = _refusal(self.get_function(), len(args), kwargs)
+            if text is None:
+                raise
+        raise_observed_exception(TypeError, parent, args=[ConstantVariable.create(text)])
+
+    return bind_args
+
+
+def _refusal(function: types.FunctionType, count: int, named: Collection[str]) -> str | None:
+    """What Python says where a function does not take so many arguments, or ones of these names; None if it does."""
+    bare = types.FunctionType(function.__code__, {}, closure=function.__closure__, argdefs=function.__defaults__)
+    bare.__qualname__, bare.__kwdefaults__ = function.__qualname__, function.__kwdefaults__
+    given, by_name = [None] * count, dict.fromkeys(named)
+    try:
+        inspect.signature(bare).bind(*given, **by_name)
+    except TypeError:
+        try:
+            bare(*given, **by_name)  # which Python refuses before anything of it runs
+        except TypeError as error:
+            return str(error)
+    return None
+
+
 @functools.cache
 def _follow_opt_einsum(sharing: Any) -> None:
     """From now on Dynamo reads whether opt_einsum keeps intermediate results as a question of its list of those. The
@@ -100,5 +136,6 @@ def followed() -> Iterator[None]:
         with contextlib.suppress(AttributeError, ValueError):  # another version, or somebody has said so already
             _follow_opt_einsum(sharing)
     with wrapped("torch._dynamo.variables:ConstantVariable.call_method", _of_texts), \
-            wrapped("torch._dynamo.variables:BuiltinVariable.call_function", _str):
+            wrapped("torch._dynamo.variables:BuiltinVariable.call_function", _str), \
+            wrapped("torch._dynamo.variables:UserFunctionVariable.bind_args", _refusing):
         yield

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import copy
+import re
 import sys
 import threading
 import types
@@ -16,7 +17,8 @@ import torch.nn as nn
 import onnxtrain
 from onnxtrain.ortmodule import ORTModule
 
-EXPORTS = 1 if torch.__version__ >= (2, 11) else 2  # an older torch has the formulas of some sizes as constants first
+RECENT = torch.__version__ >= (2, 11)  # an older torch has words of its own for wrong arguments
+EXPORTS = 1 if RECENT else 2  # and the formulas of some sizes as constants first
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
 
@@ -110,3 +112,35 @@ def test_opt_einsum_is_asked_without_its_thread(monkeypatch):
     in_the_engine(trained(contracted, [(torch.randn(rows, 4),) for rows in (2, 3)]), 2)
     sharing._SHARING_STACK[threading.get_ident()].append({})
     trained(contracted, [(torch.randn(2, 4),)])
+
+
+def traced_or_not(m, x):
+    return m.first(x).sum() if not (torch._C._is_tracing() or torch.jit.is_tracing()) else m.last(x).sum()
+
+
+def product(x, y):
+    return x * y
+
+
+def refused(m, x):
+    for layer in (m.first, m.last):
+        try:
+            x = layer(x, lengths=None)
+        except TypeError as error:
+            if not RECENT or str(error) == "Linear.forward() got an unexpected keyword argument 'lengths'":
+                x = layer(x)
+    try:
+        return product(x).sum()
+    except TypeError as error:
+        return x.sum() * (2.0 if not RECENT or "missing 1 required positional argument: 'y'" in str(error) else 0.0)
+
+
+@pytest.mark.parametrize("use", [traced_or_not, refused])
+def test_no_cut(use):
+    in_the_engine(trained(use, [(torch.randn(rows, 4),) for rows in (2, 3, 2)]), 3)
+
+
+def test_wrong_arguments_that_nothing_catches():
+    model = ORTModule(Net(lambda m, x: product(m.first(x))))
+    with pytest.raises(TypeError, match=re.escape("product() missing 1 required positional argument: 'y'")):
+        model(torch.randn(2, 4))
