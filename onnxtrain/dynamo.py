@@ -10,11 +10,12 @@ from __future__ import annotations
 import collections
 import functools
 import inspect
+import itertools
 import logging
 import operator
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -353,6 +354,8 @@ def _undo_operators(graph: torch.fx.GraphModule) -> None:
         elif node.target is torch.ops.higher_order.tag_activation_checkpoint:
             node.target = _checkpointed(getattr(graph, node.args[0].target))
             node.args = node.args[1:]
+        elif getattr(node.target, "__name__", "") == "register_hook" and node.op == "call_function":  # torch 2.13
+            _keep_hook(graph, node)
         elif node.target is torch.ops.aten._assert_scalar.default:  # eager's operators check and say it themselves
             graph.graph.erase_node(node)
         elif node.target is torch.ops.higher_order.cond:
@@ -378,6 +381,59 @@ def _undo_operators(graph: torch.fx.GraphModule) -> None:
             node.target = _MODES.get(node.target, node.target)
     graph.graph.eliminate_dead_code(lambda node: node.op != "get_attr")
     graph.recompile()
+
+
+def _keep_hook(graph: torch.fx.GraphModule, node: torch.fx.Node) -> None:
+    """Makes a hook that forward registers on a tensor a torch.autograd.Function, of which all users of the tensor take
+    the result: so the hook is given the sum of their gradients.
+
+    Raises LookupError for a second hook, for a tensor that is changed in place, and where the hook would have to stand
+    behind a user, or behind a change of a mode.
+    """
+    tensor, name, *others = cast(list[Any], node.args)
+    body = getattr(graph, name.target)
+    wanted = without_unread(body, sizes_from_tensors(body))
+    body.recompile()
+    others = [others[i - 1] for i in wanted[1:]]
+    ahead = set(itertools.takewhile(lambda other: other is not tensor, graph.graph.nodes))
+    users = [user for user in tensor.users if user is not node]
+    stays = not ahead.issuperset(others)
+    memory = example(tensor).untyped_storage()._cdata
+    writes = any(_writes(other) and example(other.args[0]).untyped_storage()._cdata == memory
+                 for other in graph.graph.nodes)
+    behind = stays and (users or any(other.target in (*_MODES, *_MODES.values()) for other in graph.graph.nodes))
+    if (writes or behind or tensor.op == "placeholder" or not example(tensor).requires_grad
+            or hasattr(tensor.target, "is_hook")  # of which eager calls the first one first
+            or any(user.target is torch.autograd.grad for user in users)
+            or not all(isinstance(example(other), Tensor) for other in others)):
+        raise LookupError("it registers a hook that a graph cannot keep: a second one, or on a tensor that has no "
+                          "gradient, is changed in place or differentiated by, or is used ahead of what the hook reads")
+    if not stays:
+        tensor.append(node)
+    for user in users:
+        user.replace_input_with(tensor, node)
+    node.target, node.args = _hooked(body), (tensor, *others)
+
+
+def _hooked(body: torch.fx.GraphModule) -> Callable[..., Any]:
+    """Gives the tensor as it is, whose gradient the hook is then given."""
+
+    class Hook(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, tensor: Tensor, *others: Tensor) -> Tensor:
+            ctx.save_for_backward(*others)
+            return tensor.view_as(tensor)
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Any:
+            found = body(gradient, *ctx.saved_tensors)
+            return gradient if found is None else found, *[None] * len(ctx.saved_tensors)
+
+    def apply(*args: Any) -> Any:
+        return traced(Hook, lambda tensor, *_: (tensor, ()), args, None) if is_traced() else Hook.apply(*args)
+
+    apply.computes = apply.is_hook = "register_hook", key(body)  # type: ignore[attr-defined]
+    return apply
 
 
 def _set_data(graph: torch.fx.GraphModule, node: torch.fx.Node) -> None:

@@ -499,7 +499,7 @@ class Parts:
             if dynamo.checks_contents(graph):
                 here().keeps_contents = False
                 raise LookupError("Python runs this call, and checks the contents of a tensor in later ones")
-            return dynamo.compiled(graph, here, derivative)
+            return dynamo.compiled(graph, here, derivative or _double.hooked(graph, here()._methods))
 
         here = self._here
 

@@ -19,6 +19,7 @@ from onnxtrain.ortmodule import ORTModule
 
 RECENT = torch.__version__ >= (2, 11)  # an older torch has words of its own for wrong arguments
 EXPORTS = 1 if RECENT else 2  # and the formulas of some sizes as constants first
+HOOKS = torch.__version__ >= (2, 13)  # from then on Dynamo captures what a hook computes
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
 
@@ -144,3 +145,133 @@ def test_wrong_arguments_that_nothing_catches():
     model = ORTModule(Net(lambda m, x: product(m.first(x))))
     with pytest.raises(TypeError, match=re.escape("product() missing 1 required positional argument: 'y'")):
         model(torch.randn(2, 4))
+
+
+def reversed_gradient(m, x):
+    h = m.first(x).tanh()
+    same = h * 1.0
+    with torch.no_grad():
+        same.register_hook(lambda grad: -0.1 * grad)
+    return (m.last(same) + h[:, :2]).square().sum()
+
+
+def clipped(m, x):
+    """It is given the whole gradient: of users before and after it."""
+    rows, weight = x.shape[0], x.mean()
+    h = m.first(x)
+    before = h.square().sum()
+    h.register_hook(lambda grad: grad.clamp(-1.0, 1.0) * rows + weight)
+    return m.last(h).sum() + before
+
+
+def of_no_effect(m, x):
+    h = m.first(x)
+    h.register_hook(lambda grad: None)
+    return m.last(h).square().sum()
+
+
+def two(m, x):
+    h = m.first(x)
+    h.register_hook(lambda grad: grad * 2)
+    h.register_hook(lambda grad: grad + 1)
+    return m.last(h).square().sum()
+
+
+def written(m, x):
+    h = m.first(x)
+    h.view(-1).mul_(3)
+    h.register_hook(lambda grad: grad * grad)
+    return m.last(h).square().sum()
+
+
+def needs_a_user(m, x):
+    h = m.first(x)
+    scale = (h * 3).mean().detach()
+    h.register_hook(lambda grad: grad * scale)
+    return m.last(h).square().sum()
+
+
+def kept(m, x):
+    h = m.first(x)
+    h.register_hook(lambda grad: m.gradients.append(grad.sum().item()))
+    return m.last(h).square().sum()
+
+
+def test_a_hook_of_a_tensor():
+    """Torch calls it within the engine's backward; what a graph cannot keep PyTorch runs, or it is cut."""
+    for use in (reversed_gradient, clipped, of_no_effect):
+        counts = trained(use, [(torch.randn(rows, 4),) for rows in (2, 3, 2)])
+        if HOOKS:
+            in_the_engine(counts, 3)
+    for use in (two, written, needs_a_user):
+        counts = trained(use, [(torch.randn(rows, 4),) for rows in (2, 3)])
+        assert counts["reasons"] or not HOOKS
+
+
+def kept_after_use(m, x):
+    """Both parts of the gradient."""
+    h = m.first(x)
+    before = h * 3
+    h.register_hook(lambda grad: m.gradients.append(grad.sum().item()))
+    return m.last(h).square().sum() + before.sum()
+
+
+class Late(Net):
+    """Its method gives the hook behind a cut."""
+
+    def forward(self, x):
+        h = self.first(x)
+        before = h * 3
+        torch._dynamo.graph_break()
+        self.watch(h)
+        return self.last(h).square().sum() + before.sum()
+
+    def watch(self, h):
+        h.register_hook(lambda grad: self.gradients.append(grad.sum().item()))
+
+
+@pytest.mark.parametrize("kind, engine", [(lambda: Net(kept), 3), (lambda: Net(kept_after_use), 0), (lambda: Late(None), 0)])
+def test_a_hook_that_keeps_gradients(kind, engine):
+    """It sees what eager's sees. PyTorch runs a part that goes on with the tensor ahead of the cut."""
+    torch.manual_seed(0)
+    eager = kind()
+    eager.gradients = []
+    model = ORTModule(copy.deepcopy(eager))
+    for rows in (2, 3, 2):
+        x = torch.randn(rows, 4)
+        for module in (eager, model):
+            module(x).backward()
+    assert model.gradients == pytest.approx(eager.gradients) and len(eager.gradients) == 3
+    for p, q in zip(eager.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(q.grad, p.grad)
+    counts = onnxtrain.stats(model)
+    assert counts["engine_steps"] == engine and len(counts["reasons"]) == (engine == 0)
+    assert engine or "gives a tensor a hook" in counts["reasons"][0]
+
+
+def test_a_hook_of_a_tensor_without_a_gradient():
+    model = ORTModule(Net(lambda m, x: (x * 2).register_hook(lambda grad: grad)))
+    with pytest.raises(RuntimeError, match="doesn't require gradient"):
+        model(torch.randn(2, 4))
+    model = ORTModule(Net(reversed_gradient))
+    model(torch.randn(2, 4))
+    with pytest.raises(RuntimeError, match="doesn't require gradient"), torch.no_grad():
+        model(torch.randn(2, 4))
+
+
+def test_a_hook_of_a_module():
+    """The graph is cut there, the parts run in the engine, and the hook is called once a step."""
+    torch.manual_seed(0)
+    eager = Net(lambda m, x: m.last(m.first(x)).square().sum())
+    eager.first.register_full_backward_hook(lambda module, given, got: module.seen.append(got[0].sum().item()))
+    eager.first.seen = []
+    model = ORTModule(copy.deepcopy(eager))
+    for rows in (2, 3, 2):
+        x = torch.randn(rows, 4)
+        for module in (eager, model):
+            module(x).backward()
+    assert model.first.seen == pytest.approx(eager.first.seen) and len(eager.first.seen) == 3
+    for p, q in zip(eager.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(q.grad, p.grad)
+    counts = onnxtrain.stats(model)
+    assert (counts["engine_steps"], counts["fallback_steps"], len(counts["graph_breaks"])) == (3, 0, 1)
