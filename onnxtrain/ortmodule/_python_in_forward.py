@@ -133,7 +133,7 @@ def _follow_opt_einsum(sharing: Any) -> None:
 def followed() -> Iterator[None]:
     """While Dynamo captures."""
     if (sharing := sys.modules.get("opt_einsum.sharing")) is not None:
-        with contextlib.suppress(AttributeError, ValueError):  # another version, or somebody has said so already
+        with contextlib.suppress(AttributeError, ValueError):  # another version, or it is substituted already
             _follow_opt_einsum(sharing)
     with wrapped("torch._dynamo.variables:ConstantVariable.call_method", _of_texts), \
             wrapped("torch._dynamo.variables:BuiltinVariable.call_function", _str), \
