@@ -120,13 +120,19 @@ def _refusal(function: types.FunctionType, count: int, named: Collection[str]) -
 @functools.cache
 def _follow_opt_einsum(sharing: Any) -> None:
     """From now on Dynamo reads whether opt_einsum keeps intermediate results as a question of its list of those. The
-    function itself asks for the number of the thread, which Dynamo does not know.
+    function itself asks for the number of the thread, which Dynamo does not know. And opt_einsum finds the functions of
+    torch now, instead of importing them in the first contraction.
 
     Raises AttributeError or ValueError where it is another function, or has been replaced already.
     """
     @torch.compiler.substitute_in_graph(sharing.currently_sharing)
     def currently_sharing() -> bool:
         return len(sys.modules["opt_einsum.sharing"]._SHARING_STACK) > 0
+
+    if (backends := sys.modules.get("opt_einsum.backends")) is not None:
+        for name in ("tensordot", "transpose", "einsum"):
+            backends.get_func(name, "torch")
+        backends.has_einsum("torch")
 
 
 @contextlib.contextmanager
