@@ -10,11 +10,12 @@ from __future__ import annotations
 import collections
 import functools
 import inspect
+import itertools
 import logging
 import operator
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -41,7 +42,7 @@ from onnxtrain._export.numbers import (
     wholes_as_tensors,
     without_unread,
 )
-from onnxtrain.ortmodule import ORTModule, _double
+from onnxtrain.ortmodule import ORTModule, _checks, _double
 from onnxtrain.ortmodule._captured import MAX_CAPTURES, Bound, changes
 from onnxtrain.ortmodule._key import function_mode
 
@@ -82,6 +83,12 @@ def compiled(graph: torch.fx.GraphModule, parts: Callable[[], Any] | None = None
     """A function of the graph's arguments. With `parts`, the graph is one of an ORTModule's. With `derivative`, where
     forward differentiates, PyTorch runs it.
     """
+    run = _compiled(graph, parts, derivative)
+    return _checks.checked(run) if _checks.has_checks(graph) else run
+
+
+def _compiled(graph: torch.fx.GraphModule, parts: Callable[[], Any] | None,
+              derivative: str | None) -> Callable[..., Any]:
     if not _computes(graph):
         return graph.forward
     whole = graph
@@ -347,6 +354,8 @@ def _undo_operators(graph: torch.fx.GraphModule) -> None:
         elif node.target is torch.ops.higher_order.tag_activation_checkpoint:
             node.target = _checkpointed(getattr(graph, node.args[0].target))
             node.args = node.args[1:]
+        elif getattr(node.target, "__name__", "") == "register_hook" and node.op == "call_function":  # torch 2.13
+            _keep_hook(graph, node)
         elif node.target is torch.ops.aten._assert_scalar.default:  # eager's operators check and say it themselves
             graph.graph.erase_node(node)
         elif node.target is torch.ops.higher_order.cond:
@@ -372,6 +381,59 @@ def _undo_operators(graph: torch.fx.GraphModule) -> None:
             node.target = _MODES.get(node.target, node.target)
     graph.graph.eliminate_dead_code(lambda node: node.op != "get_attr")
     graph.recompile()
+
+
+def _keep_hook(graph: torch.fx.GraphModule, node: torch.fx.Node) -> None:
+    """Makes a hook that forward registers on a tensor a torch.autograd.Function, of which all users of the tensor take
+    the result: so the hook is given the sum of their gradients.
+
+    Raises LookupError for a second hook, for a tensor that is changed in place, and where the hook would have to stand
+    behind a user, or behind a change of a mode.
+    """
+    tensor, name, *others = cast(list[Any], node.args)
+    body = getattr(graph, name.target)
+    wanted = without_unread(body, sizes_from_tensors(body))
+    body.recompile()
+    others = [others[i - 1] for i in wanted[1:]]
+    ahead = set(itertools.takewhile(lambda other: other is not tensor, graph.graph.nodes))
+    users = [user for user in tensor.users if user is not node]
+    stays = not ahead.issuperset(others)
+    memory = example(tensor).untyped_storage()._cdata
+    writes = any(_writes(other) and example(other.args[0]).untyped_storage()._cdata == memory
+                 for other in graph.graph.nodes)
+    behind = stays and (users or any(other.target in (*_MODES, *_MODES.values()) for other in graph.graph.nodes))
+    if (writes or behind or tensor.op == "placeholder" or not example(tensor).requires_grad
+            or hasattr(tensor.target, "is_hook")  # of which eager calls the first one first
+            or any(user.target is torch.autograd.grad for user in users)
+            or not all(isinstance(example(other), Tensor) for other in others)):
+        raise LookupError("it registers a hook that a graph cannot keep: a second one, or on a tensor that has no "
+                          "gradient, is changed in place or differentiated by, or is used ahead of what the hook reads")
+    if not stays:
+        tensor.append(node)
+    for user in users:
+        user.replace_input_with(tensor, node)
+    node.target, node.args = _hooked(body), (tensor, *others)
+
+
+def _hooked(body: torch.fx.GraphModule) -> Callable[..., Any]:
+    """Gives the tensor as it is, whose gradient the hook is then given."""
+
+    class Hook(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, tensor: Tensor, *others: Tensor) -> Tensor:
+            ctx.save_for_backward(*others)
+            return tensor.view_as(tensor)
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Any:
+            found = body(gradient, *ctx.saved_tensors)
+            return gradient if found is None else found, *[None] * len(ctx.saved_tensors)
+
+    def apply(*args: Any) -> Any:
+        return traced(Hook, lambda tensor, *_: (tensor, ()), args, None) if is_traced() else Hook.apply(*args)
+
+    apply.computes = apply.is_hook = "register_hook", key(body)  # type: ignore[attr-defined]
+    return apply
 
 
 def _set_data(graph: torch.fx.GraphModule, node: torch.fx.Node) -> None:
@@ -431,6 +493,8 @@ def _refuse_modes(bodies: Sequence[torch.fx.GraphModule], regions: int) -> None:
     inside = [part.graph for body in bodies for part in body.modules() if isinstance(part, torch.fx.GraphModule)]
     if regions or any(node.target in _MODES.values() for part in inside for node in part.nodes):
         raise LookupError("a torch.cond or while_loop is under autocast, or changes a mode within")
+    if any(node.target is torch._assert_async for part in inside for node in part.nodes):
+        raise LookupError("an assertion is inside a torch.cond or while_loop")
 
 
 def _without_sizes(branches: Sequence[torch.fx.GraphModule], operands: Sequence[Any],
@@ -599,6 +663,8 @@ def key(graph: torch.fx.GraphModule) -> tuple[Any, ...]:
 # Of whole numbers, as a condition's text has it: an upper bound, or one number. Operators have lower bounds for sizes.
 _OF_ONE_NUMBER = re.compile(r"expression (u\d+ <=? -?\d{1,9}|-?\d{1,9} >=? u\d+|(Eq|Ne)\(u\d+, -?\d+\)) on node")
 
+_OF_A_TRUTH = re.compile(r"expression u\d+ (>= 0|<= 1) on node")  # a truth value's number, which has no other ones
+
 
 def checks_contents(graph: torch.fx.GraphModule) -> bool:
     """Whether forward checks a number that it read from a tensor, as `assert not bool(x.isnan().any())` does.
@@ -610,6 +676,8 @@ def checks_contents(graph: torch.fx.GraphModule) -> bool:
     for node in graph.graph.nodes:
         found = [read[source] for source in node.all_input_nodes if source in read]
         if node.target is torch.ops.aten._assert_scalar.default:
+            if found and not any(found) and _OF_A_TRUTH.search(str(node.args[1])):
+                continue
             if found and (not all(found) or _OF_ONE_NUMBER.search(str(node.args[1]))):
                 return True
         elif node.op == "call_method" and node.target == "item":

@@ -54,6 +54,7 @@ _REWRITES: dict[Any, Callable[..., Any]] = {
     **_REPLACED,
     **INDEXED,
     torch.Tensor.__setitem__: set_item,
+    torch._assert_async: lambda *_: None,  # a condition; see checks.py
     torch.Tensor.data.__get__: lambda x: x.detach(),  # type: ignore[attr-defined]  # .data is invisible to a trace
     torch.Tensor.register_hook: _refuse("Tensor.register_hook()"),
     torch.Tensor.retain_grad: _refuse("Tensor.retain_grad()"),

@@ -38,6 +38,7 @@ from onnxtrain._export.captured import Place, graph_of, layouts_of, places_of
 from onnxtrain._export.state import replaced, settings
 from onnxtrain._export.twins import Twins
 from onnxtrain.ortmodule import _announce, _attributes, _double, _lean, _outputs, _packed, _repeats, _sharded, _utils
+from onnxtrain.ortmodule._checks import CheckError, kept_as_checks
 from onnxtrain.ortmodule._device import names_of
 from onnxtrain.ortmodule._fallback import FallbackPolicy
 from onnxtrain.ortmodule._gone import forget
@@ -118,6 +119,7 @@ class _Call:
         self.before = contextlib.ExitStack()
         self.before.enter_context(_announce.start(self.model))
         self.before.enter_context(capturing(self.args, self.kwargs, wanted))
+        self.before.enter_context(kept_as_checks(self.entry, self.parts._module))
         for child in self.parts.flattened():
             self.before.enter_context(replaced(child, "_is_fsdp_managed_module", False))
         if not os.environ.get("TORCH_LOGS"):
@@ -498,7 +500,7 @@ class Parts:
             if dynamo.checks_contents(graph):
                 here().keeps_contents = False
                 raise LookupError("Python runs this call, and checks the contents of a tensor in later ones")
-            return dynamo.compiled(graph, here, derivative)
+            return dynamo.compiled(graph, here, derivative or _double.hooked(graph, here()._methods))
 
         here = self._here
 
@@ -645,6 +647,8 @@ class Parts:
         around, DistributedDataParallel._active_ddp_module = DistributedDataParallel._active_ddp_module, None
         try:
             result = call(module, *args, **kwargs)
+        except CheckError as error:
+            return whole._checked_by_torch(error, args, kwargs)
         except Exception as error:
             if current.derivative is None and engine < counters.engine_graphs and _double.is_of_a_cut(error):
                 current.derivative = _double.differentiated(error)

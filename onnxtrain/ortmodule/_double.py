@@ -24,6 +24,7 @@ from torch import Tensor
 from onnxtrain._export import derivatives, messages, state
 from onnxtrain.ortmodule import _masks
 from onnxtrain.ortmodule._fallback import FallbackPolicy, ORTModuleTorchModelException
+from onnxtrain.ortmodule._methods import HOOKS, Methods
 
 _NOTE = ("backward(create_graph=True) runs the module a second time, in PyTorch, whose gradients can be differentiated "
          "again")
@@ -91,6 +92,20 @@ def has_paths(graph: torch.fx.GraphModule) -> bool:
         if node.op != "output" and any(source in wanted or source in behind for source in node.all_input_nodes):
             behind.add(node)
     return not wanted.isdisjoint(behind)
+
+
+def hooked(graph: torch.fx.GraphModule, methods: Methods | None) -> str | None:
+    """Why PyTorch runs a part of forward behind which a hook may be given to one of its results, while another one is
+    computed from that: the hook would not see the gradient that comes by it, as both come from one node.
+    """
+    reason = getattr(graph, "compile_subgraph_reason", None)
+    if reason is None or not reason.graph_break or not has_paths(graph):
+        return None
+    lines = [frame.line or "" for frame in reason.user_stack]
+    if (methods is None or not methods.hooks) and not any(name in line for name in HOOKS for line in lines):
+        return None
+    at = messages.line("".join(traceback.format_list(reason.user_stack))).removeprefix(",")
+    return f"forward gives a tensor a hook, and goes on with the tensor in the part of the graph that ends{at}"
 
 
 def _place(frames: Sequence[traceback.FrameSummary]) -> str:

@@ -15,12 +15,16 @@ import torch
 
 from onnxtrain import _C
 
+HOOKS = ("register_hook", "retain_grad")
 _ABSENT = object()
 
 
 class Methods:
     """The functions that forward may call: those of the classes of a module's submodules, and of what is in their
     attributes, whose names forward's code has, and the code of these, and so on.
+
+    Attributes:
+        hooks: whether one of them has the name of a method that gives a tensor a hook.
     """
 
     def __init__(self, module: torch.nn.Module) -> None:
@@ -37,6 +41,7 @@ class Methods:
                         functions.update(dict.fromkeys(own))
                         names.update(*(code.co_names for function in own for code in _codes(function.__code__)))
                         new = True
+        self.hooks = not names.isdisjoint(HOOKS)
         for cls in classes:  # one of a base class may be overridden
             inherited = (name for base in cls.__mro__[1:] for name in found.get(base, ()))
             found[cls] |= {name: _ABSENT for name in inherited if name not in vars(cls)}

@@ -27,7 +27,7 @@ from onnxtrain._export.errors import (
 )
 from onnxtrain._export.exported import OPSETS
 from onnxtrain._export.function_apply import CustomFunctions
-from onnxtrain.ortmodule import _announce, _memory_config, _named_methods, _outputs, _random, _special
+from onnxtrain.ortmodule import _announce, _checks, _memory_config, _named_methods, _outputs, _random, _special
 from onnxtrain.ortmodule._captured import Parts, names_of_call
 from onnxtrain.ortmodule._debug import STAGES, DebugOptions
 from onnxtrain.ortmodule._device import device_of, on_several
@@ -252,11 +252,13 @@ class ORTModule(torch.nn.Module):
         """The results of a call now that its caller reads; empty for all."""
         return self._outputs or () if self._module.training else ()
 
-    def _checked_by_torch(self, error: CheckError, args: tuple[Any, ...]) -> Any:
-        """One call for which forward may have to raise; it does so itself."""
+    def _checked_by_torch(self, error: CheckError, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
+        """One call for which forward may have to raise; it does so itself: all of it, where a graph has its checks."""
+        if isinstance(self._module, Graph) and _checks.has_checks(self._module._captured.graph):
+            raise error
         self._debug.log(logging.WARNING, "ORTModule: PyTorch runs this call, because %s", error)
         self._note(f"in some calls {error}; PyTorch runs them and raises what forward would raise")
-        result = self._in_torch(args, {})
+        result = self._in_torch(args, kwargs or {})
         self._fallback.check(FallbackPolicy.FALLBACK_UNSUPPORTED_TORCH_MODEL, f"{error}, and PyTorch did not raise.",
                              error)
         return result

@@ -16,11 +16,13 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from onnxtrain._export.state import wrapped
+from onnxtrain.ortmodule import _python_in_forward
 from onnxtrain.ortmodule._utils import leave_alone
 
 _HALVES = (torch.float16, torch.bfloat16)
@@ -238,6 +240,30 @@ def _quantile(input: Tensor, q: Any, dim: Any = None, keepdim: bool = False, *,
     return torch.quantile(input, at, dim, keepdim, interpolation=interpolation)
 
 
+def _assert(condition: Any, message: Any) -> None:
+    assert condition, message
+
+
+def _prod(sizes: Any) -> Any:
+    return math.prod(sizes)
+
+
+def _max(sizes: Any) -> Any:
+    return max(sizes)
+
+
+def _min(sizes: Any) -> Any:
+    return min(sizes)
+
+
+def _sqrt(size: Any) -> Any:
+    return math.sqrt(size)
+
+
+def _is_tracing() -> bool:
+    return False
+
+
 class _Instead(NamedTuple):
     function: Callable[..., Any]
     numbers: tuple[str, ...]  # its parameters that may be symbolic
@@ -279,6 +305,10 @@ _INSTEAD: dict[Any, _Instead] = {
                                                 F.cosine_embedding_loss)}.items() for function in functions},
     F.hardtanh: _Instead(F.hardtanh, ("min_val", "max_val"), True),
 }
+# Which Dynamo would call while it captures, or in a graph.
+_IN_PYTHON: dict[Any, Any] = {torch._assert: _assert, torch._C._is_tracing: _is_tracing}
+# NumPy's, of sizes: Dynamo would make tensors of these, whose results would be no numbers.
+_OF_SIZES: dict[Any, Any] = {np.prod: _prod, np.max: _max, np.min: _min, np.sqrt: _sqrt}
 _METHODS = {"norm": _Instead(_norm, ("p",)), "bernoulli_": _Instead(_bernoulli_, ("p",), True),
             **{name: _INSTEAD[getattr(torch, name)]
                for name in ("roll", "round", "nan_to_num", "logit", "addmm", "dist", "quantile")}}
@@ -320,10 +350,10 @@ def _in_tensors(plain: Callable[..., Any]) -> Callable[..., Any]:
         from torch._dynamo.variables import UserFunctionVariable
 
         try:
-            instead = _INSTEAD.get(self.value)
+            chosen, instead = _IN_PYTHON.get(self.value), _INSTEAD.get(self.value)
         except TypeError:  # it has no hash
-            instead = None
-        chosen = _chosen(instead, args, kwargs)
+            chosen = instead = None
+        chosen = chosen or _chosen(instead, args, kwargs)
         return plain(self, tx, args, kwargs) if chosen is None else UserFunctionVariable(
             chosen).call_function(tx, list(args), kwargs)
 
@@ -340,6 +370,40 @@ def _methods_in_tensors(plain: Callable[..., Any]) -> Callable[..., Any]:
             chosen).call_function(tx, [self, *args], kwargs)
 
     return call_method
+
+
+def _is_size(value: Any) -> bool:
+    """Whether a value of Dynamo's is a whole number that is not negative, as sizes are."""
+    from torch._dynamo.variables import ConstantVariable, LazyVariableTracker, SymNodeVariable
+    from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+    value = value.realize() if isinstance(value, LazyVariableTracker) else value
+    if isinstance(value, ConstantVariable):
+        return type(value.value) is int and value.value >= 0
+    return (isinstance(value, SymNodeVariable) and isinstance(value.sym_num, torch.SymInt)
+            and statically_known_true(value.sym_num >= 0))
+
+
+def _numbers_of_numpy(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """call_function of Dynamo's variable for a function of NumPy's."""
+    def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        from torch._dynamo.variables import ConstantVariable, UserFunctionVariable
+        from torch._dynamo.variables.lists import BaseListVariable
+
+        if kwargs or not callable(self.value):
+            return plain(self, tx, args, kwargs)
+        values = [arg.as_python_constant() if arg.is_python_constant() else None for arg in args]
+        if isinstance(self.value, np.ufunc) and self.value.nout == 1 and all(
+                type(value) in (int, float) for value in values):
+            return ConstantVariable.create(self.value(*values).item())
+        instead = _OF_SIZES.get(self.value)
+        sizes = args if instead is _sqrt else [
+            size for arg in args if isinstance(arg, BaseListVariable) for size in arg.items]
+        if instead is None or len(args) != 1 or not sizes or not all(map(_is_size, sizes)):
+            return plain(self, tx, args, kwargs)
+        return UserFunctionVariable(instead).call_function(tx, list(args), {})
+
+    return call_function
 
 
 def to_numpy(value: Any) -> Any:
@@ -364,8 +428,12 @@ def _scalars_of_numpy(plain: Callable[..., None]) -> Callable[..., None]:
 
 @contextlib.contextmanager
 def numbers_as_inputs() -> Iterator[None]:
-    """Within, Dynamo captures these functions so that a number which changes is an input of the graph."""
-    with wrapped("torch._dynamo.variables:TorchInGraphFunctionVariable.call_function", _in_tensors), \
+    """Within, Dynamo captures these functions so that a number which changes is an input of the graph, and texts of
+    sizes as constants.
+    """
+    with _python_in_forward.followed(), \
+            wrapped("torch._dynamo.variables:TorchInGraphFunctionVariable.call_function", _in_tensors), \
             wrapped("torch._dynamo.variables:TensorVariable.call_method", _methods_in_tensors), \
+            wrapped("torch._dynamo.variables:NumpyVariable.call_function", _numbers_of_numpy), \
             wrapped("torch._dynamo.codegen:PyCodegen.load_import_from", _scalars_of_numpy):
         yield

@@ -1,4 +1,7 @@
-"""Checks in forward that read values and raise: the graph runs on, and PyTorch runs the call for which one fires."""
+"""Checks in forward that read values and raise: the graph has them, and PyTorch runs the call for which one fails.
+
+PYTEST_DONT_REWRITE: pytest would make other code of the assertions in these modules.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,10 @@ import pytest
 import torch
 import torch.nn as nn
 from agree import RECENT
+from torch.utils.checkpoint import checkpoint
 
 import onnxtrain
+from onnxtrain import dynamo
 from onnxtrain.ortmodule import ORTModule
 
 
@@ -234,3 +239,171 @@ def test_a_matrix_without_a_result(function):
     assert said[0] == said[1]
     counts = onnxtrain.stats(ours)
     assert counts["engine_steps"] == 2 and not counts["graph_breaks"], counts["reasons"]
+
+
+class Wrong(Exception):
+    def __init__(self, what, number):
+        super().__init__(f"{what}: {number}")
+
+
+def rising(module, x, t):
+    if not (t[1:] > t[:-1]).all():
+        raise ValueError(f"t does not rise: {t.tolist()}, of {tuple(t.shape)}")
+    return x
+
+
+def asserted(module, x, t):
+    h = module.first(x)
+    assert (t > 0)[0].all()
+    return h
+
+
+def asserted_by_torch(module, x, t):
+    torch._assert((t > 0).all(), f"not positive, of {t.shape[0]}")
+    return x
+
+
+def not_a_number(module, x, t):
+    def checked(h, name):
+        if torch.isnan(h).any():
+            raise Wrong(name, len(t))
+        return h
+
+    return checked(module.first(x * t.sum().sqrt()), "first")
+
+
+def in_a_loop(module, x, t):
+    with torch.no_grad():
+        for i, part in enumerate((t, t * t)):
+            if part.min() < 0 or (part > 9).any():
+                text = "low" if part.min() < 0 else "high"
+                raise RuntimeError(f"part {i}: {text}")
+    return x
+
+
+def numbers(module, x, t):
+    if t.max().item() > 9.5 or (t < 0).all().item():
+        raise ValueError(t.max().item())
+    assert int(t.max()) <= int(t.sum())
+    return x
+
+
+def in_a_checkpoint(module, x, t):
+    def region(h):
+        h = module.first(h)
+        assert t.min() > 0, "not positive"
+        return h.tanh()
+
+    return checkpoint(region, x, use_reentrant=False)
+
+
+class Form(nn.Module):
+    def __init__(self, check):
+        super().__init__()
+        self.check, self.calls = check, 0
+        self.first, self.norm, self.last = nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)
+
+    def forward(self, x, t):
+        self.calls += 1
+        return self.last(self.check(self, self.norm(x), t))
+
+
+@pytest.mark.parametrize("check", [rising, asserted, asserted_by_torch, not_a_number, in_a_loop, numbers, in_a_checkpoint])
+def test_the_graph_has_the_check(check):
+    """No cut and one export for all sizes; what a call raises is eager's, and leaves what eager leaves."""
+    torch.manual_seed(0)
+    eager = Form(check)
+    model = ORTModule(copy.deepcopy(eager))
+    good, bad = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([-1.0, -2.0, -30.0])
+    for step, (rows, t) in enumerate([(2, good), (3, good), (3, bad), (4, good), (3, bad), (2, good)]):
+        x = torch.randn(rows, 4)
+        raised = []
+        for module in (eager, model):
+            module.zero_grad()
+            try:
+                loss = module(x, t).square().sum()
+                loss.backward()
+            except Exception as error:
+                raised.append((type(error), str(error)))
+        assert len(raised) == (2 if t is bad else 0) and raised[:1] == raised[1:]
+        assert model.calls == eager.calls == step + 1
+        for (name, want), got in zip(eager.named_buffers(), model.buffers(), strict=True):
+            torch.testing.assert_close(got, want, msg=name)
+        for (name, p), q in zip(eager.named_parameters(), model.parameters(), strict=True):
+            torch.testing.assert_close(q.grad, p.grad, rtol=1e-4, atol=1e-5, msg=name)
+    counts = onnxtrain.stats(model)
+    assert counts["graph_breaks"] == []
+    assert counts["exports"] <= 1 + (check is in_a_checkpoint)  # which torch 2.10 captures again for a second size
+    assert (counts["engine_steps"], counts["fallback_steps"]) == (4, 2)
+    assert counts["reasons"] == ["in some calls an assertion in forward fails; PyTorch runs them and raises what forward "
+                                 "would raise"]
+
+
+class Cut(Form):
+    def forward(self, x, t):
+        assert t.max() < 100, "too large"
+        x = self.first(x)
+        torch._dynamo.graph_break()
+        assert t.min() > 0, "not positive"
+        return self.last(x)
+
+
+def test_before_a_cut_and_behind_it():
+    torch.manual_seed(0)
+    eager = Cut(None)
+    model = ORTModule(copy.deepcopy(eager))
+    good = torch.tensor([1.0, 2.0])
+    for t in (good, good, -good, good * 100, good):
+        results = []
+        for module in (eager, model):
+            try:
+                results.append(module(X, t).tolist())
+            except AssertionError as error:
+                results.append(str(error))
+        assert results[0] == pytest.approx(results[1]) if isinstance(results[0], str) else torch.allclose(
+            *map(torch.tensor, results))
+    counts = onnxtrain.stats(model)
+    assert counts["engine_steps"] >= 3 and any("graph_break" in cut for cut in counts["graph_breaks"])
+    assert not any("too large" in cut for cut in counts["graph_breaks"])
+
+
+class Unsupported(Form):
+    def forward(self, x, t):
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+            if t.min() < 0:
+                raise ValueError("negative")
+        h = self.first(x)
+        h.register_hook(lambda grad: grad * 2)
+        return self.last(h)
+
+
+def test_a_graph_that_pytorch_runs_leaves_the_modes():
+    model = ORTModule(Unsupported(None))
+    for t in (torch.ones(2), -torch.ones(2), torch.ones(2)):
+        if t[0] < 0:
+            with pytest.raises(ValueError, match="negative"):
+                model(X, t)
+        else:
+            model(X, t).sum().backward()
+        assert torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu")
+
+
+def test_an_assertion_in_another_way():
+    """Dynamo's own, which raises a RuntimeError for every backend; and one inside a branch."""
+    compiled = torch.compile(Form(asserted), backend=dynamo.backend)
+    compiled(X, LABELS + 1.0)
+    with pytest.raises(RuntimeError, match="assertion error"):
+        compiled(X, LABELS * 0.0)
+
+    class Branching(Form):
+        def forward(self, x, t):
+            def checked(h):
+                assert h.max() < 50, "too large"
+                return h * 2
+
+            return self.last(torch.cond(t.sum() > 0, checked, lambda h: h + 0, (x,)))
+
+    model = ORTModule(Branching(None))
+    model(X, LABELS)
+    with pytest.raises(RuntimeError, match="too large"):
+        model(X * 100, LABELS)

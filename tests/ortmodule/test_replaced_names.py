@@ -46,7 +46,7 @@ PROGRAM = textwrap.dedent('''
             self.calls = np.int64(0)
 
         def forward(self, tokens, lengths, labels):
-            h = self.layer(self.embedding(tokens))
+            h = self.layer(self.embedding(tokens)) * np.sqrt(tokens.shape[1])
             self.calls = self.calls + 1
             logging.getLogger("model").info("a line")
             warnings.warn("a word", stacklevel=1)

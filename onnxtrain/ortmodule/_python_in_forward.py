@@ -1,0 +1,147 @@
+"""Python in forward that Dynamo cuts a graph for, though it knows all that it needs: sizes in texts, as keys of a cache
+have them, what a method of a text returns, and calls with wrong arguments.
+
+A text of sizes is a constant: each size is a capture of its own. Used by _captured.py while it captures.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import sys
+import types
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
+
+import torch
+
+from onnxtrain._export.state import wrapped
+
+
+def _number(value: Any) -> Any:
+    """What a value of Dynamo's is in Python, guarded where it is a size.
+
+    Raises NotImplementedError where Dynamo does not know it.
+    """
+    from torch._dynamo.variables import LazyVariableTracker, SymNodeVariable
+    from torch._dynamo.variables.lists import BaseListVariable
+    from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
+    value = value.realize() if isinstance(value, LazyVariableTracker) else value
+    if isinstance(value, SymNodeVariable) and not free_unbacked_symbols(value.sym_num):
+        return value.evaluate_expr()
+    if isinstance(value, BaseListVariable) and value.python_type() in (list, tuple, torch.Size):
+        return value.python_type()([_number(item) for item in value.items])
+    return value.as_python_constant()
+
+
+def _text(value: Any) -> Any:
+    """A formatted text of sizes as a constant of Dynamo's, or the value itself."""
+    from torch._dynamo.variables import ConstantVariable
+    from torch._dynamo.variables.misc import StringFormatVariable
+
+    if not isinstance(value, StringFormatVariable):
+        return value
+    try:
+        named = {name: _number(part) for name, part in value.sym_kwargs.items()}
+        return ConstantVariable.create(value.format_string.format(*map(_number, value.sym_args), **named))
+    except NotImplementedError:
+        return value
+
+
+def _of_texts(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """call_method of Dynamo's variable for a constant."""
+    def call_method(self: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
+        from torch._dynamo.variables import ListVariable, VariableTracker
+        from torch._dynamo.variables.base import ValueMutationNew
+
+        if name == "join" and len(args) == 1 and type(self.value) is str:
+            parts = VariableTracker.build(tx, list).call_function(tx, list(args), {})
+            args = [ListVariable(list(map(_text, parts.items)), mutation_type=ValueMutationNew())]
+        found = plain(self, tx, name, args, kwargs)
+        if type(found) is ListVariable and found.mutation_type is None:  # of split(), which Python may change
+            return ListVariable(found.items, mutation_type=ValueMutationNew())
+        return found
+
+    return call_method
+
+
+def _str(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """call_function of Dynamo's variable for a function of Python's own."""
+    def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        from torch._dynamo.variables import ConstantVariable, LazyVariableTracker, SymNodeVariable
+        from torch._dynamo.variables.lists import BaseListVariable
+
+        if self.fn is str and len(args) == 1 and not kwargs:
+            given = args[0].realize() if isinstance(args[0], LazyVariableTracker) else args[0]
+            if isinstance(given, (SymNodeVariable, BaseListVariable)):
+                with contextlib.suppress(NotImplementedError):
+                    return ConstantVariable.create(str(_number(given)))
+        return plain(self, tx, args, kwargs)
+
+    return call_function
+
+
+def _refusing(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """bind_args of Dynamo's variable for a function of Python that it reads: wrong arguments are a TypeError, which
+    forward may catch, as `try: layer(x, lengths) except TypeError: layer(x)` does.
+    """
+    def bind_args(self: Any, parent: Any, args: Any, kwargs: Any) -> Any:
+        from torch._dynamo.exc import raise_observed_exception
+        from torch._dynamo.variables import ConstantVariable
+
+        try:
+            return plain(self, parent, args, kwargs)
+        except TypeError:
+            text = _refusal(self.get_function(), len(args), kwargs)
+            if text is None:
+                raise
+        raise_observed_exception(TypeError, parent, args=[ConstantVariable.create(text)])
+
+    return bind_args
+
+
+def _refusal(function: types.FunctionType, count: int, named: Collection[str]) -> str | None:
+    """What Python says where a function does not take so many arguments, or ones of these names; None if it does."""
+    bare = types.FunctionType(function.__code__, {}, closure=function.__closure__, argdefs=function.__defaults__)
+    bare.__qualname__, bare.__kwdefaults__ = function.__qualname__, function.__kwdefaults__
+    given, by_name = [None] * count, dict.fromkeys(named)
+    try:
+        inspect.signature(bare).bind(*given, **by_name)
+    except TypeError:
+        try:
+            bare(*given, **by_name)  # which Python refuses before anything of it runs
+        except TypeError as error:
+            return str(error)
+    return None
+
+
+@functools.cache
+def _follow_opt_einsum(sharing: Any) -> None:
+    """From now on Dynamo reads whether opt_einsum keeps intermediate results as a question of its list of those. The
+    function itself asks for the number of the thread, which Dynamo does not know. And opt_einsum finds the functions of
+    torch now, instead of importing them in the first contraction.
+
+    Raises AttributeError or ValueError where it is another function, or has been replaced already.
+    """
+    @torch.compiler.substitute_in_graph(sharing.currently_sharing)
+    def currently_sharing() -> bool:
+        return len(sys.modules["opt_einsum.sharing"]._SHARING_STACK) > 0
+
+    if (backends := sys.modules.get("opt_einsum.backends")) is not None:
+        for name in ("tensordot", "transpose", "einsum"):
+            backends.get_func(name, "torch")
+        backends.has_einsum("torch")
+
+
+@contextlib.contextmanager
+def followed() -> Iterator[None]:
+    """While Dynamo captures."""
+    if (sharing := sys.modules.get("opt_einsum.sharing")) is not None:
+        with contextlib.suppress(AttributeError, ValueError):  # another version, or it is substituted already
+            _follow_opt_einsum(sharing)
+    with wrapped("torch._dynamo.variables:ConstantVariable.call_method", _of_texts), \
+            wrapped("torch._dynamo.variables:BuiltinVariable.call_function", _str), \
+            wrapped("torch._dynamo.variables:UserFunctionVariable.bind_args", _refusing):
+        yield

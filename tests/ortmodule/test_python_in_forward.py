@@ -1,0 +1,277 @@
+"""Python in forward that Dynamo takes for more than it is: equal to eager, without a cut, by one export for all sizes."""
+
+from __future__ import annotations
+
+import collections
+import copy
+import re
+import sys
+import threading
+import types
+
+import numpy as np
+import pytest
+import torch
+import torch.nn as nn
+
+import onnxtrain
+from onnxtrain.ortmodule import ORTModule
+
+RECENT = torch.__version__ >= (2, 11)  # an older torch has words of its own for wrong arguments
+EXPORTS = 1 if RECENT else 2  # and the formulas of some sizes as constants first
+HOOKS = torch.__version__ >= (2, 13)  # from then on Dynamo captures what a hook computes
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
+
+
+class Net(nn.Module):
+    def __init__(self, use):
+        super().__init__()
+        self.first, self.last, self.use = nn.Linear(4, 4), nn.Linear(4, 2), use
+
+    def forward(self, *args):
+        return self.use(self, *args)
+
+
+def trained(use, calls):
+    """stats() of a wrapped module after a step with each of these arguments, whose results and gradients are eager's."""
+    torch.manual_seed(0)
+    eager = Net(use)
+    model = ORTModule(copy.deepcopy(eager))
+    for args in calls:
+        losses = []
+        for module in (eager, model):
+            module.zero_grad()
+            losses.append(module(*args))
+            losses[-1].backward()
+        torch.testing.assert_close(losses[1], losses[0])
+        for (name, p), q in zip(eager.named_parameters(), model.parameters(), strict=True):
+            torch.testing.assert_close(q.grad, p.grad, msg=name)
+    return onnxtrain.stats(model)
+
+
+def in_the_engine(counts, steps):
+    assert (counts["graph_breaks"], counts["reasons"]) == ([], []) and counts["exports"] <= EXPORTS
+    assert (counts["engine_steps"], counts["fallback_steps"]) == (steps, 0)
+
+
+def compared(m, x):
+    y = x.new_ones(x.shape[0], 3, 4)
+    h = m.first(x)
+    h = h * 2 if np.prod(x.shape) < np.prod(y.shape) else h
+    return (h * np.max(x.shape[1:])).sum() / int(np.prod(x.shape))
+
+
+def flattened(m, x):
+    return m.first(x.view(-1, np.prod(x.shape[1:]))).reshape(np.prod(x.shape)).mean() * np.min(x.shape)
+
+
+def scaled(m, x):
+    """A loss without dims stays one of float32, as NumPy's numbers are Python's to PyTorch."""
+    return m.first(x / np.sqrt(x.shape[-1])).sum() / np.sqrt(x.shape[0]) * np.log(2.0) + np.exp(1)
+
+
+@pytest.mark.parametrize("use", [compared, flattened, scaled])
+def test_numpy_of_sizes_and_numbers(use):
+    in_the_engine(trained(use, [(torch.randn(rows, 4),) for rows in (2, 3, 5, 4)]), 4)
+
+
+def a_cache(m, x):
+    """A text of sizes is a key: the table is there, since the script has filled it."""
+    key = "rows " + ",".join(f"{sizes}" for sizes in [tuple(x.shape), m.first.weight.shape])
+    return (m.first(x) * TABLE[key]).sum()
+
+
+def texts(m, x):
+    parts = "a.b.c".split(".")
+    parts.pop(1)
+    parts.append(str(x.shape[0]))
+    key = "x".join(map(str, x.shape)) + str(tuple(x.shape)) + ".".join(parts)
+    return (m.last if key == "2x4(2, 4)a.c.2" else m.first)(m.first(x)).sum()
+
+
+TABLE = {f"rows ({rows}, 4),torch.Size([4, 4])": float(rows) for rows in range(9)}
+
+
+@pytest.mark.parametrize("use", [a_cache, texts])
+def test_texts_of_sizes(use):
+    counts = trained(use, [(torch.randn(rows, 4),) for rows in (2, 3, 2, 3)])
+    assert (counts["graph_breaks"], counts["reasons"]) == ([], []) and counts["exports"] <= 2
+    assert (counts["engine_steps"], counts["captures"]) == (4, 2)
+
+
+def test_opt_einsum_is_asked_without_its_thread(monkeypatch):
+    """Its contractions ask before each product whether intermediate results are kept, which is a matter of the thread."""
+    package, sharing = types.ModuleType("opt_einsum"), types.ModuleType("opt_einsum.sharing")
+    package.sharing, sharing._SHARING_STACK = sharing, collections.defaultdict(list)
+    sharing.currently_sharing = lambda: threading.get_ident() in sharing._SHARING_STACK
+    monkeypatch.setitem(sys.modules, "opt_einsum", package)
+    monkeypatch.setitem(sys.modules, "opt_einsum.sharing", sharing)
+
+    def contracted(m, x):
+        return torch.einsum("ij,kj->", x, m.first.weight) if not sharing.currently_sharing() else m.last(x).sum()
+
+    in_the_engine(trained(contracted, [(torch.randn(rows, 4),) for rows in (2, 3)]), 2)
+    sharing._SHARING_STACK[threading.get_ident()].append({})
+    trained(contracted, [(torch.randn(2, 4),)])
+
+
+def traced_or_not(m, x):
+    return m.first(x).sum() if not (torch._C._is_tracing() or torch.jit.is_tracing()) else m.last(x).sum()
+
+
+def product(x, y):
+    return x * y
+
+
+def refused(m, x):
+    for layer in (m.first, m.last):
+        try:
+            x = layer(x, lengths=None)
+        except TypeError as error:
+            if not RECENT or str(error) == "Linear.forward() got an unexpected keyword argument 'lengths'":
+                x = layer(x)
+    try:
+        return product(x).sum()
+    except TypeError as error:
+        return x.sum() * (2.0 if not RECENT or "missing 1 required positional argument: 'y'" in str(error) else 0.0)
+
+
+@pytest.mark.parametrize("use", [traced_or_not, refused])
+def test_no_cut(use):
+    in_the_engine(trained(use, [(torch.randn(rows, 4),) for rows in (2, 3, 2)]), 3)
+
+
+def test_wrong_arguments_that_nothing_catches():
+    model = ORTModule(Net(lambda m, x: product(m.first(x))))
+    with pytest.raises(TypeError, match=re.escape("product() missing 1 required positional argument: 'y'")):
+        model(torch.randn(2, 4))
+
+
+def reversed_gradient(m, x):
+    h = m.first(x).tanh()
+    same = h * 1.0
+    with torch.no_grad():
+        same.register_hook(lambda grad: -0.1 * grad)
+    return (m.last(same) + h[:, :2]).square().sum()
+
+
+def clipped(m, x):
+    """It is given the whole gradient: of users before and after it."""
+    rows, weight = x.shape[0], x.mean()
+    h = m.first(x)
+    before = h.square().sum()
+    h.register_hook(lambda grad: grad.clamp(-1.0, 1.0) * rows + weight)
+    return m.last(h).sum() + before
+
+
+def of_no_effect(m, x):
+    h = m.first(x)
+    h.register_hook(lambda grad: None)
+    return m.last(h).square().sum()
+
+
+def two(m, x):
+    h = m.first(x)
+    h.register_hook(lambda grad: grad * 2)
+    h.register_hook(lambda grad: grad + 1)
+    return m.last(h).square().sum()
+
+
+def written(m, x):
+    h = m.first(x)
+    h.view(-1).mul_(3)
+    h.register_hook(lambda grad: grad * grad)
+    return m.last(h).square().sum()
+
+
+def needs_a_user(m, x):
+    h = m.first(x)
+    scale = (h * 3).mean().detach()
+    h.register_hook(lambda grad: grad * scale)
+    return m.last(h).square().sum()
+
+
+def kept(m, x):
+    h = m.first(x)
+    h.register_hook(lambda grad: m.gradients.append(grad.sum().item()))
+    return m.last(h).square().sum()
+
+
+def test_a_hook_of_a_tensor():
+    """Torch calls it within the engine's backward; what a graph cannot keep PyTorch runs, or it is cut."""
+    for use in (reversed_gradient, clipped, of_no_effect):
+        counts = trained(use, [(torch.randn(rows, 4),) for rows in (2, 3, 2)])
+        if HOOKS:
+            in_the_engine(counts, 3)
+    for use in (two, written, needs_a_user):
+        counts = trained(use, [(torch.randn(rows, 4),) for rows in (2, 3)])
+        assert counts["reasons"] or not HOOKS
+
+
+def kept_after_use(m, x):
+    """Both parts of the gradient."""
+    h = m.first(x)
+    before = h * 3
+    h.register_hook(lambda grad: m.gradients.append(grad.sum().item()))
+    return m.last(h).square().sum() + before.sum()
+
+
+class Late(Net):
+    """Its method gives the hook behind a cut."""
+
+    def forward(self, x):
+        h = self.first(x)
+        before = h * 3
+        torch._dynamo.graph_break()
+        self.watch(h)
+        return self.last(h).square().sum() + before.sum()
+
+    def watch(self, h):
+        h.register_hook(lambda grad: self.gradients.append(grad.sum().item()))
+
+
+@pytest.mark.parametrize("kind, engine", [(lambda: Net(kept), 3), (lambda: Net(kept_after_use), 0), (lambda: Late(None), 0)])
+def test_a_hook_that_keeps_gradients(kind, engine):
+    """It sees what eager's sees. PyTorch runs a part that goes on with the tensor ahead of the cut."""
+    torch.manual_seed(0)
+    eager = kind()
+    eager.gradients = []
+    model = ORTModule(copy.deepcopy(eager))
+    for rows in (2, 3, 2):
+        x = torch.randn(rows, 4)
+        for module in (eager, model):
+            module(x).backward()
+    assert model.gradients == pytest.approx(eager.gradients) and len(eager.gradients) == 3
+    for p, q in zip(eager.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(q.grad, p.grad)
+    counts = onnxtrain.stats(model)
+    assert counts["engine_steps"] == engine and len(counts["reasons"]) == (engine == 0)
+    assert engine or "gives a tensor a hook" in counts["reasons"][0]
+
+
+def test_a_hook_of_a_tensor_without_a_gradient():
+    model = ORTModule(Net(lambda m, x: (x * 2).register_hook(lambda grad: grad)))
+    with pytest.raises(RuntimeError, match="doesn't require gradient"):
+        model(torch.randn(2, 4))
+    model = ORTModule(Net(reversed_gradient))
+    model(torch.randn(2, 4))
+    with pytest.raises(RuntimeError, match="doesn't require gradient"), torch.no_grad():
+        model(torch.randn(2, 4))
+
+
+def test_a_hook_of_a_module():
+    """The graph is cut there, the parts run in the engine, and the hook is called once a step."""
+    torch.manual_seed(0)
+    eager = Net(lambda m, x: m.last(m.first(x)).square().sum())
+    eager.first.register_full_backward_hook(lambda module, given, got: module.seen.append(got[0].sum().item()))
+    eager.first.seen = []
+    model = ORTModule(copy.deepcopy(eager))
+    for rows in (2, 3, 2):
+        x = torch.randn(rows, 4)
+        for module in (eager, model):
+            module(x).backward()
+    assert model.first.seen == pytest.approx(eager.first.seen) and len(eager.first.seen) == 3
+    for p, q in zip(eager.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(q.grad, p.grad)
+    counts = onnxtrain.stats(model)
+    assert (counts["engine_steps"], counts["fallback_steps"], len(counts["graph_breaks"])) == (3, 0, 1)
