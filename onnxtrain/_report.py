@@ -193,7 +193,8 @@ def _verdict(counts: dict[str, Any], seconds: float) -> tuple[str, str]:
         return "runs in PyTorch, no call of it in the engine", f"remove the reason: {reason}"
     time = "" if share is None else f", which takes {share:.0%} of forward's time"
     if changing is not None:
-        return f"runs in part in the engine{time}", f"remove the reason: {changing}"
+        return (f"runs in the engine{time}, but {by_torch} of {calls} calls in PyTorch",
+                f"remove the reason: {changing}")
     if counts["graph_breaks"]:
         return (f"runs in part in the engine{time}",
                 f"change the code at which the graph is cut: {counts['graph_breaks'][0]}")

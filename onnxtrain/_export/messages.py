@@ -24,6 +24,7 @@ from onnxtrain._export.errors import Untraceable
 _FRAME = re.compile(r'File "(.+)", line (\d+), in .*\n\s*(.*)')
 _OF_GUARD = re.compile(r"  # (.+?)  # (\S+):(\d+) in ")
 _NOT_THE_USERS = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(os.path.dirname(__file__)) + os.sep)
+_STANDARD = os.path.dirname(os.__file__) + os.sep  # of the standard library, and of packages beside it
 _TRACED = "<eval_with_key>"  # the file of a graph's code
 _PLACE = re.compile(r'File "(.+)", line (\d+), in (.*)')
 _NODE = re.compile(r"(?:translating node|While executing) %(\w+)")
@@ -58,11 +59,17 @@ def line(trace: str | None) -> str:
     """ ", in FILE, line N (CODE)": the innermost of the user's lines in a stack trace, or that of a guard, in the form
     that torch gives it; empty where there is none.
     """
-    own = [frame for frame in _FRAME.findall(trace or "") if not frame[0].startswith(_NOT_THE_USERS)]
+    own = [frame for frame in _FRAME.findall(trace or "") if _is_users(frame[0])]
     if not own:
         found = [(_whole(file), number, code) for code, file, number in _OF_GUARD.findall(trace or "")]
-        own = [frame for frame in found if not frame[0].startswith(_NOT_THE_USERS)]
+        own = [frame for frame in found if _is_users(frame[0])]
     return ", in {}, line {} ({})".format(*own[-1]) if own else ""
+
+
+def _is_users(file: str) -> bool:
+    """Whether a file is neither PyTorch's, nor onnxtrain's, nor the standard library's."""
+    return not file.startswith(_NOT_THE_USERS) and (
+        not file.startswith(_STANDARD) or f"-packages{os.sep}" in file)
 
 
 def _whole(end: str) -> str:

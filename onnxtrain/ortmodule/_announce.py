@@ -88,8 +88,8 @@ def beside_loss(model: Any, program: Any) -> None:
     parts = model.__dict__.get("_part_of", lambda: None)()
     if program.beside_loss and parts is not None and parts._model()._outputs is None and _rank() == 0:
         model._debug.log(logging.WARNING, "ORTModule: %s. If the script reads the loss alone, ORTModule(model, "
-                         "outputs=) with the loss's name or place among the results, 'loss' or 0, leaves them out, with "
-                         "rows that have no label and padding; ORTMODULE_OUTPUTS says the same", program.beside_loss)
+                         "outputs=) with the loss's name or place among the results, 'loss' or 0, leaves them out, and "
+                         "rows without a label and padding; ORTMODULE_OUTPUTS says the same", program.beside_loss)
 
 
 def memory(model: Any, program: Any) -> None:

@@ -66,7 +66,8 @@ def misread(module: torch.nn.Module) -> str | None:
             continue
         seen[id(value)] = value
         if is_a(value, ORTModule):
-            return f"its {path!r} is an ORTModule already, which the engine runs alone: wrap one of the two"
+            name = path.replace("_modules.", "")
+            return f"its {name!r} is an ORTModule already, which the engine runs alone: wrap one of the two"
         if is_a(value, random.Random):
             return f"Dynamo does not follow the random.Random {path!r}"
         if is_a(value, collections.deque) and (most := limit(value)) is not None:

@@ -11,7 +11,6 @@ import builtins
 import contextlib
 import dataclasses
 import functools
-import gc
 import inspect
 import itertools
 import logging
@@ -92,6 +91,7 @@ class _Call:
     counted: dict[str, int] | None = None  # the process's cuts when the capture began that goes on
     error: BaseException | None = None  # which was being handled then
     failed: int = 0  # captures that ended in an exception
+    raised: bool = False  # forward raised it
     captures: int = 0  # of the entry, before this call
     noted: int = 0  # reasons that Dynamo had noted then
     is_whole: bool = False  # this call was captured from end to end
@@ -141,7 +141,7 @@ class _Call:
         """Puts the settings back that were there before."""
         if self.before is not None:
             self.capture_ends()  # which Dynamo did not say, where another thread was in a capture as well
-            if self.failed > 1:
+            if self.failed > 1 and not self.raised:
                 self.cuts.append(_LEFT)
             self.is_whole = not self.cuts and _captures(self.entry) > self.captures
             self.parts.note_cuts(self.cuts, self.noted)
@@ -211,50 +211,6 @@ def _dynamic_sizes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[st
                 yield f"{pattern}$"
 
 
-class _Collector:
-    """Garbage is not collected while threads capture: a capture makes millions of objects, and few are garbage."""
-
-    def __init__(self) -> None:
-        self._lock, self._paused, self._enable = threading.Lock(), 0, False
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._after_fork)
-
-    @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
-        with self._lock:
-            self._paused += 1
-            if self._paused == 1:
-                self._enable = gc.isenabled()
-                gc.disable()
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._paused -= 1
-                if not self._paused and self._enable:
-                    self._resume()
-
-    @staticmethod
-    def _resume() -> None:
-        """With everything that there is in the oldest generation: the collector would look at all of it at once, which
-        takes a third of a small model's capture, and find little after Dynamo's own collection.
-        """
-        if not gc.get_freeze_count():
-            gc.freeze()
-            gc.unfreeze()
-        gc.enable()
-
-    def _after_fork(self) -> None:
-        """The threads that capture are not in the child, but for one that forked, which goes on without a pause."""
-        self._lock = threading.Lock()
-        if self._paused and self._enable:
-            self._enable = False
-            gc.enable()
-
-
-_collector = _Collector()
-
-
 @contextlib.contextmanager
 def capturing(args: tuple[Any, ...], kwargs: dict[str, Any], wanted: dict[str, Any]) -> Iterator[None]:
     """Dynamo's settings for the capture of a call, those of `wanted` that this torch has among them."""
@@ -270,7 +226,7 @@ def capturing(args: tuple[Any, ...], kwargs: dict[str, Any], wanted: dict[str, A
         stack.enter_context(_packed.followed())
         stack.enter_context(numbers_as_inputs())
         stack.enter_context(_double.followed())
-        stack.enter_context(_collector.paused())
+        stack.enter_context(_lean.collector.paused())
         stack.enter_context(said_later())
         if hasattr(torch.compiler.config, "dynamic_sources"):
             sources = [torch.compiler.config.dynamic_sources, *_dynamic_sizes(args, kwargs)]
@@ -458,6 +414,8 @@ class Parts:
         self._methods: Methods | None = None
         self.seeds = False
         self._refused: dict[tuple[Any, ...], _Refused] = {}
+        self._most: dict[tuple[Any, ...], int] = {}  # by mode: the graphs that one call ran
+        self._limited: dict[tuple[Any, ...], str] = {}  # modes in which PyTorch runs what is behind a cut, and why
         self._wrong: dict[tuple[Any, ...], int] = {}  # how often a capture of such a call ended in an exception
         self.keeps_contents = True
 
@@ -572,6 +530,7 @@ class Parts:
 
     def _drop(self, mode: tuple[bool, ...]) -> None:
         self._calls.pop(mode, None)
+        self._limited.pop(mode, None)
         self._nothing.discard(mode)
 
     def _refuse(self, mode: tuple[bool, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -659,6 +618,7 @@ class Parts:
                     self._note_wrong(mode, args, kwargs)
                     if engine == counters.engine_graphs:
                         _report.count(counters, fallback_steps=1)
+                current.raised = True
                 messages.show_users_lines(error)
                 raise
             result = whole._in_torch(args, kwargs)  # forward's own errors are raised here
@@ -669,7 +629,9 @@ class Parts:
             _running.call = outer
             DistributedDataParallel._active_ddp_module = around
             current.is_over()
+        ran = counters.engine_graphs - engine
         if current.before is not None:
+            self._most[mode] = max(ran, self._most.get(mode, 0))
             kinds = self._kinds.setdefault(mode, set())
             kinds.add(_kind(args, kwargs))
             if len(kinds) > 1 and _captures(call) >= MAX_CAPTURES - 1:
@@ -683,10 +645,14 @@ class Parts:
         gave_up = kept and not self.keeps_contents
         if gave_up:
             self._drop(mode)  # the next call is captured in parts
-        if counters.torch_graphs == by_torch and (counters.engine_graphs > engine or mode in self._nothing):
-            _report.engine_step(counters)
-            if current.limit is not None:  # of code behind a cut
-                self.note_cuts([changes(f"a guard of a capture, {current.limit}, fails at each call")])
+        if counters.torch_graphs == by_torch and (ran or mode in self._nothing):
+            if current.limit is not None:
+                self._limited[mode] = changes(f"a guard of a capture behind a cut, {current.limit}, fails at each call")
+            if self._limited and mode in self._limited and ran < self._most[mode]:
+                self._fall_back(self._limited[mode])
+                _report.count(counters, fallback_steps=1)
+            else:
+                _report.engine_step(counters)
         else:
             if current.limit is not None or current.before is None and _captures(call) >= MAX_CAPTURES:
                 self._stay_in_torch(mode, args, kwargs)

@@ -1,5 +1,5 @@
 """Captures without what they import or compute and do not use: parts of PyTorch's compiler, its minifier, distributed
-tensors, words for logs that are off.
+tensors, words for logs that are off; and without the garbage collector.
 
 Dynamo imports these modules, of which some take longer than the capture of a small model and stay in memory, to compare
 a value with one of theirs or to be ready for a failure. Each function here answers as Dynamo's own does; torch (2.13)
@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import logging
+import os
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -140,3 +143,47 @@ def capturing() -> Iterator[None]:
         for path, ours in _INSTEAD.items():
             stack.enter_context(wrapped(path, ours))
         yield
+
+
+class _Collector:
+    """Garbage is not collected while threads capture: a capture makes millions of objects, and few are garbage."""
+
+    def __init__(self) -> None:
+        self._lock, self._paused, self._enable = threading.Lock(), 0, False
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._after_fork)
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        with self._lock:
+            self._paused += 1
+            if self._paused == 1:
+                self._enable = gc.isenabled()
+                gc.disable()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._paused -= 1
+                if not self._paused and self._enable:
+                    self._resume()
+
+    @staticmethod
+    def _resume() -> None:
+        """With everything that there is in the oldest generation: the collector would look at all of it at once, which
+        takes a third of a small model's capture, and find little after Dynamo's own collection.
+        """
+        if not gc.get_freeze_count():
+            gc.freeze()
+            gc.unfreeze()
+        gc.enable()
+
+    def _after_fork(self) -> None:
+        """The threads that capture are not in the child, but for one that forked, which goes on without a pause."""
+        self._lock = threading.Lock()
+        if self._paused and self._enable:
+            self._enable = False
+            gc.enable()
+
+
+collector = _Collector()

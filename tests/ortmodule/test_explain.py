@@ -3,6 +3,7 @@ FALLBACK_DISABLE makes it an error.
 """
 
 import collections
+import json
 import os
 
 import onnx
@@ -218,3 +219,69 @@ def test_calls_that_are_no_captures_alone_have_a_share():
     assert onnxtrain.stats(model)["engine_share"] is None and onnxtrain.stats()["captures"] >= 1
     model(Y)
     assert 0 < onnxtrain.stats(model)["engine_share"] < 1
+
+
+class GrowingBehindACut(Growing):
+    def forward(self, x):
+        h = nn.Linear.forward(self, x)
+        if h.abs().max() > 100:
+            h = h / 2
+        self.seen.append(1.0)
+        return nn.functional.linear(h, self.weight) * len(self.seen)
+
+
+def test_what_pytorch_runs_behind_a_cut_counts_as_pytorchs(monkeypatch, caplog):
+    model = ORTModule(GrowingBehindACut())
+    for _ in range(20):
+        model(Y)
+    counts = onnxtrain.stats(model)
+    assert (counts["engine_steps"], counts["fallback_steps"]) == (8, 12)
+    first, second = verdict(model)
+    assert first.endswith("but 12 of 20 calls in PyTorch") and "self.seen.append(1.0)" in second
+    assert caplog.text.count("a guard of a capture behind a cut, len(self.seen) == ") == 1
+    monkeypatch.setenv("ORTMODULE_FALLBACK_POLICY", "FALLBACK_DISABLE")
+    torch._dynamo.reset()
+    model = ORTModule(GrowingBehindACut())
+    with pytest.raises(ORTModuleFallbackException, match="behind a cut"):
+        for _ in range(20):
+            model(Y)
+
+
+def test_a_call_that_raises_is_no_reason_for_pytorch():
+    model = ORTModule(nn.Sequential(nn.Linear(4, 4), nn.ReLU()))
+    for wrong in (False, True, False):
+        if wrong:
+            with pytest.raises(RuntimeError, match="cannot be multiplied"):
+                model(Y[:, :3])
+        else:
+            model(Y)
+    assert not onnxtrain.stats(model)["graph_breaks"]
+    first, second = verdict(model)
+    assert first.endswith("; 1 of 3 calls raised an exception") and second == "  to do: nothing"
+
+
+def test_a_submodule_that_is_wrapped_already_is_named():
+    model = ORTModule(nn.Sequential(ORTModule(nn.Linear(4, 4)), nn.ReLU()))
+    model(Y)
+    assert verdict(model)[1] == ("  to do: remove the reason: its '0' is an ORTModule already, which the engine runs alone: "
+                                 "wrap one of the two")
+
+
+@pytest.mark.parametrize("given, text", [
+    ((nn.Linear,), "not the class Linear: make an instance of it"), ((3,), "not int"),
+    ((nn.Linear(2, 2), "loss"), "DebugOptions as its second argument, not 'loss'; what the script reads is outputs=")])
+def test_what_ortmodule_does_not_take(given, text):
+    with pytest.raises(TypeError) as error:
+        ORTModule(*given)
+    assert str(error.value).endswith(text)
+
+
+class Parsing(nn.Linear):
+    def forward(self, x):
+        return super().forward(x) * json.loads('{"two": 2}')["two"]
+
+
+def test_a_cut_in_the_standard_library_names_the_users_line():
+    model = ORTModule(Parsing(4, 4))
+    model(Y)
+    assert f"in {__file__}, line " in verdict(model)[1] and "json.loads" in verdict(model)[1]
