@@ -1,12 +1,5 @@
 """`python -m onnxtrain`: what this build and this machine have, and how to get what is missing; for bug reports.
-
-| command | what it does |
-| --- | --- |
-| `run [--outputs loss] script.py ...` | runs a script with `onnxruntime.training` importable |
-| `alias on [--user]` | makes it importable in all scripts of this Python environment, or of this user |
-| `alias off`, `alias status` | takes that away; says what is where |
-| `migrate script.py ...` | lists what scripts use of onnxruntime-training; status 1 if anything must change |
-| `profile trace.json` | prints where the time of a saved profile went |
+USAGE has the commands.
 """
 
 from __future__ import annotations
@@ -24,8 +17,13 @@ import torch
 from onnxtrain import _C, UnsupportedError, options
 
 _SHARED = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OMP_PROC_BIND", "KMP_AFFINITY")  # of the libraries beneath
-USAGE = """usage: python -m onnxtrain [run [--outputs names] script.py ... | alias on [--user] | alias off
-                            | alias status | migrate script.py ... | profile trace.json]"""
+USAGE = """usage: python -m onnxtrain [COMMAND ...]: without a command, what this build and this machine have
+
+  run [--outputs NAMES] SCRIPT ...  runs a script with onnxruntime.training importable; NAMES: results that it reads
+  alias on [--user]                 makes onnxruntime.training importable in this environment, or for this user
+  alias off, alias status           takes that away; says what is where
+  migrate SCRIPT ...                lists what scripts use of onnxruntime-training; status 1 if anything must change
+  profile TRACE                     prints where the time of a saved profile went"""
 
 
 def main(arguments: list[str]) -> int:
@@ -57,7 +55,9 @@ def main(arguments: list[str]) -> int:
 
 
 def run(script: str, rest: list[str]) -> None:
-    """The script as __main__, as `python script.py` would run it."""
+    """The script as __main__, as `python script.py` would run it. Exits where there is no such file."""
+    if not os.path.exists(script):
+        sys.exit(f"{script}: there is no such file")
     import onnxtrain.compat.onnxruntime  # noqa: F401
 
     sys.argv = [script, *rest]

@@ -38,8 +38,9 @@ def start(model: Any) -> Iterator[None]:
         for seconds in itertools.chain(PROGRESS, itertools.count(60.0, 60.0)):
             if is_over.wait(start + seconds - time.monotonic()):
                 return
+            folder = model._runtime.cache_dir
             debug.log(logging.WARNING, "ORTModule: %s is being captured and exported, %.0f s so far. Later steps need "
-                      "less of this, and later processes read the export from ORTMODULE_CACHE_DIR.", name, seconds)
+                      "less of this%s.", name, seconds, f", and later processes read {folder}" if folder else "")
 
     thread = threading.Thread(target=report, name="onnxtrain-progress", daemon=True)
     if is_first := _rank() == 0:

@@ -312,3 +312,13 @@ def test_the_report_of_a_build_holds_what_a_bug_report_needs(monkeypatch, capsys
     rows = dict(line.split(None, 1) for line in capsys.readouterr().out.splitlines())
     assert rows["ORTMODULE_MEMORY_OPT_LEVEL"] == "1" and "variables" not in rows
     assert rows["ONNXTRAIN_MISSPELT"] == "1"
+
+
+def test_commands_are_named_and_a_script_that_is_missing(capsys, tmp_path):
+    from onnxtrain.__main__ import main
+
+    assert main(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert all(command in text for command in ("run ", "alias on ", "alias off", "migrate ", "profile "))
+    with pytest.raises(SystemExit, match="nope.py: there is no such file"):
+        main(["run", str(tmp_path / "nope.py")])
