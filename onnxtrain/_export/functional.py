@@ -29,13 +29,16 @@ _IN_PLACE = {aten.dropout_.default: aten.dropout.default, aten.alpha_dropout_.de
              aten.feature_dropout_.default: aten.feature_dropout.default,
              aten.feature_alpha_dropout_.default: aten.feature_alpha_dropout.default}
 # Composite operators that are traced in parts: those that may return an argument, which their schemas do not say (left
-# whole, their results would stand for the argument from then on), those that join tensors, those that raise, and those
-# that have no translation, for which the program would be traced once more.
+# whole, their results would stand for the argument from then on), and those that join tensors.
 _IN_PARTS = frozenset(getattr(getattr(aten, name), overload) for name in (
     "type_as", "broadcast_tensors", "sum_to_size", "atleast_1d", "atleast_2d", "atleast_3d", "to_dense",
-    "cartesian_prod", "column_stack", "hstack", "vstack", "dstack", "inverse", "linalg_inv", "linalg_cholesky",
-    "linalg_solve", "linalg_solve_ex", "linalg_lu_factor", "linalg_ldl_factor", "tensordot", "conv_transpose1d",
-    "conv_transpose2d", "conv_transpose3d") for overload in getattr(aten, name).overloads())
+    "cartesian_prod", "column_stack", "hstack", "vstack", "dstack") for overload in getattr(aten, name).overloads())
+# But under autocast, which has rules for these and none for their parts: those that raise, and those that have no
+# translation, for which the program would be traced once more.
+_IN_PARTS_UNCAST = frozenset(getattr(getattr(aten, name), overload) for name in (
+    "inverse", "linalg_inv", "linalg_cholesky", "linalg_solve", "linalg_solve_ex", "linalg_lu_factor",
+    "linalg_ldl_factor", "tensordot", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d",
+    ) for overload in getattr(aten, name).overloads())
 # In place, of floats: the results are floats, which eager's autograd follows, and those of the plain operators are not.
 _COMPARES = frozenset(f"aten::{name}_" for name in ("eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or",
                                                     "logical_xor", "logical_not"))
@@ -142,7 +145,7 @@ class Functionalized(FunctionalTensorMode):
             return None
         if func in _DROPOUTS or func in _IN_PLACE:
             return self._dropout(func, types, args, kwargs)
-        if func in _IN_PARTS:
+        if func in _IN_PARTS or func in _IN_PARTS_UNCAST and not torch._C._is_any_autocast_enabled():
             with self:
                 if (parts := func.decompose(*args, **kwargs)) is not NotImplemented:
                     return parts
