@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from onnxtrain import _C
+from onnxtrain import _C, _report
 
 MIB = 2**20
 BUDGETS = (0.8, 0.6, 0.4, 0.25, 0.15)  # of what the level plans
@@ -89,8 +89,7 @@ class MemoryReport:
 
 def _programs(model: Any) -> list[Any]:
     """The programs of an ORTModule that have run a training step, the latest of each schema."""
-    if not hasattr(model, "_all_programs"):
-        raise TypeError(f"memory_report() and max_batch() take an ORTModule, not {type(model).__name__}")
+    _report.check(model, "memory_report")
     found = [programs[-1] for _, programs in model._all_programs() if programs]
     found = [program for program in found if program.first_call is not None and any(program.first_call[1])]
     if not found:

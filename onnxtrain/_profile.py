@@ -178,7 +178,8 @@ def _engines(model: Any) -> list[Any]:
             found += [module] if hasattr(module, "_all_programs") else []
             left += getattr(module, "_modules", {}).values()
     if not found:
-        raise TypeError(f"profile() takes an ORTModule, or a module that holds one, not {type(model).__name__}")
+        raise TypeError(f"profile() takes an ORTModule, or a module that holds one, not {type(model).__name__}: "
+                        "model = ORTModule(model), then profile(model)")
     return found
 
 

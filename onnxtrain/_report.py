@@ -103,7 +103,7 @@ def stats(model: Any = None) -> dict[str, Any]:
     if model is None:
         counters, programs = _process, list(_programs)
     else:
-        _check(model, "stats")
+        check(model, "stats")
         counters, programs = model._counters, [program for _, known in model._all_programs() for program in known]
     with _lock:
         result = dataclasses.asdict(dataclasses.replace(counters, whole=None))
@@ -122,14 +122,19 @@ def stats(model: Any = None) -> dict[str, Any]:
     return result
 
 
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
 def explained(training: bool, program: Any) -> list[str]:
     """Lines on one export: where its nodes run, its times and memory."""
     totals, exported = program.totals(), program.exported
     rows = [
-        f"  {'training' if training else 'inference'} graph: opset {exported.opset}, {totals.get('steps', 0)} kernels "
-        f"({totals.get('forward_steps', 0)} in forward), {program.steps} steps",
+        f"  {'training' if training else 'inference'} graph: opset {exported.opset}, "
+        f"{_counted(totals.get('steps', 0), 'kernel')} ({totals.get('forward_steps', 0)} in forward), "
+        f"{_counted(program.steps, 'step')}",
         f"    start: the export took {exported.seconds.get('total', 0.0):.2f} s, the build "
-        f"{totals.get('build_seconds', 0.0) * 1e3:.1f} ms for {totals.get('programs_built', 0)} sets of sizes",
+        f"{totals.get('build_seconds', 0.0):.2f} s for batches of {_counted(totals.get('programs_built', 0), 'size')}",
         f"    memory: {totals.get('slab_bytes', 0) / 2**20:.1f} MiB are planned for activations; no plan needs less "
         f"than {totals.get('slab_lower_bound', 0) / 2**20:.1f}",
     ]
@@ -164,13 +169,15 @@ def explained(training: bool, program: Any) -> list[str]:
     return rows + [f"    note: {note}" for note in exported.notes]
 
 
-def _check(model: Any, function: str) -> None:
+def check(model: Any, function: str) -> None:
+    """Raises TypeError where the model is no ORTModule."""
     if not hasattr(model, "_all_programs"):
         raise TypeError(f"{function}() takes an ORTModule, but was given a {type(model).__name__}: "
                         f"model = ORTModule(model), then {function}(model). A module that holds an ORTModule, as "
                         "DistributedDataParallel does, has it as an attribute")
 
 
+MOST_GRAPHS = 4  # that explain() describes, those that took the most time
 LEAST_BUILDS = 0.2  # of forward's time, what programs for new sizes take where the advice is to have fewer sizes
 
 
@@ -221,7 +228,7 @@ def explain(model: Any) -> str:
     Raises:
         TypeError: model is no ORTModule.
     """
-    _check(model, "explain")
+    check(model, "explain")
     counts = stats(model)
     verdict, advice = _verdict(counts, model._counters.forward_seconds)
     called = "forward and methods" if model._methods else "forward"
@@ -229,16 +236,19 @@ def explain(model: Any) -> str:
         f"{type(model.module).__name__} {verdict}",
         f"  to do: {advice}",
         f"  calls of {called}: {counts['engine_steps']} in the engine, {counts['fallback_steps']} in PyTorch",
-        f"  captures: {counts['captures']} in {counts['capture_seconds']:.2f} s, with {counts['exports']} exports in "
-        f"{counts['export_seconds']:.2f} s and {counts['cached_exports']} from disk",
+        f"  captures: {counts['captures']} in {counts['capture_seconds']:.2f} s, with "
+        f"{_counted(counts['exports'], 'export')} in {counts['export_seconds']:.2f} s and {counts['cached_exports']} from "
+        "disk",
     ]
     if counts["specialisations"]:
         lines.append(f"  programs for new sizes: {counts['specialisations']}, built in "
-                     f"{counts['specialise_seconds'] * 1e3:.1f} ms, the latest in "
-                     f"{counts['last_specialise_seconds'] * 1e3:.1f} ms")
+                     f"{counts['specialise_seconds']:.2f} s, the latest in {counts['last_specialise_seconds']:.2f} s")
     lines += [f"  Dynamo cuts the graph, and Python runs in between: {reason}" for reason in counts["graph_breaks"]]
     lines += [f"  in PyTorch because: {reason}" for reason in counts["reasons"]]
-    for key, programs in model._all_programs():
-        for program in programs:
-            lines += explained(key.training, program)
+    graphs = [(key.training, program) for key, programs in model._all_programs() for program in programs]
+    shown = sorted(graphs, key=lambda graph: -graph[1].step_seconds)[:MOST_GRAPHS]
+    for graph in graphs:
+        lines += explained(*graph) if graph in shown else []
+    if len(graphs) > MOST_GRAPHS:
+        lines.append(f"  and {_counted(len(graphs) - MOST_GRAPHS, 'graph')} that took less time")
     return Text("\n".join(lines))

@@ -256,7 +256,7 @@ def test_explain_names_opset_time_and_fallbacks(capsys):
     text = explain(model)
     assert not capsys.readouterr().out and repr(text) == str(text)  # a notebook shows it, print() prints it once
     for part in ("training graph: opset 20", "2 steps", "ms a step", "MiB", "2 in the engine, 0 in PyTorch",
-                 "captures: 1 in ", "with 1 exports in "):
+                 "captures: 1 in ", "with 1 export in "):
         assert part in text
 
 

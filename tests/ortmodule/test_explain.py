@@ -285,3 +285,26 @@ def test_a_cut_in_the_standard_library_names_the_users_line():
     model = ORTModule(Parsing(4, 4))
     model(Y)
     assert f"in {__file__}, line " in verdict(model)[1] and "json.loads" in verdict(model)[1]
+
+
+class InSixGraphs(nn.Linear):
+    def forward(self, x):
+        x = super().forward(x)
+        torch._dynamo.graph_break()
+        x = x * 2
+        torch._dynamo.graph_break()
+        x = x + 1
+        torch._dynamo.graph_break()
+        x = x.relu()
+        torch._dynamo.graph_break()
+        x = x.exp()
+        torch._dynamo.graph_break()
+        return x - 3
+
+
+def test_four_graphs_are_described():
+    model = ORTModule(InSixGraphs(4, 4))
+    for _ in range(2):
+        model(Y)
+    text = onnxtrain.explain(model)
+    assert text.count("training graph: ") == 4 and text.endswith("and 2 graphs that took less time")

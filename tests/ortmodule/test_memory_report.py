@@ -77,7 +77,7 @@ def test_the_largest_batch(model):
 
 
 def test_bad_questions(model):
-    with pytest.raises(TypeError, match="take an ORTModule, not Net"):
+    with pytest.raises(TypeError, match="takes an ORTModule, but was given a Net"):
         onnxtrain.memory_report(Net())
     with pytest.raises(RuntimeError, match="no training step of this model has run"):
         onnxtrain.memory_report(ORTModule(Net()))
