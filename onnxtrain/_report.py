@@ -237,8 +237,8 @@ def explain(model: Any) -> str:
         f"  to do: {advice}",
         f"  calls of {called}: {counts['engine_steps']} in the engine, {counts['fallback_steps']} in PyTorch",
         f"  captures: {counts['captures']} in {counts['capture_seconds']:.2f} s, with "
-        f"{_counted(counts['exports'], 'export')} in {counts['export_seconds']:.2f} s and {counts['cached_exports']} from "
-        "disk",
+        f"{_counted(counts['exports'], 'export')} in {counts['export_seconds']:.2f} s and {counts['cached_exports']} "
+        "from disk",
     ]
     if counts["specialisations"]:
         lines.append(f"  programs for new sizes: {counts['specialisations']}, built in "
