@@ -87,9 +87,9 @@ class MemoryReport:
         Path(path).write_text(self.svg(), encoding="utf-8")
 
 
-def _programs(model: Any) -> list[Any]:
+def _programs(model: Any, function: str) -> list[Any]:
     """The programs of an ORTModule that have run a training step, the latest of each schema."""
-    _report.check(model, "memory_report")
+    _report.check(model, function)
     found = [programs[-1] for _, programs in model._all_programs() if programs]
     found = [program for program in found if program.first_call is not None and any(program.first_call[1])]
     if not found:
@@ -152,7 +152,7 @@ def memory_report(model: Any, *sizes: Sequence[int]) -> MemoryReport:
         ValueError: sizes do not fit the graph.
         UnsupportedError: torch runs parts of the graph, or its shapes depend on the contents of inputs.
     """
-    programs = _programs(model)
+    programs = _programs(model, "memory_report")
     level, budget = model._runtime.memory_optimization_level, model._runtime.memory_budget or 0.0
     plans = [_plan(program, sizes, level, budget) for program in programs]
     plan, program = max(zip(plans, programs), key=lambda pair: int(pair[0]["slab_bytes"]))
@@ -201,7 +201,7 @@ def max_batch(model: Any, limit: float | str, *sizes: Sequence[int], most: int =
         limit_bytes = None
     if not limit_bytes or limit_bytes <= 1:
         raise ValueError(f"limit is {limit}, expected a number of bytes above 1, or a text such as '4GB'")
-    programs = _programs(model)
+    programs = _programs(model, "max_batch")
     level, budget = model._runtime.memory_optimization_level, model._runtime.memory_budget or 0.0
     planners = [program.planner(level, budget) for program in programs]
 

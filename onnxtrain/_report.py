@@ -195,20 +195,16 @@ def _verdict(counts: dict[str, Any], seconds: float) -> tuple[str, str]:
     if not calls:
         return "has not been called", "run some steps first"
     reason = reasons[-1] if reasons else "they raised an exception"
-    changing = next((reason for reason in reasons if "fails at each call" in reason), None)
     if not engine:
         return "runs in PyTorch, no call of it in the engine", f"remove the reason: {reason}"
     time = "" if share is None else f", which takes {share:.0%} of forward's time"
-    if changing is not None:
-        return (f"runs in the engine{time}, but {by_torch} of {calls} calls in PyTorch",
-                f"remove the reason: {changing}")
+    if by_torch and reasons:
+        return (f"runs in the engine{time}, but {by_torch} of {calls} calls in PyTorch", f"remove the reason: {reason}")
     if counts["graph_breaks"]:
         return (f"runs in part in the engine{time}",
                 f"change the code at which the graph is cut: {counts['graph_breaks'][0]}")
-    if by_torch and not reasons:
-        return f"runs in the engine{time}; {by_torch} of {calls} calls raised an exception", "nothing"
     if by_torch:
-        return (f"runs in the engine{time}, but {by_torch} of {calls} calls in PyTorch", f"remove the reason: {reason}")
+        return f"runs in the engine{time}; {by_torch} of {calls} calls raised an exception", "nothing"
     if counts["captures"] > max(3, calls // 2):
         return (f"runs in the engine{time}, but Dynamo captures most calls again",
                 "find the Python value that changes from call to call; TORCH_LOGS=recompiles names it")

@@ -53,7 +53,7 @@ def attributes(value: Any) -> dict[str, Any]:
 
 def misread(module: torch.nn.Module) -> str | None:
     """What the module leads to that Dynamo reads wrongly: it takes a deque for one without an end, and the numbers of a
-    generator from another one.
+    generator from another one; or leaves out, another ORTModule.
     """
     from onnxtrain.ortmodule import ORTModule
 
