@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shlex
 import subprocess
@@ -18,12 +19,21 @@ FLAGS = ["-std=c11", "-O1", "-g", "-D_GNU_SOURCE", "-fsanitize=address,undefined
 
 
 def build(folder: Path) -> Path:
-    """Compiles into `folder`, what is newer than its sources excepted, and returns the program."""
+    """Compiles into `folder` what is older than its sources, and returns the program.
+
+    Processes that test at the same time wait for each other: a program is not linked again while another runs it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return _build(folder)
+
+
+def _build(folder: Path) -> Path:
     cc = shlex.split(os.environ.get("CC", "cc"))
     compiler, library = dependencies.protobuf_c()
     proto = dependencies.onnx_proto()
     generated = folder / "onnx-ml.pb-c.c"
-    folder.mkdir(parents=True, exist_ok=True)
     if not generated.exists():
         subprocess.run([compiler, f"--proto_path={proto.parent}", f"--c_out={folder}", proto.name], check=True)
     sources = [p for layer in ("base", "ir", "onnx") for p in sorted((ROOT / "csrc" / layer).glob("*.c"))]
@@ -42,5 +52,7 @@ def build(folder: Path) -> Path:
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         objects = list(pool.map(compile_one, sources))
     program = folder / "loader_check"
+    if program.exists() and program.stat().st_mtime >= max(o.stat().st_mtime for o in objects):
+        return program
     subprocess.run([*cc, *FLAGS, *map(str, objects), str(library), "-lm", "-o", str(program)], check=True)
     return program
