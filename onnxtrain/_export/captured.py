@@ -181,6 +181,29 @@ class _Comparing(torch.fx.Interpreter):
         order = self._orders.get((node.name, result.dim())) if isinstance(result, Tensor) else None
         return _laid_out(result, order, self.map_nodes_to_values(node.all_input_nodes, node))
 
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if target in _TYPED:
+            return _of_type(_TYPED[target] or torch.get_default_dtype(), args, kwargs)
+        return super().call_function(target, args, kwargs)
+
+
+# The constructors of before torch.tensor(), which no trace sees, and the dtype that each makes: None is torch's default.
+_TYPED: dict[Any, torch.dtype | None] = {
+    torch.Tensor: None, torch.FloatTensor: torch.float32, torch.DoubleTensor: torch.float64,
+    torch.HalfTensor: torch.float16, torch.BFloat16Tensor: torch.bfloat16, torch.LongTensor: torch.int64,
+    torch.IntTensor: torch.int32, torch.ShortTensor: torch.int16, torch.CharTensor: torch.int8,
+    torch.ByteTensor: torch.uint8, torch.BoolTensor: torch.bool}
+
+
+def _of_type(dtype: torch.dtype, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """torch.FloatTensor(2, 3), of a size, or torch.FloatTensor([1., 2.]), of entries."""
+    if not kwargs and all(isinstance(size, int | torch.SymInt) for size in args):
+        return torch.empty(args or (0,), dtype=dtype)
+    if kwargs or len(args) != 1 or isinstance(args[0], Tensor):
+        raise Untraceable("The module calls a constructor such as torch.FloatTensor() with something other than sizes "
+                          "or entries; torch.tensor() takes it.")
+    return torch.empty(args[0], dtype=dtype) if isinstance(args[0], torch.Size) else torch.tensor(args[0], dtype=dtype)
+
 
 def _laid_out(result: Any, order: tuple[int, ...] | None, given: Any) -> Any:
     """A new tensor with the axes in memory in the order that Dynamo had: whether view() takes it, and what as_strided()

@@ -1,4 +1,4 @@
-"""ORTModule on Dynamo (ONNXTRAIN_CAPTURE=dynamo), against eager: what Python reads and changes around the tensors, what
+"""ORTModule on Dynamo, against eager: what Python reads and changes around the tensors, what
 is said of it, and what the module keeps of it."""
 
 import collections
@@ -668,3 +668,17 @@ def test_an_array_of_numpy_as_an_argument_does_what_eager_does():
     for _ in range(2):
         torch.testing.assert_close(converts(array), converts.module(array))
     in_engine(converts, 2)
+
+
+@pytest.mark.parametrize("made", [
+    lambda x: torch.FloatTensor([[2, 3.5, 1, 0]]) * x, lambda x: torch.Tensor([1, 2, 3, 4]) * x,
+    lambda x: torch.FloatTensor(x.size(0), 4).fill_(2) + x, lambda x: torch.DoubleTensor(x.size()).zero_().float() + x,
+    lambda x: x[torch.LongTensor(range(2))], lambda x: x * torch.LongTensor([x.size(0)]),
+    lambda x: x.masked_fill(torch.BoolTensor([True, False, True, False]), 0.0),
+    lambda x: torch.cat([torch.FloatTensor(), x.flatten()]),
+], ids=["entries", "default", "sizes", "a size", "range", "of a size", "bool", "empty"])
+def test_constructors_of_before_torch_tensor(made):
+    def use(m):
+        return [step(torch.linspace(-1, 1, 4 * rows).reshape(rows, 4))(m) for rows in (4, 6, 5)]
+
+    in_engine(both(module(lambda m, x: made(m.fc(x))), use), 3)
