@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import math
 import re
 import types
 import weakref
@@ -184,10 +185,27 @@ class _Comparing(torch.fx.Interpreter):
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if target in _TYPED:
             return _of_type(_TYPED[target] or torch.get_default_dtype(), args, kwargs)
-        return super().call_function(target, args, kwargs)
+        return super().call_function(_UNSEEN.get(target, target), args, kwargs)
 
 
-# The constructors of before torch.tensor(), which no trace sees, and the dtype that each makes: None is torch's default.
+def _variable(data: Tensor, requires_grad: bool = False, volatile: bool = False) -> Tensor:
+    """torch.autograd.Variable()."""
+    if requires_grad or volatile:
+        raise Untraceable("The module calls torch.autograd.Variable(requires_grad=True) inside forward; a graph would "
+                          "lose it.")
+    return data.detach()
+
+
+def _range(start: float, end: float | None = None, step: float = 1, **kwargs: Any) -> Tensor:
+    """torch.range(): the end is one of its numbers."""
+    start, end = (0, start) if end is None else (start, end)
+    kwargs["dtype"] = kwargs.get("dtype") or torch.get_default_dtype()
+    return torch.arange(math.floor((end - start) / step) + 1, **kwargs) * step + start
+
+
+# What torch had before torch.tensor(), Tensor.detach() and torch.arange(), which no trace sees: functions in their
+# place, and of constructors the dtype, where None is torch's default.
+_UNSEEN: dict[Any, Callable[..., Any]] = {torch.autograd.Variable: _variable, torch.range: _range}
 _TYPED: dict[Any, torch.dtype | None] = {
     torch.Tensor: None, torch.FloatTensor: torch.float32, torch.DoubleTensor: torch.float64,
     torch.HalfTensor: torch.float16, torch.BFloat16Tensor: torch.bfloat16, torch.LongTensor: torch.int64,

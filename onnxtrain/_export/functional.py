@@ -59,6 +59,7 @@ class _Memory:
         self.parameter: str | None = None  # the name of the one that it is
         self.trace: str | None = None  # of the latest write
         self.given = False  # whether it is an input's
+        self.stopped = False  # whether detach() stands between two of the tensors in the graph
 
     def add(self, tensor: FunctionalTensor, sources: Sequence[FunctionalTensor]) -> None:
         """A tensor that was made of others."""
@@ -114,6 +115,7 @@ class Functionalized(FunctionalTensorMode):
         if id(value) not in self._wrapped:
             self._wrapped[id(value)] = value, FunctionalTensor.to_functional(value)
             self._memory(self._wrapped[id(value)][1]).given = True
+            self._wrapped[id(value)][1].follows_given = value.is_floating_point() or value.is_complex()
         return self._wrapped[id(value)][1]
 
     def wrap_parameter(self, parameter: Tensor, name: str) -> Tensor:
@@ -156,11 +158,15 @@ class Functionalized(FunctionalTensorMode):
         if func in (aten.detach.default, aten.detach_.default) and not _wants_gradient(args[0]):
             if func is aten.detach_.default:
                 return args[0]
-            if not self._memory(args[0]).given:
+            if _may_want_gradient(args[0]):
+                self._memory(args[0]).stopped = not self._memory(args[0]).given
+            else:
                 func = aten.alias.default  # later writes may bring a gradient
         written = _written(func, args, kwargs)
         for tensor in written:
             self._refuse_hidden(func, tensor)
+            if torch.is_grad_enabled() and any(map(_may_want_gradient, _functional((args, kwargs)))):
+                self._refuse_stopped(func, tensor)
             if torch.is_grad_enabled() and any(map(_wants_gradient, _functional((args, kwargs)))):
                 self._refuse_strangers(func, tensor)
                 if func._schema.name in _COMPARES:
@@ -175,8 +181,10 @@ class Functionalized(FunctionalTensorMode):
             with self:
                 args[0].copy_(torch.where(torch.ones((), dtype=torch.bool, device=before.device), args[0], before))
             self._restores = False
+        sources = _functional((args, kwargs)) if follows else []
         for leaf in _functional(result):
-            self._memory(leaf, _functional(args) if follows else ())
+            self._memory(leaf, sources)
+            leaf.follows_given = any(map(_may_want_gradient, [leaf, *sources]))
         for tensor in written:
             memory = self._memory(tensor)
             memory.is_written()
@@ -225,6 +233,12 @@ class Functionalized(FunctionalTensorMode):
             raise Untraceable(f"The module writes a value with a gradient ({func}) into memory that it also holds "
                               "behind detach() or .data or out of torch.no_grad(), where eager has no gradient; "
                               "a graph cannot express that.")
+
+
+    def _refuse_stopped(self, func: Any, tensor: FunctionalTensor) -> None:
+        if self._memory(tensor).stopped:
+            raise Untraceable(f"The module writes a value that may have a gradient ({func}) into memory that it holds "
+                              "behind detach(); a graph cannot express that.")
 
 
 class Batched(contextlib.AbstractContextManager[Any]):
@@ -327,6 +341,11 @@ def _elements(tensor: FunctionalTensor) -> int | None:
 
 def _wants_gradient(tensor: FunctionalTensor) -> bool:
     return bool(traced_value(tensor).requires_grad)
+
+
+def _may_want_gradient(tensor: FunctionalTensor) -> bool:
+    """Whether it follows from a float of the caller's or of the module, which may ask for a gradient in a later step."""
+    return getattr(tensor, "follows_given", False)
 
 
 def traced_value(tensor: Tensor) -> Tensor:

@@ -294,6 +294,12 @@ def _numbers(op: Any) -> Table:
         """math.sqrt() of a size, as Dynamo has it."""
         return op.Sqrt(op.Cast(x, to=onnx.TensorProto.DOUBLE))
 
+    def rounded(x, digits=None):
+        """round() to a whole number: to the even one of two that are as near, as Python does."""
+        if digits is not None:
+            raise Untraceable("The module rounds a number that follows from sizes to decimal places.")
+        return op.Cast(op.Round(op.Cast(x, to=onnx.TensorProto.DOUBLE)), to=onnx.TensorProto.INT64)
+
     def truediv(self, other):
         return op.Div(*(op.Cast(x, to=onnx.TensorProto.DOUBLE) for x in (self, other)))
 
@@ -389,6 +395,7 @@ def _numbers(op: Any) -> Table:
         aten.pow.Tensor_Tensor: power_of_tensors,
         torch.sym_float: real,
         torch.sym_sqrt: root,
+        round: rounded,
         operator.truediv: truediv,
         operator.floordiv: floordiv,
         operator.pow: raised,

@@ -339,6 +339,13 @@ def _kind(args: tuple[Any, ...], kwargs: dict[str, Any], sizes: bool = False) ->
     return kind
 
 
+def kind_of_call() -> tuple[Any, ...] | None:
+    """Of the arguments of the module's call that goes on in this thread: dtype, number of dimensions and device of the
+    tensors, types of the others, and how they are nested.
+    """
+    return None if _running.call is None else _kind(_running.call.args, _running.call.kwargs)
+
+
 def names_of_call() -> dict[int, str]:
     """_device.names_of() of the module's call that goes on in this thread."""
     call = _running.call

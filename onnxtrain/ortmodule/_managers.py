@@ -18,13 +18,15 @@ if TYPE_CHECKING:
 
 
 class ModelInfo:
-    """One export: the model, and the names of its inputs."""
+    """One export: the model, the names of its inputs, and the schema of the call that it was made for."""
 
     def __init__(self, program: Program) -> None:
         exported = program.exported
         self._program = program
         self.exported_model = onnx.load_model_from_string(exported.model)  # as torch made it, weights as inputs
         self.onnx_graph_input_names = [i.name for i in exported.inputs if i.kind in ("user", "buffer")]
+        self.module_forward_args_schema = program.called_with  # of the arguments by position and by name
+        self.module_forward_kwargs_schema = None
 
     @property
     def onnx_graph_input_names_require_grad(self) -> list[str]:
@@ -56,7 +58,7 @@ class GraphTransitionManager:
         found = self._manager._latest()
         return None if found is None else ModelInfo(found[1])
 
-    _model_info_for_export = _exported_model_info
+    _model_info_for_export = _post_export_processed_model_info = _exported_model_info
 
     _original_model_has_changed = False  # Dynamo's guards see a change at the next call
 

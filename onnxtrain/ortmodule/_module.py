@@ -28,7 +28,7 @@ from onnxtrain._export.errors import (
 from onnxtrain._export.exported import OPSETS
 from onnxtrain._export.function_apply import CustomFunctions
 from onnxtrain.ortmodule import _announce, _checks, _memory_config, _named_methods, _outputs, _random, _special
-from onnxtrain.ortmodule._captured import Parts, names_of_call
+from onnxtrain.ortmodule._captured import Parts, kind_of_call, names_of_call
 from onnxtrain.ortmodule._debug import STAGES, DebugOptions
 from onnxtrain.ortmodule._device import device_of, on_several
 from onnxtrain.ortmodule._double import Double
@@ -329,6 +329,7 @@ class ORTModule(torch.nn.Module):
                 continue
             if self._debug.save_onnx:
                 self._save(program, key.training)
+            program.called_with = kind_of_call()
             known.append(program)
             _report.register(program)
             del known[:-MAX_PROGRAMS]

@@ -242,6 +242,7 @@ class Program:
         self.random = self.session is not None and self.session.random
         self.build_seconds = time.perf_counter() - start
         self.exported = exported
+        self.called_with: tuple[Any, ...] | None = None  # kinds of the arguments of the module's call that it came from
         self.device = device
         self._module = module
         self.guards = exported.guards

@@ -1,5 +1,5 @@
 """Python in forward that Dynamo cuts a graph for, though it knows all that it needs: sizes in texts, as keys of a cache
-have them, what a method of a text returns, and calls with wrong arguments.
+have them, what a method of a text returns, calls with wrong arguments, and Variable, which was a tensor's class once.
 
 A text of sizes is a constant: each size is a capture of its own. Used by _captured.py while it captures.
 """
@@ -67,12 +67,16 @@ def _of_texts(plain: Callable[..., Any]) -> Callable[..., Any]:
     return call_method
 
 
-def _str(plain: Callable[..., Any]) -> Callable[..., Any]:
+def _builtin(plain: Callable[..., Any]) -> Callable[..., Any]:
     """call_function of Dynamo's variable for a function of Python's own."""
     def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
-        from torch._dynamo.variables import ConstantVariable, LazyVariableTracker, SymNodeVariable
+        from torch._dynamo.variables import ConstantVariable, LazyVariableTracker, SymNodeVariable, VariableTracker
         from torch._dynamo.variables.lists import BaseListVariable
 
+        if self.fn is isinstance and len(args) == 2 and args[1].is_python_constant():
+            kinds = args[1].as_python_constant()
+            if torch.autograd.Variable in (kinds if isinstance(kinds, tuple) else (kinds,)):  # which any tensor is
+                args = [args[0], VariableTracker.build(tx, torch.Tensor)]
         if self.fn is str and len(args) == 1 and not kwargs:
             given = args[0].realize() if isinstance(args[0], LazyVariableTracker) else args[0]
             if isinstance(given, (SymNodeVariable, BaseListVariable)):
@@ -135,13 +139,20 @@ def _follow_opt_einsum(sharing: Any) -> None:
         backends.has_einsum("torch")
 
 
+@functools.cache
+def _follow_variable() -> None:
+    """From now on Dynamo puts torch.autograd.Variable(x) into a graph, of which _export/captured.py makes x.detach()."""
+    torch.compiler.allow_in_graph(torch.autograd.Variable)
+
+
 @contextlib.contextmanager
 def followed() -> Iterator[None]:
     """While Dynamo captures."""
+    _follow_variable()
     if (sharing := sys.modules.get("opt_einsum.sharing")) is not None:
         with contextlib.suppress(AttributeError, ValueError):  # another version, or it is substituted already
             _follow_opt_einsum(sharing)
     with wrapped("torch._dynamo.variables:ConstantVariable.call_method", _of_texts), \
-            wrapped("torch._dynamo.variables:BuiltinVariable.call_function", _str), \
+            wrapped("torch._dynamo.variables:BuiltinVariable.call_function", _builtin), \
             wrapped("torch._dynamo.variables:UserFunctionVariable.bind_args", _refusing):
         yield

@@ -60,6 +60,35 @@ def test_forward_that_does_not_ask_shares_one_graph():
     assert in_engine(model, 8)["exports"] == 2  # train and eval
 
 
+def behind_detach(self, x):
+    """Detached values of what has no gradient at first: the graph is made without one, and serves with one later."""
+    scaled = self.fc(x) * (x.exp() * 2).detach() + x.norm().detach()
+    return scaled / torch.linalg.norm(x, ord=2).detach() + self.two((self.two.weight[:1] * 2).detach())
+
+
+def written_behind_detach(self, x):
+    h = (x * 2).detach()
+    h[0] = self.fc(x)[1]
+    return h + x
+
+
+@pytest.mark.parametrize("forward", [behind_detach, written_behind_detach])
+def test_gradients_that_are_asked_for_in_a_later_step(forward):
+    def use(model):
+        results = []
+        model.two.requires_grad_(False)
+        for x in (X.detach(), X, X.detach()):
+            results.append(step(x)(model))
+            results += [None if p.grad is None else p.grad.clone() for p in model.parameters()]
+            model.two.requires_grad_(True)
+            model.zero_grad()
+        return results
+
+    model = both(module(forward, **TWO), use)
+    if forward is behind_detach:
+        assert in_engine(model, 3)["exports"] == 1
+
+
 def test_train_mode_under_no_grad_keeps_batch_statistics_and_dropout():
     def use(model):
         results = []
