@@ -115,7 +115,8 @@ class Functionalized(FunctionalTensorMode):
         if id(value) not in self._wrapped:
             self._wrapped[id(value)] = value, FunctionalTensor.to_functional(value)
             self._memory(self._wrapped[id(value)][1]).given = True
-            self._wrapped[id(value)][1].follows_given = value.is_floating_point() or value.is_complex()
+            floats = value.is_floating_point() or value.is_complex()
+            self._wrapped[id(value)][1].follows_given = floats  # type: ignore[attr-defined]
         return self._wrapped[id(value)][1]
 
     def wrap_parameter(self, parameter: Tensor, name: str) -> Tensor:
@@ -184,7 +185,8 @@ class Functionalized(FunctionalTensorMode):
         sources = _functional((args, kwargs)) if follows else []
         for leaf in _functional(result):
             self._memory(leaf, sources)
-            leaf.follows_given = any(map(_may_want_gradient, [leaf, *sources]))
+            follows_given = any(map(_may_want_gradient, [leaf, *sources]))
+            leaf.follows_given = follows_given  # type: ignore[attr-defined]
         for tensor in written:
             memory = self._memory(tensor)
             memory.is_written()
@@ -344,7 +346,7 @@ def _wants_gradient(tensor: FunctionalTensor) -> bool:
 
 
 def _may_want_gradient(tensor: FunctionalTensor) -> bool:
-    """Whether it follows from a float of the caller's or of the module, which may ask for a gradient in a later step."""
+    """Whether it follows from a float of the caller's or of the module, which may want a gradient in a later step."""
     return getattr(tensor, "follows_given", False)
 
 

@@ -10,7 +10,10 @@ import types
 from pathlib import Path
 from typing import Any
 
-from onnxtrain import options
+import onnx
+
+from onnxtrain import UnsupportedError, options
+from onnxtrain._export.exported import OPSETS
 from onnxtrain._profile import Trace
 
 
@@ -108,9 +111,28 @@ class DebugOptions:
         else:
             print(record.getMessage(), file=sys.stderr)
 
-    def write_model(self, model: bytes, stage: str, training: bool) -> None:
-        """Writes a model beside its final name and renames it."""
+    def write_model(self, model: bytes, stage: str, training: bool, opset: int) -> None:
+        """Writes a model in this opset, or in its own where it has no form in that one, beside its final name and
+        renames it.
+        """
+        try:
+            model = in_opset(model, opset)
+        except UnsupportedError as error:
+            self.log(logging.WARNING, "ORTModule: %s_%s keeps its opset: %s", self.onnx_prefix, stage, error)
         path = self.save_path / f"{self.onnx_prefix}_{stage}_{'training' if training else 'inference'}.onnx"
         fresh = path.with_suffix(".onnx.new")
         fresh.write_bytes(model)
         fresh.replace(path)
+
+
+def in_opset(model: bytes, opset: int) -> bytes:
+    """A model that is seen or saved, in an older opset than exports have where a script asks for one.
+
+    Raises:
+        UnsupportedError: operators have no form in this opset; the message names them.
+    """
+    if opset >= OPSETS[0]:
+        return model
+    from onnxtrain.training._opset import converted
+
+    return converted(onnx.load_from_string(model), opset).SerializeToString()

@@ -11,6 +11,7 @@ import onnx
 import torch
 
 from onnxtrain import UnsupportedError
+from onnxtrain.ortmodule._debug import in_opset
 
 if TYPE_CHECKING:
     from onnxtrain.ortmodule._module import ORTModule
@@ -20,10 +21,11 @@ if TYPE_CHECKING:
 class ModelInfo:
     """One export: the model, the names of its inputs, and the schema of the call that it was made for."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, opset: int) -> None:
         exported = program.exported
         self._program = program
-        self.exported_model = onnx.load_model_from_string(exported.model)  # as torch made it, weights as inputs
+        # As torch made it, weights as inputs.
+        self.exported_model = onnx.load_from_string(in_opset(exported.model, opset))
         self.onnx_graph_input_names = [i.name for i in exported.inputs if i.kind in ("user", "buffer")]
         self.module_forward_args_schema = program.called_with  # of the arguments by position and by name
         self.module_forward_kwargs_schema = None
@@ -56,7 +58,7 @@ class GraphTransitionManager:
     @property
     def _exported_model_info(self) -> ModelInfo | None:
         found = self._manager._latest()
-        return None if found is None else ModelInfo(found[1])
+        return None if found is None else ModelInfo(found[1], self._manager._runtime_options.onnx_opset_version)
 
     _model_info_for_export = _post_export_processed_model_info = _exported_model_info
 
@@ -71,7 +73,8 @@ class OnnxModels:
 
     def _stage(self, stage: str) -> onnx.ModelProto | None:
         found = self._manager._latest()
-        return None if found is None else onnx.load_model_from_string(found[1].save(stage))
+        opset = self._manager._runtime_options.onnx_opset_version
+        return None if found is None else onnx.load_from_string(in_opset(found[1].save(stage), opset))
 
     exported_model = property(lambda self: getattr(
         self._manager._graph_transition_manager._exported_model_info, "exported_model", None))

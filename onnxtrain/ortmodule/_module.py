@@ -501,11 +501,12 @@ class ORTModule(torch.nn.Module):
         parts = self.__dict__.get("_part_of", lambda: None)()
         number = 0 if parts is None else parts.number(self, training)
         graph = f"_graph{number}" if number else ""
-        self._debug.write_model(program.exported.model, STAGES[0] + graph, training)
+        opset = self._runtime.onnx_opset_version
+        self._debug.write_model(program.exported.model, STAGES[0] + graph, training, opset)
         for part, session in enumerate(program.sessions):
             suffix = graph + (f"_part{part}" if len(program.sessions) > 1 else "")
             for stage in STAGES[1:]:
-                self._debug.write_model(session.save(stage), stage + suffix, training)
+                self._debug.write_model(session.save(stage), stage + suffix, training, opset)
 
     def _announce(self, key: Key, program: Program) -> None:
         wanted = self._runtime.onnx_opset_version

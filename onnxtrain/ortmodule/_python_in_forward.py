@@ -141,7 +141,7 @@ def _follow_opt_einsum(sharing: Any) -> None:
 
 @functools.cache
 def _follow_variable() -> None:
-    """From now on Dynamo puts torch.autograd.Variable(x) into a graph, of which _export/captured.py makes x.detach()."""
+    """From now on Dynamo puts torch.autograd.Variable(x) into a graph; _export/captured.py makes x.detach() of it."""
     torch.compiler.allow_in_graph(torch.autograd.Variable)
 
 

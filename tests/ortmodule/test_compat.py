@@ -14,7 +14,7 @@ import torch
 import torch.nn as nn
 
 import onnxtrain.compat.onnxruntime
-from onnxtrain.ortmodule import ORTModule
+from onnxtrain.ortmodule import DebugOptions, ORTModule
 from onnxtrain.ortmodule.experimental.hierarchical_ortmodule import HierarchicalORTModule
 from onnxtrain.ortmodule.experimental.pipe import ORTPipelineModule
 
@@ -295,6 +295,27 @@ def test_a_script_may_set_the_opset(monkeypatch, caplog):
     monkeypatch.setattr(ours, "ONNX_OPSET_VERSION", 9)
     ORTModule(nn.Linear(2, 2))(torch.ones(1, 2))
     assert "Linear: opset 9 was requested, and 18 is used" in caplog.text
+
+
+class Sampled(nn.Module):
+    def forward(self, x):
+        return nn.functional.grid_sample(x, x.new_zeros(1, 2, 2, 2), align_corners=False)
+
+
+def test_what_is_seen_and_saved_has_the_older_opset_that_is_asked_for(monkeypatch, tmp_path, caplog):
+    monkeypatch.setenv("ORTMODULE_ONNX_OPSET_VERSION", "13")
+    model = ORTModule(nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Sigmoid(), nn.Dropout(0.1)),
+                      DebugOptions(save_onnx=True, onnx_prefix="net", save_path=str(tmp_path)))
+    model(torch.ones(2, 3)).sum().backward()
+    seen = model._torch_module._execution_manager(True)._onnx_models
+    saved = [onnx.load(path) for path in tmp_path.iterdir()]
+    assert len(saved) == 5
+    for graph in (seen.exported_model, seen.optimized_model, *saved):
+        assert {o.domain: o.version for o in graph.opset_import}[""] == 13
+        onnx.checker.check_model(graph)
+    ORTModule(Sampled(), DebugOptions(save_onnx=True, onnx_prefix="none", save_path=str(tmp_path)))(torch.ones(1, 1, 3, 3))
+    assert "none_torch_exported keeps its opset: opset 13 of ONNX has no form of GridSample" in caplog.text
+    assert onnx.load(tmp_path / "none_torch_exported_training.onnx").opset_import[0].version == 18
 
 
 class _Several(nn.Module):
