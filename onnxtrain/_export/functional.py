@@ -78,6 +78,12 @@ class _Memory:
         """Whether there are tensors that autograd does not know as views of this one."""
         return any(alias() is not None and family != self._family(tensor) for alias, family in self._aliases.values())
 
+    def follow_given(self, tensor: FunctionalTensor) -> None:
+        """Notes of a tensor and its views that they hold what may have a gradient in a later step."""
+        for alias, family in self._aliases.values():
+            if family == self._family(tensor) and (other := alias()) is not None:
+                other.follows_given = True  # type: ignore[attr-defined]
+
     def has_others(self, tensor: FunctionalTensor) -> bool:
         """Whether there are further tensors of this storage."""
         alive = [alias() for alias, _ in self._aliases.values()]
@@ -115,8 +121,7 @@ class Functionalized(FunctionalTensorMode):
         if id(value) not in self._wrapped:
             self._wrapped[id(value)] = value, FunctionalTensor.to_functional(value)
             self._memory(self._wrapped[id(value)][1]).given = True
-            floats = value.is_floating_point() or value.is_complex()
-            self._wrapped[id(value)][1].follows_given = floats  # type: ignore[attr-defined]
+            self._wrapped[id(value)][1].follows_given = _is_real(value)  # type: ignore[attr-defined]
         return self._wrapped[id(value)][1]
 
     def wrap_parameter(self, parameter: Tensor, name: str) -> Tensor:
@@ -167,7 +172,7 @@ class Functionalized(FunctionalTensorMode):
         for tensor in written:
             self._refuse_hidden(func, tensor)
             if torch.is_grad_enabled() and any(map(_may_want_gradient, _functional((args, kwargs)))):
-                self._refuse_stopped(func, tensor)
+                self._refuse_hiding(func, tensor)
             if torch.is_grad_enabled() and any(map(_wants_gradient, _functional((args, kwargs)))):
                 self._refuse_strangers(func, tensor)
                 if func._schema.name in _COMPARES:
@@ -185,8 +190,8 @@ class Functionalized(FunctionalTensorMode):
         sources = _functional((args, kwargs)) if follows else []
         for leaf in _functional(result):
             self._memory(leaf, sources)
-            follows_given = any(map(_may_want_gradient, [leaf, *sources]))
-            leaf.follows_given = follows_given  # type: ignore[attr-defined]
+            leaf.follows_given = _is_real(leaf) and any(  # type: ignore[attr-defined]
+                map(_may_want_gradient, [leaf, *sources]))
         for tensor in written:
             memory = self._memory(tensor)
             memory.is_written()
@@ -237,10 +242,15 @@ class Functionalized(FunctionalTensorMode):
                               "a graph cannot express that.")
 
 
-    def _refuse_stopped(self, func: Any, tensor: FunctionalTensor) -> None:
-        if self._memory(tensor).stopped:
+    def _refuse_hiding(self, func: Any, tensor: FunctionalTensor) -> None:
+        """Before a write of a value that may have a gradient in a later step."""
+        memory = self._memory(tensor)
+        if memory.stopped:
             raise Untraceable(f"The module writes a value that may have a gradient ({func}) into memory that it holds "
                               "behind detach(); a graph cannot express that.")
+        if not memory.given:
+            self._refuse_strangers(func, tensor)
+        memory.follow_given(tensor)
 
 
 class Batched(contextlib.AbstractContextManager[Any]):
@@ -343,6 +353,11 @@ def _elements(tensor: FunctionalTensor) -> int | None:
 
 def _wants_gradient(tensor: FunctionalTensor) -> bool:
     return bool(traced_value(tensor).requires_grad)
+
+
+def _is_real(tensor: Tensor) -> bool:
+    """Whether tensors of its dtype have gradients."""
+    return tensor.is_floating_point() or tensor.is_complex()
 
 
 def _may_want_gradient(tensor: FunctionalTensor) -> bool:

@@ -360,7 +360,7 @@ def test_what_cannot_be_wrapped(monkeypatch):
     model._fallback.policy = model._fallback.policy  # a script that sets it does not bring the engine back
     assert model._fallback.forced
     monkeypatch.setenv("ORTMODULE_FALLBACK_POLICY", "FALLBACK_DISABLE")
-    with pytest.raises(ORTModuleTorchModelException, match="does not support torch.nn.DataParallel"):
+    with pytest.raises(ORTModuleTorchModelException, match="not compatible with torch.nn.DataParallel"):
         ORTModule(inner)
     with pytest.raises(ORTModuleTorchModelException, match="adding modules"):
         ORTModule(nn.Linear(2, 2)).add_module("more", nn.Linear(2, 2))
