@@ -121,8 +121,8 @@ class ORTModule(torch.nn.Module):
         self._methods = _named_methods.made(self, methods)
         if isinstance(module, torch.nn.DataParallel):
             self._fall_back("the module", FallbackPolicy.FALLBACK_UNSUPPORTED_TORCH_MODEL,
-                            "ORTModule is not compatible with torch.nn.DataParallel, which copies its module at every step: "
-                            "wrap the ORTModule in torch.nn.parallel.DistributedDataParallel instead", None)
+                            "ORTModule is not compatible with torch.nn.DataParallel, which copies its module at "
+                            "every step: wrap the ORTModule in torch.nn.parallel.DistributedDataParallel instead", None)
             self._fallback.give_up()
 
     # ---- running ----
