@@ -141,7 +141,8 @@ def explained(training: bool, program: Any) -> list[str]:
     if program.beside_loss:
         rows.append(f"    {program.beside_loss}: ORTModule(outputs=) leaves out what is not read")
     rows += [f"    {totals[f'{kind}_rows']} of {totals[f'{kind}_rows_of']} {what} are computed"
-             for kind, what in (("selected", "rows"), ("label", "rows of scores, of the tokens with a label,"),
+             for kind, what in (("selected", "rows of values of which later nodes read some rows alone"),
+                                ("label", "rows of scores, of the tokens with a label,"),
                                 ("key", "tokens, without padding,")) if totals.get(f"{kind}_rows_of")]
     if totals.get("recomputed_nodes"):
         rows.append(f"    backward runs {totals['recomputed_nodes']} nodes again instead of keeping "
@@ -152,8 +153,8 @@ def explained(training: bool, program: Any) -> list[str]:
                     f"{totals['compressed_from'] / 2**20:.1f}")
     if program.steps:
         later = (program.step_seconds - program.first_seconds) / max(program.steps - 1, 1) * 1e3
-        rows.append(f"    time: the first forward of the engine took {program.first_seconds * 1e3:.3f} ms, later ones "
-                    f"{later:.3f} ms a step, on average")
+        rows.append(f"    time: the first forward of the engine took {program.first_seconds * 1e3:.3f} ms"
+                    + (f", later ones {later:.3f} ms on average" if program.steps > 1 else ""))
     if exported.functions:
         for kind, calls in (("torch.autograd.Function",
                              [c for c in exported.functions if isinstance(c.function, type)]),
@@ -195,9 +196,11 @@ def _verdict(counts: dict[str, Any], seconds: float) -> tuple[str, str]:
     if not calls:
         return "has not been called", "run some steps first"
     reason = reasons[-1] if reasons else "they raised an exception"
+    time = "" if share is None else f", which takes {share:.0%} of forward's time"
+    if not engine and counts["programs"]:
+        return f"runs in part in the engine{time}; PyTorch runs a part of each call", f"remove the reason: {reason}"
     if not engine:
         return "runs in PyTorch, no call of it in the engine", f"remove the reason: {reason}"
-    time = "" if share is None else f", which takes {share:.0%} of forward's time"
     if by_torch and reasons:
         return (f"runs in the engine{time}, but {by_torch} of {calls} calls in PyTorch", f"remove the reason: {reason}")
     if counts["graph_breaks"]:

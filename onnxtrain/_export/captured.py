@@ -6,6 +6,7 @@ import contextlib
 import inspect
 import math
 import re
+import sys
 import types
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -123,8 +124,7 @@ class Operations:
         """All that is computed; None where there are tensors, modules or functions that no text stands for."""
         for node in self.graph.graph.nodes:
             function = node.target if isinstance(node.target, types.FunctionType) else None
-            if node.op in ("get_attr", "call_module") or function is not None and (
-                    function.__closure__ or function.__module__.split(".")[0] not in ("torch", "onnxtrain")):
+            if node.op in ("get_attr", "call_module") or function is not None and not _has_text(function):
                 return None
             if isinstance(node.target, torch._ops.OpOverload | torch._ops.OpOverloadPacket) and not str(
                     node.target).startswith(("aten.", "prims.", *TRANSLATED)):
@@ -221,6 +221,14 @@ def _of_type(dtype: torch.dtype, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         raise Untraceable("The module calls a constructor such as torch.FloatTensor() with something other than sizes "
                           "or entries; torch.tensor() takes it.")
     return torch.empty(args[0], dtype=dtype) if isinstance(args[0], torch.Size) else torch.tensor(args[0], dtype=dtype)
+
+
+def _has_text(function: types.FunctionType) -> bool:
+    """Whether its name says all: one of torch's or ours, and where it has variables of its own (max_pool2d's are two
+    functions), the one that its module has under that name."""
+    if function.__module__.split(".")[0] not in ("torch", "onnxtrain"):
+        return False
+    return not function.__closure__ or getattr(sys.modules[function.__module__], function.__name__, None) is function
 
 
 def _laid_out(result: Any, order: tuple[int, ...] | None, given: Any) -> Any:

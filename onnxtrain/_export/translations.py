@@ -34,6 +34,12 @@ DEFAULTS = {torch.float32: onnx.TensorProto.FLOAT, torch.float64: onnx.TensorPro
             torch.float16: onnx.TensorProto.FLOAT16, torch.bfloat16: onnx.TensorProto.BFLOAT16}
 
 
+# Of the first two torch.onnx's formulas have no right digit far from zero; decompositions leave no form of the others.
+_RUN_BY_TORCH = ("special_erfcx", "special_log_ndtr", "i0", "igamma", "igammac", "special_bessel_j0",
+                 "special_bessel_j1", "special_i0e", "special_i1", "special_i1e", "special_ndtri",
+                 "special_spherical_bessel_j0", "special_zeta")
+
+
 def translations(opset: int) -> Table:
     """The custom_translation_table of torch.onnx.export, for operators of the opset of that number."""
     import onnxscript
@@ -41,8 +47,7 @@ def translations(opset: int) -> Table:
     op = getattr(onnxscript, f"opset{opset}")
     own = onnxscript.values.Opset(DOMAIN, DOMAIN_VERSION)
     python_op = {torch.ops.onnxtrain.python_op.default: functions.translation()}
-    # torch.onnx's formula has no right digit far from zero.
-    python_op |= functions.by_torch(("aten.special_erfcx.default", "aten.special_log_ndtr.default"))
+    python_op |= functions.by_torch([f"aten.{name}.default" for name in _RUN_BY_TORCH])
     return (_own(op, own) | _groups(op, own) | bounds(op, own) | _functions(op, own) | _numbers(op)
             | _wider(op) | elementary(op, own) | arguments(op, own) | _picked(op, own) | _resized(op) | _reshaped(op)
             | parts(op, own) | packed(op, own) | draws(op) | python_op)
@@ -67,9 +72,7 @@ def _own(op: Any, own: Any) -> Table:
 
         if not x.dtype.is_floating_point():
             return core.aten__local_scalar_dense(x)
-        wide = int(x.dtype) == onnx.TensorProto.DOUBLE
-        return op.Cast(op.Gather(op.Reshape(own.StopGradient(x), [-1]), 0),
-                       to=onnx.TensorProto.DOUBLE if wide else onnx.TensorProto.FLOAT)
+        return op.Cast(op.Gather(op.Reshape(own.StopGradient(x), [-1]), 0), to=onnx.TensorProto.DOUBLE)
 
     def batch_norm(x, weight=None, bias=None, eps=1e-5):
         # momentum 0 makes the second and third output the batch statistics, whatever the running ones are; these have

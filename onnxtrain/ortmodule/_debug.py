@@ -111,10 +111,22 @@ class DebugOptions:
         else:
             print(record.getMessage(), file=sys.stderr)
 
-    def write_model(self, model: bytes, stage: str, training: bool, opset: int) -> None:
-        """Writes a model in this opset, or in its own where it has no form in that one, beside its final name and
-        renames it.
+    def write_models(self, program: Any, training: bool, number: int, opset: int) -> None:
+        """Writes every stage of each segment of a program.
+
+        Args:
+            number: of its graph in the module.
+            opset: of the files, which have their own where they have no form in this one.
         """
+        graph = f"_graph{number}" if number else ""
+        self._write(program.exported.model, STAGES[0] + graph, training, opset)
+        for part, session in enumerate(program.sessions):
+            suffix = graph + (f"_part{part}" if len(program.sessions) > 1 else "")
+            for stage in STAGES[1:]:
+                self._write(session.save(stage), stage + suffix, training, opset)
+
+    def _write(self, model: bytes, stage: str, training: bool, opset: int) -> None:
+        """Writes a model beside its final name and renames it."""
         try:
             model = in_opset(model, opset)
         except UnsupportedError as error:

@@ -29,7 +29,7 @@ from onnxtrain._export.exported import OPSETS
 from onnxtrain._export.function_apply import CustomFunctions
 from onnxtrain.ortmodule import _announce, _checks, _memory_config, _named_methods, _outputs, _random, _special
 from onnxtrain.ortmodule._captured import Parts, kind_of_call, names_of_call
-from onnxtrain.ortmodule._debug import STAGES, DebugOptions
+from onnxtrain.ortmodule._debug import DebugOptions
 from onnxtrain.ortmodule._device import device_of, on_several
 from onnxtrain.ortmodule._double import Double
 from onnxtrain.ortmodule._fallback import (
@@ -328,7 +328,8 @@ class ORTModule(torch.nn.Module):
                 by_torch.append(lacking)  # once more, with this operator run by torch
                 continue
             if self._debug.save_onnx:
-                self._save(program, key.training)
+                self._debug.write_models(program, key.training, self._number(key.training),
+                                         self._runtime.onnx_opset_version)
             program.called_with = kind_of_call()
             known.append(program)
             _report.register(program)
@@ -496,17 +497,10 @@ class ORTModule(torch.nn.Module):
             cache.store(self._runtime.cache_dir, name, exported)
         return program
 
-    def _save(self, program: Program, training: bool) -> None:
-        """Every stage that there is, of each segment."""
+    def _number(self, training: bool) -> int:
+        """How many graphs of the user's module were captured before this one."""
         parts = self.__dict__.get("_part_of", lambda: None)()
-        number = 0 if parts is None else parts.number(self, training)
-        graph = f"_graph{number}" if number else ""
-        opset = self._runtime.onnx_opset_version
-        self._debug.write_model(program.exported.model, STAGES[0] + graph, training, opset)
-        for part, session in enumerate(program.sessions):
-            suffix = graph + (f"_part{part}" if len(program.sessions) > 1 else "")
-            for stage in STAGES[1:]:
-                self._debug.write_model(session.save(stage), stage + suffix, training, opset)
+        return 0 if parts is None else parts.number(self, training)
 
     def _announce(self, key: Key, program: Program) -> None:
         wanted = self._runtime.onnx_opset_version
@@ -529,11 +523,13 @@ class ORTModule(torch.nn.Module):
         if self._fallen.get(key) != text:
             self._fallen[key] = text
             self._note(text)
+            part = "a part of " if isinstance(key, Key) and self._number(key.training) else ""
             self._debug.log(
                 logging.WARNING,
-                "ORTModule: %s runs in PyTorch, not in the onnxtrain engine, for this kind of call: %s. Results are "
+                "ORTModule: %s%s runs in PyTorch, not in the onnxtrain engine, for this kind of call: %s. Results are "
                 "right, but not faster. onnxtrain.explain(model) lists what ran where. "
-                "ORTMODULE_FALLBACK_POLICY=FALLBACK_DISABLE makes this an error.", type(self._module).__name__, text)
+                "ORTMODULE_FALLBACK_POLICY=FALLBACK_DISABLE makes this an error.", part, type(self._module).__name__,
+                text)
 
     # ---- being the module ----
 
