@@ -1,7 +1,7 @@
 """What forward prints, logs and warns of, in a capture: said when the captured part has run, in order.
 
-Dynamo can move such calls behind a graph. Here it does so where every value is known by then: a tensor that is printed
-may be written before the part ends, and then the graph is cut, as it is by Dynamo itself.
+Dynamo can move such calls behind a graph. Here it does so with the values of the moment: of a small tensor a copy is
+kept, and for a large one the graph is cut.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from onnxtrain._export.state import settings, wrapped
 
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "warn": logging.WARNING,
            "error": logging.ERROR, "exception": logging.ERROR, "critical": logging.CRITICAL, "fatal": logging.CRITICAL}
+MOST_KEPT = 1000  # entries of a tensor that is printed
 
 
 @contextlib.contextmanager
@@ -32,19 +33,41 @@ def said_later() -> Iterator[None]:
 
 
 def _says(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """DebuggingVariable.call_function that cuts the graph for a tensor, and for arguments by name, which Dynamo drops.
-    A warning's stacklevel is dropped: it has no meaning where the call is made.
+    """DebuggingVariable.call_function that says what values are at the time of the call, and cuts the graph where that
+    is not known without keeping a large tensor, and for arguments by name, which Dynamo drops. A warning's stacklevel
+    is dropped: it has no meaning where the call is made.
     """
     def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
-        from torch._dynamo.variables import TensorVariable
-
-        kwargs = {name: value for name, value in kwargs.items() if name != "stacklevel"}
-        parts = [part for text in args for part in (
-            text, *getattr(text, "sym_args", ()), *getattr(text, "sym_kwargs", {}).values())]
-        if kwargs or any(isinstance(part, TensorVariable) for part in parts):
-            args, kwargs = [self], {}  # not of a kind that Dynamo moves
-        return plain(self, tx.output.root_tx, args, kwargs)  # Dynamo runs those of the outermost frame alone
+        now = [_now(tx, value, self.value is print) for value in args]
+        if any(each is None for each in now) or kwargs.keys() - {"stacklevel"}:
+            now = [self]  # not of a kind that Dynamo moves
+        return plain(self, tx.output.root_tx, now, {})  # Dynamo runs those of the outermost frame alone
     return call_function
+
+
+def _now(tx: Any, value: Any, is_printed: bool) -> Any:
+    """What stands for an argument's value at this time in a later call; None where nothing does.
+
+    is_printed: the call shows the text of each argument, whatever it is.
+    """
+    from torch._dynamo.variables import LazyVariableTracker, SymNodeVariable, TensorVariable
+    from torch._dynamo.variables.lists import SizeVariable
+    from torch._dynamo.variables.misc import StringFormatVariable
+
+    value = value.realize() if isinstance(value, LazyVariableTracker) else value
+    if isinstance(value, TensorVariable):
+        entries = value.as_proxy().node.meta["example_value"].numel()
+        return value.call_method(tx, "clone", [], {}) if isinstance(entries, int) and entries <= MOST_KEPT else None
+    if is_printed and isinstance(value, SymNodeVariable):
+        return StringFormatVariable("{}", [value], {})
+    if is_printed and isinstance(value, SizeVariable):
+        return StringFormatVariable(f"torch.Size([{', '.join(['{}'] * len(value.items))}])", value.items, {})
+    if isinstance(value, StringFormatVariable):
+        parts = [_now(tx, part, False) for part in value.sym_args]
+        named = {name: _now(tx, part, False) for name, part in value.sym_kwargs.items()}
+        known = all(part is not None for part in (*parts, *named.values()))
+        return StringFormatVariable(value.format_string, parts, named) if known else None
+    return value
 
 
 def _logs(plain: Callable[..., Any]) -> Callable[..., Any]:

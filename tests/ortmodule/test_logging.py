@@ -1,5 +1,5 @@
 """What forward prints, logs and warns of: said at each call, in order, with the values of that moment, and no reason to
-cut a graph where no tensor is among them.
+cut a graph where no large tensor is among them.
 """
 
 import copy
@@ -67,6 +67,15 @@ def prints_a_tensor(m, h):
         print(f"{t.sum()}")
 
 
+def prints_numbers(m, h):
+    print("mean", h.detach().mean().item(), float(h.detach().max()), h.shape)
+    print(h.detach()[0], f"{h.detach().mean():.3f}")
+
+
+def prints_a_large_tensor(m, h):
+    print(h.detach().expand(600, *h.shape))
+
+
 def prints_apart(m, h):
     print("a", "b", sep="-", end="!\n")
 
@@ -90,8 +99,8 @@ def said(module, model, capsys, caplog):
 
 
 @pytest.mark.parametrize("say, whole", [
-    (prints, True), (warns, True), (logs, True), (all_of_them, True), (counts, False), (prints_a_tensor, False),
-    (prints_apart, False), (warns_of_a_kind, False)])
+    (prints, True), (warns, True), (logs, True), (all_of_them, True), (counts, False), (prints_a_tensor, True),
+    (prints_numbers, True), (prints_a_large_tensor, False), (prints_apart, False), (warns_of_a_kind, False)])
 def test_what_forward_says_is_eagers(say, whole, capsys, caplog):
     torch.manual_seed(0)
     eager = Saying(say)
