@@ -275,3 +275,25 @@ def test_a_hook_of_a_module():
         torch.testing.assert_close(q.grad, p.grad)
     counts = onnxtrain.stats(model)
     assert (counts["engine_steps"], counts["fallback_steps"], len(counts["graph_breaks"])) == (3, 0, 1)
+
+
+def kept_handle(m, x):
+    h = m.first(x)
+    m.handle = h.register_hook(lambda grad: grad * 2)
+    return m.last(h).square().sum()
+
+
+def removed_handle(m, x):
+    h = m.first(x)
+    handle = h.register_hook(lambda grad: grad * 2)
+    loss = m.last(h).square().sum()
+    handle.remove()
+    return loss
+
+
+@pytest.mark.parametrize("use, line", [(kept_handle, "RemovableHandle"), (removed_handle, "handle.remove()")])
+def test_a_function_that_dynamo_leaves_to_python_is_named(use, line):
+    """The reason has what ended the capture, and the user's line."""
+    counts = trained(use, [(torch.randn(rows, 4),) for rows in (2, 3)])
+    if HOOKS:
+        assert counts["fallback_steps"] == 2 and line in counts["reasons"][0] and __file__ in counts["reasons"][0]
