@@ -67,9 +67,7 @@ def _own(op: Any, own: Any) -> Table:
 
         if not x.dtype.is_floating_point():
             return core.aten__local_scalar_dense(x)
-        wide = int(x.dtype) == onnx.TensorProto.DOUBLE
-        return op.Cast(op.Gather(op.Reshape(own.StopGradient(x), [-1]), 0),
-                       to=onnx.TensorProto.DOUBLE if wide else onnx.TensorProto.FLOAT)
+        return op.Cast(op.Gather(op.Reshape(own.StopGradient(x), [-1]), 0), to=onnx.TensorProto.DOUBLE)
 
     def batch_norm(x, weight=None, bias=None, eps=1e-5):
         # momentum 0 makes the second and third output the batch statistics, whatever the running ones are; these have
