@@ -94,8 +94,8 @@ def places(reason: str, found_by: str, noted: int | None) -> list[str]:
 
 
 def left(error: BaseException) -> str:
-    """Why Dynamo has left a function to Python, in one line: the exception that ended its capture, what Dynamo names for
-    it, and the user's line that it had come to.
+    """Why Dynamo has left a function to Python, in one line: the exception that ended its capture, what Dynamo names
+    for it, and the user's line that it had come to.
     """
     text = " ".join(str(error).partition("\n")[0].split()) or type(error).__name__
     named = _CONTEXT.search(str(error))
