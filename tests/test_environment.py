@@ -1,9 +1,9 @@
 """Every variable of onnxtrain/options.py: parsed, documented, and with the effect that it names."""
 
-import collections
 import json
 import logging
 import os
+import random
 import re
 import subprocess
 import sys
@@ -107,12 +107,12 @@ def test_passes_are_those_of_the_core():
 # --- effects ----------------------------------------------------------------------------------------------------------
 
 
-class Windowed(nn.Module):
-    """Dynamo does not follow the deque."""
+class Drawing(nn.Module):
+    """Dynamo does not follow the generator."""
 
     def __init__(self):
         super().__init__()
-        self.fc, self.window = nn.Linear(2, 2), collections.deque(maxlen=2)
+        self.fc, self.random = nn.Linear(2, 2), random.Random(0)
 
     def forward(self, x):
         return self.fc(x)
@@ -157,12 +157,12 @@ def save_path(monkeypatch, tmp_path, **_):
 
 def fallback_policy(monkeypatch, **_):
     monkeypatch.setenv("ORTMODULE_FALLBACK_POLICY", "FALLBACK_UNSUPPORTED_DATA | FALLBACK_UNSUPPORTED_TORCH_MODEL")
-    assert onnxtrain.stats(ran(Windowed()))["fallback_steps"] == 1
+    assert onnxtrain.stats(ran(Drawing()))["fallback_steps"] == 1
     for policy in ("FALLBACK_DISABLE", "FALLBACK_UNSUPPORTED_DATA",
                    "FALLBACK_DISABLE|FALLBACK_UNSUPPORTED_TORCH_MODEL"):
         monkeypatch.setenv("ORTMODULE_FALLBACK_POLICY", policy)
-        with pytest.raises(ORTModuleTorchModelException, match="deque"):
-            ran(Windowed())
+        with pytest.raises(ORTModuleTorchModelException, match="random.Random"):
+            ran(Drawing())
     for policy in ("FALLBACK_FORCE_TORCH_FORWARD", "FALLBACK_FORCE_TORCH_BACKWARD|FALLBACK_UNSUPPORTED_DATA"):
         monkeypatch.setenv("ORTMODULE_FALLBACK_POLICY", policy)
         counts = onnxtrain.stats(ran())

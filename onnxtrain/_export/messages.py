@@ -27,6 +27,7 @@ _NOT_THE_USERS = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(os.p
 _STANDARD = os.path.dirname(os.__file__) + os.sep  # of the standard library, and of packages beside it
 _TRACED = "<eval_with_key>"  # the file of a graph's code
 _PLACE = re.compile(r'File "(.+)", line (\d+), in (.*)')
+_CONTEXT = re.compile(r"Developer debug context: *(\S.*)")
 _NODE = re.compile(r"(?:translating node|While executing) %(\w+)")
 
 
@@ -90,6 +91,16 @@ def places(reason: str, found_by: str, noted: int | None) -> list[str]:
     text, part = " ".join(reason.split("\n")[0].split()), found_by.split("\n")[0]
     cuts = [] if noted is None else [cut for cut in graph_break_reasons[noted:] if part in cut.reason]
     return list(dict.fromkeys(text + line("".join(traceback.format_list(cut.user_stack))) for cut in cuts)) or [text]
+
+
+def left(error: BaseException) -> str:
+    """Why Dynamo has left a function to Python, in one line: the exception that ended its capture, what Dynamo names
+    for it, and the user's line that it had come to.
+    """
+    text = " ".join(str(error).partition("\n")[0].split()) or type(error).__name__
+    named = _CONTEXT.search(str(error))
+    at = line("".join(traceback.format_list(getattr(error, "real_stack", None) or [])))
+    return text + (f" ({named[1][:80].strip()})" if named else "") + at
 
 
 def raised_at(error: BaseException, trace: str | None) -> None:

@@ -36,7 +36,19 @@ from onnxtrain._export import formulas, messages
 from onnxtrain._export.captured import Place, graph_of, layouts_of, places_of
 from onnxtrain._export.state import replaced, settings
 from onnxtrain._export.twins import Twins
-from onnxtrain.ortmodule import _announce, _attributes, _double, _lean, _outputs, _packed, _repeats, _sharded, _utils
+from onnxtrain.ortmodule import (
+    _announce,
+    _attributes,
+    _deque,
+    _double,
+    _lean,
+    _outputs,
+    _packed,
+    _repeats,
+    _sharded,
+    _sparse,
+    _utils,
+)
 from onnxtrain.ortmodule._checks import CheckError, kept_as_checks
 from onnxtrain.ortmodule._device import names_of
 from onnxtrain.ortmodule._fallback import FallbackPolicy
@@ -90,7 +102,7 @@ class _Call:
     cuts: list[str] = dataclasses.field(default_factory=list)  # why Dynamo has cut graphs, in captures that are over
     counted: dict[str, int] | None = None  # the process's cuts when the capture began that goes on
     error: BaseException | None = None  # which was being handled then
-    failed: int = 0  # captures that ended in an exception
+    failed: list[str] = dataclasses.field(default_factory=list)  # why captures ended in an exception, of each
     raised: bool = False  # forward raised it
     captures: int = 0  # of the entry, before this call
     noted: int = 0  # reasons that Dynamo had noted then
@@ -134,15 +146,17 @@ class _Call:
 
     def capture_ends(self) -> None:
         self.cuts += self.new_cuts()
-        self.failed += self.counted is not None and sys.exc_info()[1] is not self.error
+        error = sys.exc_info()[1]
+        if self.counted is not None and error is not None and error is not self.error:
+            self.failed.append(f"{_LEFT}: {messages.left(error)}")
         self.counted = self.error = None
 
     def is_over(self) -> None:
         """Puts the settings back that were there before."""
         if self.before is not None:
             self.capture_ends()  # which Dynamo did not say, where another thread was in a capture as well
-            if self.failed > 1 and not self.raised:
-                self.cuts.append(_LEFT)
+            if not self.raised:
+                self.cuts += dict.fromkeys(self.failed[1:])  # the first one is this call's own function
             self.is_whole = not self.cuts and _captures(self.entry) > self.captures
             self.parts.note_cuts(self.cuts, self.noted)
             self.before.close()
@@ -224,6 +238,8 @@ def capturing(args: tuple[Any, ...], kwargs: dict[str, Any], wanted: dict[str, A
         stack.enter_context(_lean.capturing())
         stack.enter_context(_repeats.remembered())
         stack.enter_context(_packed.followed())
+        stack.enter_context(_sparse.followed())
+        stack.enter_context(_deque.followed())
         stack.enter_context(numbers_as_inputs())
         stack.enter_context(_double.followed())
         stack.enter_context(_lean.collector.paused())

@@ -260,6 +260,15 @@ def _sqrt(size: Any) -> Any:
     return math.sqrt(size)
 
 
+def _equal(input: Tensor, other: Tensor) -> bool:
+    """A comparison as others, so that a check of it which only raises is one of the graph."""
+    return input.shape == other.shape and bool((input == other).all())
+
+
+def _allclose(input: Tensor, other: Tensor, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False) -> bool:
+    return bool(torch.isclose(input, other, rtol, atol, equal_nan).all())
+
+
 def _is_tracing() -> bool:
     return False
 
@@ -305,8 +314,9 @@ _INSTEAD: dict[Any, _Instead] = {
                                                 F.cosine_embedding_loss)}.items() for function in functions},
     F.hardtanh: _Instead(F.hardtanh, ("min_val", "max_val"), True),
 }
-# Which Dynamo would call while it captures, or in a graph.
-_IN_PYTHON: dict[Any, Any] = {torch._assert: _assert, torch._C._is_tracing: _is_tracing}
+# Functions and methods that Dynamo would call while it captures, or in a graph, or cut the graph at.
+_IN_PYTHON: dict[Any, Any] = {torch._assert: _assert, torch._C._is_tracing: _is_tracing,
+                              torch.equal: _equal, "equal": _equal, torch.allclose: _allclose, "allclose": _allclose}
 # NumPy's, of sizes: Dynamo would make tensors of these, whose results would be no numbers.
 _OF_SIZES: dict[Any, Any] = {np.prod: _prod, np.max: _max, np.min: _min, np.sqrt: _sqrt}
 _METHODS = {"norm": _Instead(_norm, ("p",)), "bernoulli_": _Instead(_bernoulli_, ("p",), True),
@@ -365,7 +375,7 @@ def _methods_in_tensors(plain: Callable[..., Any]) -> Callable[..., Any]:
     def call_method(self: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
         from torch._dynamo.variables import UserFunctionVariable
 
-        chosen = _chosen(_METHODS.get(name), [self, *args], kwargs)
+        chosen = _IN_PYTHON.get(name) or _chosen(_METHODS.get(name), [self, *args], kwargs)
         return plain(self, tx, name, args, kwargs) if chosen is None else UserFunctionVariable(
             chosen).call_function(tx, [self, *args], kwargs)
 

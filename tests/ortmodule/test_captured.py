@@ -479,16 +479,11 @@ def test_foreign_attributes_are_left_alone(name):
     in_engine(model, 2)
 
 
-@pytest.mark.parametrize("forward, parts, reason", [
-    (lambda m, x: m.fc(x) * m.rng.random(), {"rng": lambda: random.Random(3)}, "random.Random 'rng'"),
-    (lambda m, x: m.past.append(1) or m.fc(x) * len(m.past), {"past": lambda: collections.deque(maxlen=2)},
-     "deque(maxlen=2) 'past'"),
-], ids=["generator", "deque"])
-def test_what_dynamo_misreads_runs_in_pytorch(forward, parts, reason, monkeypatch):
-    make = module(forward, **parts)
+def test_what_dynamo_misreads_runs_in_pytorch(monkeypatch):
+    make = module(lambda m, x: m.fc(x) * m.rng.random(), rng=lambda: random.Random(3))
     model = both(make, three())
     assert counts(model) == (0, 3, 0)
-    assert reason in onnxtrain.stats(model)["reasons"][0]
+    assert "random.Random 'rng'" in onnxtrain.stats(model)["reasons"][0]
     monkeypatch.setenv("ORTMODULE_FALLBACK_POLICY", "FALLBACK_DISABLE")
     with pytest.raises(ORTModuleTorchModelException, match="Dynamo does not follow"):
         ORTModule(make())(X)

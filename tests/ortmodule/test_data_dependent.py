@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 
 import pytest
 import torch
@@ -250,3 +251,30 @@ def test_a_number_of_rows_that_python_keeps():
         torch.testing.assert_close(model(x), eager(x))
         assert model.module.rows == eager.rows == int((x[:, 0] > 0).sum())
     assert onnxtrain.stats(model)["engine_steps"] == 3
+
+
+@pytest.mark.parametrize("use", [
+    lambda x, number: x * (0.9 * 2.5 + 0.1 * number), lambda x, number: x * max(number, 0.5) / (min(number, 0.25) + 1e-8),
+    lambda x, number: x * math.sqrt(number + 1), lambda x, number: x * (1 / (number + 2)) + number % 0.3,
+    lambda x, number: x * torch.tensor([number, number * 2, 1.0, 0.0]), lambda x, number: x * int(number * 10),
+    lambda x, number: nn.functional.leaky_relu(x, number * 0.1).double() * number])
+def test_a_number_of_float32_beside_constants(use):
+    """item() is Python's number, in double precision."""
+    class Averaged(Masked):
+        def forward(self, x):
+            return use(self.fc(x), x.abs().mean().item()).sum()
+
+    torch.manual_seed(0)
+    eager = Averaged()
+    model = ORTModule(copy.deepcopy(eager))
+    for rows in (2, 3, 2):
+        x = torch.randn(rows, 4)
+        for module in (eager, model):
+            module.zero_grad()
+        results = [module(x) for module in (model, eager)]
+        torch.testing.assert_close(*results)
+        for result in results:
+            result.backward()
+        torch.testing.assert_close(model.fc.weight.grad, eager.fc.weight.grad)
+    counts = onnxtrain.stats(model)
+    assert (counts["engine_steps"], counts["reasons"]) == (3, []) and counts["exports"] <= 2

@@ -2,9 +2,9 @@
 FALLBACK_DISABLE makes it an error.
 """
 
-import collections
 import json
 import os
+import random
 
 import onnx
 import pytest
@@ -24,9 +24,9 @@ from onnxtrain.ortmodule._fallback import (
 )
 
 
-def _windowed():
+def _drawing():
     made = Linear()
-    made.window = collections.deque(maxlen=2)
+    made.random = random.Random(0)
     return made
 
 
@@ -45,7 +45,7 @@ def _transformed(model):
 
 # what -> (module, use, part of the reason, the exception where it is forbidden)
 KINDS = {
-    "deque": (_windowed, _calls((Y,)), "deque(maxlen=2) 'window'", ORTModuleTorchModelException),
+    "generator": (_drawing, _calls((Y,)), "random.Random 'random'", ORTModuleTorchModelException),
     "device": (lambda: nn.Linear(4, 4, device="meta"), _calls((torch.empty(3, 4, device="meta"),)), "meta",
                ORTModuleDeviceException),
     "torch.func": (Linear, _transformed, "torch.func differentiates and batches with its own interpreters",
@@ -178,7 +178,7 @@ def test_the_verdict_on_a_cut_names_the_line():
 
 
 def test_the_verdict_on_what_runs_in_pytorch():
-    model = ORTModule(_windowed())
+    model = ORTModule(_drawing())
     model(Y)
     (reason,) = onnxtrain.stats(model)["reasons"]
     assert verdict(model) == ["Linear runs in PyTorch, no call of it in the engine", f"  to do: remove the reason: {reason}"]

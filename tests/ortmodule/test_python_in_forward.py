@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import copy
 import re
 import sys
@@ -275,3 +276,68 @@ def test_a_hook_of_a_module():
         torch.testing.assert_close(q.grad, p.grad)
     counts = onnxtrain.stats(model)
     assert (counts["engine_steps"], counts["fallback_steps"], len(counts["graph_breaks"])) == (3, 0, 1)
+
+
+def kept_handle(m, x):
+    h = m.first(x)
+    m.handle = h.register_hook(lambda grad: grad * 2)
+    return m.last(h).square().sum()
+
+
+def removed_handle(m, x):
+    h = m.first(x)
+    handle = h.register_hook(lambda grad: grad * 2)
+    loss = m.last(h).square().sum()
+    handle.remove()
+    return loss
+
+
+@pytest.mark.parametrize("use, line", [(kept_handle, "RemovableHandle"), (removed_handle, "handle.remove()")])
+def test_a_function_that_dynamo_leaves_to_python_is_named(use, line):
+    """The reason has what ended the capture, and the user's line."""
+    counts = trained(use, [(torch.randn(rows, 4),) for rows in (2, 3)])
+    if HOOKS:
+        assert counts["fallback_steps"] == 2 and line in counts["reasons"][0] and __file__ in counts["reasons"][0]
+
+
+def checked_equal(m, x, y):
+    if not torch.equal(x, y) or y.allclose(x + 1, atol=1e-3):
+        raise ValueError(f"{x.shape[0]} rows differ")
+    assert x.equal(y), "and here"
+    return m.last(m.first(x)).square().sum()
+
+
+def test_a_check_of_equality():
+    """It is in the graph; PyTorch runs a call for which it fails. Without its shape's, every call would be cut."""
+    calls = [torch.randn(rows, 4) for rows in (2, 3, 2)]
+    in_the_engine(trained(checked_equal, [(x, x.clone()) for x in calls]), 3)
+    model = ORTModule(Net(checked_equal))
+    for _ in range(2):
+        model(calls[0], calls[0].clone())
+        with pytest.raises(ValueError, match="2 rows differ"):
+            model(calls[0], calls[2])
+    counts = onnxtrain.stats(model)
+    assert (counts["captures"], counts["engine_steps"], counts["fallback_steps"]) == (1, 2, 2)
+
+
+def chosen_equal(m, x, y):
+    m.same = torch.equal(x, y)
+    h = m.first(x)
+    if torch.allclose(x, y, rtol=0.0, atol=0.5):
+        h = h.relu()
+    return m.last(h * 2 if m.same else h).square().sum()
+
+
+def test_a_branch_on_equality():
+    """A cut; each way has a graph. What is not a number is not equal, nor are tensors of two shapes."""
+    x = torch.randn(3, 4)
+    nan = x.clone()
+    nan[0, 0] = float("nan")
+    calls = [(x, x.clone()), (x, x + 1), (x, x + 0.1), (x, nan)] * 2
+    counts = trained(chosen_equal, calls)
+    assert (counts["engine_steps"], counts["reasons"]) == (8, []) and counts["graph_breaks"]
+    model = ORTModule(Net(chosen_equal))
+    for y in (x.clone(), x[:1], x.double() + 1):
+        with contextlib.suppress(RuntimeError):  # allclose() does not take two types
+            model(x, y)
+        assert model.same is torch.equal(x, y)

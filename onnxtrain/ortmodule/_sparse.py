@@ -1,0 +1,94 @@
+"""Sparse tensors in forward: PyTorch computes with them, between two graphs.
+
+Dynamo takes none, and leaves a function that so much as reads one to Python, with all that is around. Here a sparse
+tensor is a value that Dynamo knows nothing of: it cuts the graph where forward computes with it, and captures the rest.
+Used by _captured.py while it captures.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import Tensor
+from torch._subclasses.meta_utils import is_sparse_any
+
+from onnxtrain._export.state import wrapped
+
+_GUARDED = ("is_sparse", "is_sparse_csr", "layout", "dtype", "device", "shape", "ndim", "requires_grad")
+
+
+def _is_of_sparse(value: Any) -> bool:
+    """Whether it is a sparse tensor, or its values or indices, which torch makes no tensor without data of."""
+    return isinstance(value, Tensor) and (is_sparse_any(value) or value._is_view() and is_sparse_any(value._base))
+
+
+@functools.cache
+def _kind() -> type:
+    from torch._dynamo.exc import unimplemented
+    from torch._dynamo.source import AttrSource
+    from torch._dynamo.variables.base import VariableTracker
+    from torch._dynamo.variables.misc import UnknownVariable
+
+    class SparseVariable(UnknownVariable):
+        """Whatever forward asks of it, but for attributes that are no tensors, Python answers."""
+
+        def __init__(self, given: Tensor, **kwargs: Any) -> None:
+            super().__init__(**kwargs)
+            self.given = given
+
+        def var_getattr(self, tx: Any, name: str) -> Any:
+            if name in _GUARDED and self.source is not None:
+                return VariableTracker.build(tx, getattr(self.given, name), AttrSource(self.source, name))
+            return super().var_getattr(tx, name)
+
+        def _cut(self, *_: Any, **__: Any) -> Any:
+            unimplemented(gb_type="PyTorch computes with a sparse tensor", context="",
+                          explanation="Dynamo takes no sparse tensors.", hints=[])
+
+        as_proxy = call_method = python_type = _cut
+
+    return SparseVariable
+
+
+def _unknown(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """_wrap of what makes Dynamo's variables."""
+    from torch._dynamo.guards import GuardBuilder
+
+    def wrap(self: Any, value: Any) -> Any:
+        if not _is_of_sparse(value):
+            return plain(self, value)
+        self.install_guards(GuardBuilder.TYPE_MATCH)  # it is not None
+        return _kind()(value, source=self.source)
+
+    return wrap
+
+
+def _cutting(operators: list[Callable[..., None]]) -> list[Callable[..., None]]:
+    """Dynamo's reading of `a @ b` and the like, of each operator. It cuts a graph at a call, but leaves to Python all
+    that is behind an operator that it does not take.
+    """
+    from torch._dynamo.symbolic_convert import break_graph_if_unsupported
+
+    cut = break_graph_if_unsupported(push=True, msg_prefix="an operator, as a @ b")
+
+    def either(plain: Callable[..., None]) -> Callable[..., None]:
+        cutting = cut(plain)
+
+        def read(self: Any, instruction: Any) -> None:
+            has_sparse = any(isinstance(operand, _kind()) for operand in self.stack[-2:])
+            (cutting if has_sparse else plain)(self, instruction)
+
+        return read
+
+    return list(map(either, operators))
+
+
+@contextlib.contextmanager
+def followed() -> Iterator[None]:
+    """While Dynamo captures."""
+    with wrapped("torch._dynamo.variables.builder:VariableBuilder._wrap", _unknown), \
+            wrapped("torch._dynamo.symbolic_convert:_binary_op_lookup", _cutting):
+        yield
