@@ -47,6 +47,8 @@ def main(arguments: list[str]) -> int:
         case ["profile", trace]:
             from onnxtrain._profile import table
 
+            if not os.path.exists(trace):
+                sys.exit(f"{trace}: there is no such file")
             print(table(Path(trace)))
         case _:
             print(USAGE, file=sys.stderr)
@@ -138,7 +140,8 @@ def _version(package: str) -> str:
 def variables() -> list[tuple[str, str]]:
     """The variables that are set; what is wrong with them is logged."""
     options.warn_of_ignored()
-    return [(name, text) for name, text in sorted(os.environ.items())
+    return [(name, text if name in options.KNOWN or name in _SHARED else f"{text} (not read at run time)")
+            for name, text in sorted(os.environ.items())
             if name.startswith(("ORTMODULE_", "ONNXTRAIN_")) or name in _SHARED]
 
 

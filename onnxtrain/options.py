@@ -282,6 +282,7 @@ _NAMES = [
              "convolution, `whole_step` the trainers' step in one call"),
 ]
 VARIABLES = {variable.name: variable for variable in _NAMES}
+KNOWN = VARIABLES | {name: variable for variable in _NAMES for name, _ in variable.older}
 
 
 def read(name: str) -> Any:
@@ -293,12 +294,13 @@ def warn_of_ignored() -> None:
     """One line for each variable that is set to something without effect here, and for what is misspelt. Called when a
     module is wrapped.
     """
-    known = {name: variable for variable in _NAMES for name in (variable.name, *[name for name, _ in variable.older])}
-    for name in [name for name in os.environ if name.startswith(("ORTMODULE_", "ONNXTRAIN_"))]:
-        variable = known.get(name)
-        if variable is None:  # a build and the tests have variables of their own, with other names
-            for near in difflib.get_close_matches(name, known, 1, 0.85):
-                _warn_once(f"{name} is not a variable that onnxtrain reads; {near} is")
+    for name in [name for name in os.environ if "MODULE_" in name or "TRAIN_" in name]:
+        variable = KNOWN.get(name)
+        if variable is None:
+            if near := difflib.get_close_matches(name, KNOWN, 1, 0.85):
+                _warn_once(f"{name} is not a variable that onnxtrain reads; {near[0]} is")
+            elif name.startswith("ORTMODULE_"):  # a build and the tests have names of their own with ONNXTRAIN_
+                _warn_once(f"{name} is not a variable that onnxtrain reads; docs/environment.md lists those that are")
         elif variable.read() != (variable.default() if callable(variable.default) else variable.default) and (
                 variable.effect is None):
             _warn_once(f"{name}={os.environ[name]} has no effect in onnxtrain: {variable.instead}")

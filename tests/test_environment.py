@@ -82,7 +82,8 @@ def test_what_has_no_effect_is_said_once(variable, monkeypatch, caplog):
 
 
 def test_misspelt_names_and_values_are_said_once(monkeypatch, caplog):
-    for name, value in (("ORTMODULE_FALLBCK_POLICY", "FALLBACK_DISABLE"), ("ONNXTRAIN_GEM", "torch"),
+    for name, value in (("ORTMODULE_FALLBCK_POLICY", "FALLBACK_DISABLE"), ("ORTMODULE_FOO", "1"),
+                        ("OTRMODULE_LOG_LEVEL", "INFO"), ("ONNXTRAIN_GEM", "torch"),
                         ("ONNXTRAIN_ISA", "avx1024"), ("ONNXTRAIN_GEMM", "mkl"),
                         ("ONNXTRAIN_DISABLE", "schedule,everything,+pack_rows"),
                         ("ONNXTRAIN_CUDA", "0"), ("ONNXTRAIN_VENV", "x"), ("ORTMODULE_MEMORY_OPT_LEVEL", "1")):
@@ -93,7 +94,9 @@ def test_misspelt_names_and_values_are_said_once(monkeypatch, caplog):
     assert [text.partition(":")[0] for text in said] == [
         "ONNXTRAIN_DISABLE=everything", "ONNXTRAIN_GEM is not a variable that onnxtrain reads; ONNXTRAIN_GEMM is",
         "ONNXTRAIN_GEMM=mkl is not one of", "ONNXTRAIN_ISA=avx1024 is not one of",
-        "ORTMODULE_FALLBCK_POLICY is not a variable that onnxtrain reads; ORTMODULE_FALLBACK_POLICY is"]
+        "ORTMODULE_FALLBCK_POLICY is not a variable that onnxtrain reads; ORTMODULE_FALLBACK_POLICY is",
+        "ORTMODULE_FOO is not a variable that onnxtrain reads; docs/environment.md lists those that are",
+        "OTRMODULE_LOG_LEVEL is not a variable that onnxtrain reads; ORTMODULE_LOG_LEVEL is"]
     assert "fuse_elementwise" in said[0]
 
 

@@ -36,9 +36,11 @@ def wrap_trainer(trainer: Trainer, debug_options: DebugOptions | None = None, fu
         The trainer.
 
     Raises:
-        TypeError: the trainer's model is an ORTModule.
+        TypeError: this is no Trainer, or its model is an ORTModule.
         ValueError: the trainer shards parameters by DeepSpeed or FSDP.
     """
+    if not hasattr(trainer, "model"):
+        raise TypeError(f"wrap_trainer() takes a transformers.Trainer, but was given a {type(trainer).__name__}")
     if isinstance(trainer.model, ORTModule):
         raise TypeError("wrap_trainer: the trainer's model is an ORTModule; give the trainer the module itself")
     accelerator = wrap_with(trainer.accelerator, debug_options, lambda: _outputs_of(trainer))

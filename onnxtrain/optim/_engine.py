@@ -24,8 +24,13 @@ def check(name: str, value: Any, low: float = 0.0, high: float = float("inf")) -
     """Refuses a hyperparameter outside [low, high), with torch's exception.
 
     Raises:
+        TypeError: it is no number.
         ValueError: it is outside, or is NaN.
     """
+    try:
+        float(value)
+    except (TypeError, ValueError):
+        raise TypeError(f"Invalid {name}: {value!r} is no number") from None
     if not low <= float(value) < high:
         raise ValueError(f"Invalid {name}: {value} (expected at least {low:g}"
                          + (f" and less than {high:g})" if high != float("inf") else ")"))

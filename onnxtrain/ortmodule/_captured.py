@@ -16,7 +16,6 @@ import itertools
 import logging
 import math
 import operator
-import os
 import re
 import sys
 import threading
@@ -54,7 +53,7 @@ from onnxtrain.ortmodule._device import names_of
 from onnxtrain.ortmodule._fallback import FallbackPolicy
 from onnxtrain.ortmodule._gone import forget
 from onnxtrain.ortmodule._key import describe
-from onnxtrain.ortmodule._logging import said_later
+from onnxtrain.ortmodule._logging import quiet, said_later
 from onnxtrain.ortmodule._methods import Methods
 from onnxtrain.ortmodule._numbers import numbers_as_inputs
 
@@ -72,11 +71,6 @@ CAPTURE = {"skip_nnmodule_hook_guards": False, "allow_rnn": True, "suppress_erro
            "record_runtime_overhead": False}  # a note for torch's profiler at each run of a graph: 10 us
 _OF_NUMPY = "numpy"  # in the reason of a cut: from there on NumPy's functions, and loops of them, are Python's
 CONTENTS = {"capture_scalar_outputs": True, "capture_dynamic_output_shape_ops": True}
-_TALKING = ("torch._dynamo.convert_frame", "torch._subclasses.fake_tensor")  # of what is left to Python
-
-
-def _is_critical(level: int) -> bool:
-    return level >= logging.CRITICAL
 
 
 @functools.cache
@@ -134,9 +128,7 @@ class _Call:
         self.before.enter_context(kept_as_checks(self.entry, self.parts._module))
         for child in self.parts.flattened():
             self.before.enter_context(replaced(child, "_is_fsdp_managed_module", False))
-        if not os.environ.get("TORCH_LOGS"):
-            for name in _TALKING:
-                self.before.enter_context(replaced(logging.getLogger(name), "isEnabledFor", _is_critical))
+        self.before.enter_context(quiet())
 
     def new_cuts(self) -> list[str]:
         """Why Dynamo has cut graphs in the capture that goes on: no other thread captures meanwhile."""
@@ -360,6 +352,12 @@ def kind_of_call() -> tuple[Any, ...] | None:
     tensors, types of the others, and how they are nested.
     """
     return None if _running.call is None else _kind(_running.call.args, _running.call.kwargs)
+
+
+def is_cut() -> bool:
+    """Whether the module's call that goes on in this thread has been captured in parts."""
+    call = _running.call
+    return call is not None and bool(call.cuts or call.new_cuts())
 
 
 def names_of_call() -> dict[int, str]:

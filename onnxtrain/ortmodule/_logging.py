@@ -8,15 +8,38 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from onnxtrain._export.state import settings, wrapped
+from onnxtrain._export.state import replaced, settings, wrapped
 
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "warn": logging.WARNING,
            "error": logging.ERROR, "exception": logging.ERROR, "critical": logging.CRITICAL, "fatal": logging.CRITICAL}
 MOST_KEPT = 1000  # entries of a tensor that is printed
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Without what Dynamo itself says of what it leaves to Python, which ORTModule names; TORCH_LOGS brings it back."""
+    if os.environ.get("TORCH_LOGS"):
+        yield
+        return
+    warnings.filterwarnings("ignore", "Dynamo (does not know how to|cannot) trace")
+    own = warnings.filters[0]
+    try:
+        with contextlib.ExitStack() as loggers:
+            for name in ("torch._dynamo.convert_frame", "torch._subclasses.fake_tensor"):
+                loggers.enter_context(replaced(logging.getLogger(name), "isEnabledFor", _is_critical))
+            yield
+    finally:
+        with contextlib.suppress(ValueError):  # a script may have put back its own filters
+            warnings.filters.remove(own)  # type: ignore[attr-defined]
+
+
+def _is_critical(level: int) -> bool:
+    return level >= logging.CRITICAL
 
 
 @contextlib.contextmanager

@@ -28,7 +28,7 @@ from onnxtrain._export.errors import (
 from onnxtrain._export.exported import OPSETS
 from onnxtrain._export.function_apply import CustomFunctions
 from onnxtrain.ortmodule import _announce, _checks, _memory_config, _named_methods, _outputs, _random, _special
-from onnxtrain.ortmodule._captured import Parts, kind_of_call, names_of_call
+from onnxtrain.ortmodule._captured import Parts, is_cut, kind_of_call, names_of_call
 from onnxtrain.ortmodule._debug import DebugOptions
 from onnxtrain.ortmodule._device import device_of, on_several
 from onnxtrain.ortmodule._double import Double
@@ -523,7 +523,7 @@ class ORTModule(torch.nn.Module):
         if self._fallen.get(key) != text:
             self._fallen[key] = text
             self._note(text)
-            part = "a part of " if isinstance(key, Key) and self._number(key.training) else ""
+            part = "a part of " if is_cut() else ""
             self._debug.log(
                 logging.WARNING,
                 "ORTModule: %s%s runs in PyTorch, not in the onnxtrain engine, for this kind of call: %s. Results are "

@@ -69,6 +69,17 @@ def test_kept_and_loaded_with_gradients_buffers_and_new_sizes(folder):
     assert len(list(folder.glob("*.zip"))) == 1
 
 
+@pytest.mark.parametrize("pool", [nn.MaxPool1d(2), nn.MaxPool2d(2)])
+def test_functions_of_torch_that_choose_another_are_kept(folder, pool):
+    net = nn.Sequential(nn.Linear(6, 6), pool)
+    for found in ((1, 0), (0, 1)):
+        model = ORTModule(copy.deepcopy(net))
+        model(torch.randn(2, 4, 6)).sum().backward()
+        counted = onnxtrain.stats(model)
+        assert (counted["exports"], counted["cached_exports"]) == found
+        torch._dynamo.reset()
+
+
 def test_whatever_changes_the_graph_is_a_miss(folder, monkeypatch):
     assert counts(Net()) == (1, 0)
     assert counts(Net(scale=3.0)) == (1, 0)

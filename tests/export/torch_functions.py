@@ -101,6 +101,8 @@ FUNCTIONS = {
     "expit": (special.expit, A),
     "bessel_j0": (special.bessel_j0, A),
     "zeta": (lambda a: special.zeta(torch.full_like(a, 2.0) + 0 * a.detach(), a), POSITIVE),
+    "gammainc": (lambda a: a * special.gammainc(a.detach(), a.detach() + 1), POSITIVE),
+    "range": (lambda a: a * torch.range(0, 4), A),
     "renorm": (lambda a: torch.renorm(a, 2, 0, 1.0), A),
     "searchsorted": (lambda a: a * torch.searchsorted(tensor([-1.0, 0.0, 1.0]), a.detach()), A),
     "bucketize": (lambda a: a * torch.bucketize(a.detach(), tensor([-1.0, 0.0, 1.0])), A),

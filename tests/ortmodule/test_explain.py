@@ -184,6 +184,21 @@ def test_the_verdict_on_what_runs_in_pytorch():
     assert verdict(model) == ["Linear runs in PyTorch, no call of it in the engine", f"  to do: remove the reason: {reason}"]
 
 
+def test_the_verdict_on_a_part_in_pytorch(caplog):
+    def forward(m, x):
+        h = m.fc(x)
+        torch._dynamo.graph_break()
+        return m.fc(h) * torch.histc(h.detach(), 4).sum()
+
+    model = ORTModule(module(forward)())
+    for _ in range(3):
+        model(Y).sum().backward()
+    first, second = verdict(model)
+    assert "runs in part in the engine, which takes " in first and first.endswith("; PyTorch runs a part of each call")
+    assert second.startswith("  to do: remove the reason: ")
+    assert "ORTModule: Made runs in PyTorch" not in caplog.text
+
+
 class Growing(nn.Linear):
     """A Python value of another length at each call."""
 
