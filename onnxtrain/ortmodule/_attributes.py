@@ -52,12 +52,11 @@ def attributes(value: Any) -> dict[str, Any]:
 
 
 def misread(module: torch.nn.Module) -> str | None:
-    """What the module leads to that Dynamo reads wrongly: it takes a deque of a class of its own for one without an
-    end, and the numbers of a generator from another one; or leaves out, another ORTModule.
+    """What the module leads to that Dynamo reads wrongly, the numbers of a generator, which it takes from another one;
+    or leaves out, another ORTModule.
     """
     from onnxtrain.ortmodule import ORTModule
 
-    limit = vars(collections.deque)["maxlen"].__get__
     seen: dict[int, Any] = {}  # held, so that no other object gets an address
     pending: list[tuple[Any, str]] = [(module, "")]
     while pending and len(seen) < MAX_OBJECTS:
@@ -70,9 +69,6 @@ def misread(module: torch.nn.Module) -> str | None:
             return f"its {name!r} is an ORTModule already, which the engine runs alone: wrap one of the two"
         if is_a(value, random.Random):
             return f"Dynamo does not follow the random.Random {path!r}"
-        kind = type(value)
-        if kind is not collections.deque and issubclass(kind, collections.deque) and (most := limit(value)) is not None:
-            return f"Dynamo does not follow the {kind.__name__}(maxlen={most}) {path!r}"
         for name, part in held_by(value):
             if not is_a(part, _PLAIN):
                 name = name if type(name) in (str, int) else type(name).__name__

@@ -38,7 +38,6 @@ from onnxtrain._export.twins import Twins
 from onnxtrain.ortmodule import (
     _announce,
     _attributes,
-    _deque,
     _double,
     _lean,
     _outputs,
@@ -231,7 +230,6 @@ def capturing(args: tuple[Any, ...], kwargs: dict[str, Any], wanted: dict[str, A
         stack.enter_context(_repeats.remembered())
         stack.enter_context(_packed.followed())
         stack.enter_context(_sparse.followed())
-        stack.enter_context(_deque.followed())
         stack.enter_context(numbers_as_inputs())
         stack.enter_context(_double.followed())
         stack.enter_context(_lean.collector.paused())

@@ -1,11 +1,13 @@
 """Python in forward that Dynamo cuts a graph for, though it knows all that it needs: sizes in texts, as keys of a cache
-have them, what a method of a text returns, calls with wrong arguments, and Variable, which was a tensor's class once.
+have them, what a method of a text returns, calls with wrong arguments, and Variable, which was a tensor's class once. And where it
+must cut, since it would go wrong: a deque that has a largest length.
 
 A text of sizes is a constant: each size is a capture of its own. Used by _captured.py while it captures.
 """
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import functools
 import inspect
@@ -139,6 +141,18 @@ def _follow_opt_einsum(sharing: Any) -> None:
         backends.has_einsum("torch")
 
 
+def _with_full_deques(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """_wrap of what makes Dynamo's variables: it takes a deque(maxlen=...) that it is given for one without an end."""
+    def wrap(self: Any, value: Any) -> Any:
+        from torch._dynamo.exc import unimplemented
+
+        if issubclass(type(value), collections.deque) and value.maxlen is not None:
+            unimplemented(gb_type="a deque(maxlen=...)", context="", explanation="Dynamo forgets its maxlen.", hints=[])
+        return plain(self, value)
+
+    return wrap
+
+
 @functools.cache
 def _follow_variable() -> None:
     """From now on Dynamo puts torch.autograd.Variable(x) into a graph; _export/captured.py makes x.detach() of it."""
@@ -154,5 +168,6 @@ def followed() -> Iterator[None]:
             _follow_opt_einsum(sharing)
     with wrapped("torch._dynamo.variables:ConstantVariable.call_method", _of_texts), \
             wrapped("torch._dynamo.variables:BuiltinVariable.call_function", _builtin), \
-            wrapped("torch._dynamo.variables:UserFunctionVariable.bind_args", _refusing):
+            wrapped("torch._dynamo.variables:UserFunctionVariable.bind_args", _refusing), \
+            wrapped("torch._dynamo.variables.builder:VariableBuilder._wrap", _with_full_deques):
         yield
