@@ -1,6 +1,6 @@
 """Python in forward that Dynamo cuts a graph for, though it knows all that it needs: sizes in texts, as keys of a cache
-have them, what a method of a text returns, calls with wrong arguments, and Variable, which was a tensor's class once. And where it
-must cut, since it would go wrong: a deque that has a largest length.
+have them, what a method of a text returns, calls with wrong arguments, and Variable, which was a tensor's class once.
+And what it would get wrong, so that it has to cut: a deque that has a largest length.
 
 A text of sizes is a constant: each size is a capture of its own. Used by _captured.py while it captures.
 """
