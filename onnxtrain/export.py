@@ -303,7 +303,10 @@ def _torch_export(flat: _Flat, tensors: tuple[Tensor, ...]) -> torch.export.Expo
     auto = torch.export.Dim.AUTO
     # Of images the planes' sizes are fixed: what strides and pooling make of them are long formulas.
     axes = [{*range(2 if t.dim() > 3 and t.is_floating_point() else t.dim())} for t in tensors]
-    axes = [each | open_ for each, open_ in zip(axes, flat.module._captured.dynamic, strict=True)]
+    captured = flat.module._captured
+    if captured.unrolled:  # the loop has fixed a size, on which each entry that it takes would be one more condition
+        axes = [set() for _ in tensors]
+    axes = [each | open_ for each, open_ in zip(axes, captured.dynamic, strict=True)]
     dynamic = [tuple(dict.fromkeys(each, auto) for each in axes)] if axes else None
     flat.traced = _Traced()
     with state.unchanged(flat.module), formulas.bounded():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import math
+import operator
 import re
 import sys
 import types
@@ -24,6 +25,7 @@ from onnxtrain._export.functional import traced_value
 
 TRANSLATED = ("transformers.grouped_mm_fallback",)  # operators of libraries that an export knows by their names
 _ROOT = re.compile(r"(\w*\['[^']*'\]|[^.]*).*")  # in Dynamo's expression of a module: the one whose forward it follows
+_LOOP = 16  # entries from which on a graph is taken for an unrolled loop
 _OF_STRIDES = frozenset(("as_strided", "as_strided_", "as_strided_copy", "as_strided_scatter", "is_contiguous",
                          "stride", "storage_offset", "untyped_storage", "data_ptr",
                          "randn_like", "rand_like", "randint_like", "empty_like"))  # eager fills memory in its order
@@ -47,6 +49,7 @@ class _Notes(NamedTuple):
     kinds: dict[str, tuple[Any, ...]]  # by a node's name the dtype and rank of each tensor of its result
     orders: dict[tuple[str, int], tuple[int, ...]]  # by a name and rank, the order of axes in memory
     lasting: tuple[bool, ...]  # of each argument, whether the next call may read it again
+    unrolled: bool  # whether a loop of Python's takes single entries of tensors, as of a sequence
 
 
 class Operations:
@@ -64,6 +67,7 @@ class Operations:
         argument_names: of the arguments of `root`.
         held: for each argument where `root` has it: a dict and a name; None for its own arguments.
         dynamic: of each tensor among its own arguments the axes whose sizes Dynamo has left open.
+        unrolled: whether it is a loop of Python's over the entries of tensors.
         reads_strides: whether it computes something else for the same contents with other strides.
         lasting: of each of its own arguments whether it is an attribute of something, which the next call reads again.
         layouts: how the elements of each argument lie in memory, where that is not row by row: it decides which
@@ -78,7 +82,7 @@ class Operations:
         self._root: Callable[[], Any] = weakref.ref(root)
         self.user, self.graph, self._key = user or (lambda: module), graph, key
         self.dynamic = _dynamic(noted, places)
-        self.reads_strides, self.layouts = noted.reads_strides, noted.layouts
+        self.reads_strides, self.layouts, self.unrolled = noted.reads_strides, noted.layouts, noted.unrolled
         self.held = [None if not held else (getattr(_owner(root, held[0].path), held[0].kind), held[0].name)
                      for held in places]
         self.lasting = [lasts for lasts, held in zip(noted.lasting, places, strict=True) if not held]
@@ -303,7 +307,7 @@ def _notes(operations: torch.fx.GraphModule) -> _Notes:
     if noted is None:
         arguments = [node for node in operations.graph.nodes if node.op == "placeholder"]
         examples, lasting = [node.meta.get("example_value") for node in arguments], tuple(map(_lasts, arguments))
-        reads_strides = False
+        reads_strides, unrolled = False, _entries(operations) > _LOOP
         kinds = {node.name: _kinds(node.meta["example_value"]) for node in operations.graph.nodes
                  if node.op in ("call_function", "call_method") and node.meta.get("example_value") is not None}
         orders = {(node.name, len(order)): order for node in operations.graph.nodes
@@ -316,8 +320,15 @@ def _notes(operations: torch.fx.GraphModule) -> _Notes:
                 reads_strides = reads_strides or name in _OF_STRIDES
         noted = operations.meta["notes"] = _Notes([_open_axes(example) for example in examples], reads_strides,
                                                   tuple([layout_of(e, reads_strides) for e in examples]), kinds, orders,
-                                                  lasting)
+                                                  lasting, unrolled)
     return noted
+
+
+def _entries(operations: torch.fx.GraphModule) -> int:
+    """How many single entries along an axis, as x[:, 3], a graph takes of tensors."""
+    return sum(node.target is operator.getitem and isinstance(node.args[0].meta.get("example_value"), Tensor)
+               and any(type(part) is int for part in pytree.tree_leaves(node.args[1]))
+               for node in operations.graph.nodes)
 
 
 def _lasts(argument: torch.fx.Node) -> bool:

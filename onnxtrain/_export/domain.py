@@ -3,7 +3,8 @@ and checkers.
 
 batch_norm hands out its batch statistics; ctc_loss has no reduction; grouped_mm, unlike torch's own, can be traced in
 every dtype; matmul_bnb4 is traced alone, and becomes com.microsoft's MatMulBnb4; in_range hands its indices on, and
-raises IndexError unless all are from 0 to below a limit (below any, where that is negative); drawn_like fills memory of
+raises IndexError unless all are from 0 to below a limit (below any, where that is negative); gru_cell and lstm_cell are
+torch's as one operator each, since a loop of them takes a while to trace; drawn_like fills memory of
 another order of dimensions with random numbers (draws.py). Imported before anything is traced; translations.py says
 what torch.onnx writes for them.
 """
@@ -22,8 +23,9 @@ library = torch.library.Library("onnxtrain", "DEF")
 library.define("batch_norm(Tensor x, Tensor? weight, Tensor? bias, float eps) -> (Tensor, Tensor, Tensor)")
 library.define("ctc_loss(Tensor log_probs, Tensor targets, Tensor input_lengths, Tensor target_lengths, int blank, "
                 "bool zero_infinity) -> Tensor")
-library.define("gru_gates(Tensor input, Tensor hidden, Tensor state) -> Tensor")
-library.define("lstm_gates(Tensor gates, Tensor state) -> (Tensor, Tensor)")
+library.define("gru_cell(Tensor input, Tensor state, Tensor w_ih, Tensor w_hh, Tensor? b_ih, Tensor? b_hh) -> Tensor")
+library.define("lstm_cell(Tensor input, Tensor hidden, Tensor state, Tensor w_ih, Tensor w_hh, Tensor? b_ih, "
+               "Tensor? b_hh) -> (Tensor, Tensor)")
 library.define("grouped_mm(Tensor x, Tensor w, Tensor ends) -> Tensor")
 library.define("drawn_like(Tensor x, str fill, float[] numbers, int[] order, bool dense, *, ScalarType dtype) -> "
                "Tensor")
@@ -51,19 +53,14 @@ def _batch_norm_fake(
     return torch.empty_like(x), channels, torch.empty_like(channels)
 
 
-def gru_gates(input: Tensor, hidden: Tensor, state: Tensor) -> Tensor:
-    """What a GRU cell makes of its two products, (batch, 3 x size) both, and of its state."""
-    (reset, update, new), (of_reset, of_update, of_new) = input.chunk(3, 1), hidden.chunk(3, 1)
-    kept = torch.sigmoid(of_update + update)
-    new = torch.tanh(new + of_new * torch.sigmoid(of_reset + reset))
-    return (state - new) * kept + new
+def _gru_cell(input: Tensor, state: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None,
+              b_hh: Tensor | None) -> Tensor:
+    return torch.gru_cell(input, state, w_ih, w_hh, b_ih, b_hh)
 
 
-def lstm_gates(gates: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """What an LSTM cell makes of the sum of its two products, (batch, 4 x size), and of its state: h and c."""
-    enter, forget, new, leave = gates.chunk(4, 1)
-    state = torch.sigmoid(forget) * state + torch.sigmoid(enter) * torch.tanh(new)
-    return torch.sigmoid(leave) * torch.tanh(state), state
+def _lstm_cell(input: Tensor, hidden: Tensor, state: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None,
+               b_hh: Tensor | None) -> tuple[Tensor, Tensor]:
+    return torch.lstm_cell(input, (hidden, state), w_ih, w_hh, b_ih, b_hh)
 
 
 def _ctc_loss(log_probs: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor, blank: int,
@@ -97,11 +94,11 @@ library.impl("drawn_like", _drawn_like, "CompositeExplicitAutograd")
 torch.library.register_fake("onnxtrain::drawn_like", lambda x, *_, dtype: x.new_empty(x.shape, dtype=dtype),
                             lib=library)
 library.impl("batch_norm", _batch_norm, "CompositeExplicitAutograd")
-library.impl("gru_gates", gru_gates, "CompositeExplicitAutograd")
-library.impl("lstm_gates", lstm_gates, "CompositeExplicitAutograd")
-torch.library.register_fake("onnxtrain::gru_gates", lambda input, hidden, state: torch.empty_like(state), lib=library)
-torch.library.register_fake("onnxtrain::lstm_gates",
-                            lambda gates, state: (torch.empty_like(state), torch.empty_like(state)), lib=library)
+library.impl("gru_cell", _gru_cell, "CompositeExplicitAutograd")
+library.impl("lstm_cell", _lstm_cell, "CompositeExplicitAutograd")
+torch.library.register_fake("onnxtrain::gru_cell", lambda input, state, *_: torch.empty_like(state), lib=library)
+torch.library.register_fake("onnxtrain::lstm_cell", lambda input, hidden, state, *_: (
+    torch.empty_like(hidden), torch.empty_like(state)), lib=library)
 library.impl("in_range", _in_range, "CompositeExplicitAutograd")
 torch.library.register_fake("onnxtrain::in_range", lambda x, limit: torch.empty_like(x), lib=library)
 torch.library.register_fake("onnxtrain::batch_norm", _batch_norm_fake, lib=library)

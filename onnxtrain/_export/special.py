@@ -16,7 +16,7 @@ import torch.utils._python_dispatch
 from torch import SymInt, Tensor
 from torch.utils._pytree import tree_map_only
 
-from onnxtrain._export import domain
+from onnxtrain._export import domain  # noqa: F401  defines torch.ops.onnxtrain
 from onnxtrain._export.fast_paths import FAST_PATHS
 
 # Since torch 2.14 a clamp has no slope at its bounds, and operands of clamp, fmax and fmin that are equal share theirs.
@@ -270,24 +270,35 @@ def _autocast() -> bool:
     return any(torch.is_autocast_enabled(device) for device in ("cpu", "cuda"))
 
 
-def _cell(written: Callable[..., Any]) -> Callable[..., Any]:
-    """A recurrent cell, with its two products, which autocast casts. torch's own decomposition runs each operator of
-    the program once more, which takes most of an export where a cell is called at each step of a sequence.
+def _cell(gates: Callable[..., Any], whole: Callable[..., Any] | None = None) -> Callable[..., Any]:
+    """A recurrent cell. torch's own decomposition runs each operator of the program once more, which takes most of an
+    export where a cell is called at each step of a sequence.
+
+    Args:
+        gates: what the cell makes of its two products and its state; autocast casts the operands of the products.
+        whole: the cell as one operator.
     """
     def cell(input: Tensor, hx: Any, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None,
              b_hh: Tensor | None = None) -> Any:
-        hidden = hx[0] if isinstance(hx, (tuple, list)) else hx
-        return written(F.linear(input, w_ih, b_ih), F.linear(hidden, w_hh, b_hh), hx)
+        state = hx if isinstance(hx, (tuple, list)) else (hx,)
+        if whole is not None and not _autocast():
+            return whole(input, *state, w_ih, w_hh, b_ih, b_hh)
+        return gates(F.linear(input, w_ih, b_ih), F.linear(state[0], w_hh, b_hh), state[-1])
 
     return cell
 
 
-def _gru(input: Tensor, hidden: Tensor, hx: Tensor) -> Tensor:
-    return (torch.ops.onnxtrain if hx.dtype == input.dtype else domain).gru_gates(input, hidden, hx)
+def _gru(input: Tensor, hidden: Tensor, state: Tensor) -> Tensor:
+    (reset, update, new), (of_reset, of_update, of_new) = input.chunk(3, 1), hidden.chunk(3, 1)
+    kept = torch.sigmoid(of_update + update)
+    new = torch.tanh(new + of_new * torch.sigmoid(of_reset + reset))
+    return (state - new) * kept + new
 
 
-def _lstm(input: Tensor, hidden: Tensor, hx: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    return (torch.ops.onnxtrain if hx[1].dtype == input.dtype else domain).lstm_gates(hidden + input, hx[1])
+def _lstm(input: Tensor, hidden: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    enter, forget, new, leave = (hidden + input).chunk(4, 1)
+    state = torch.sigmoid(forget) * state + torch.sigmoid(enter) * torch.tanh(new)
+    return torch.sigmoid(leave) * torch.tanh(state), state
 
 
 def inner(input: Tensor, other: Tensor) -> Tensor:
@@ -345,10 +356,10 @@ SPECIAL: dict[Any, Callable[..., Any]] = {
     torch.special.xlogy: xlogy,
     torch.special.xlog1py: xlog1py,
     torch.std_mean: std_mean,
-    torch.gru_cell: _cell(_gru),
-    torch.lstm_cell: _cell(_lstm),
-    torch.rnn_tanh_cell: _cell(lambda input, hidden, _hx: torch.tanh(hidden + input)),
-    torch.rnn_relu_cell: _cell(lambda input, hidden, _hx: torch.relu(hidden + input)),
+    torch.gru_cell: _cell(_gru, torch.ops.onnxtrain.gru_cell),
+    torch.lstm_cell: _cell(_lstm, torch.ops.onnxtrain.lstm_cell),
+    torch.rnn_tanh_cell: _cell(lambda input, hidden, _: torch.tanh(hidden + input)),
+    torch.rnn_relu_cell: _cell(lambda input, hidden, _: torch.relu(hidden + input)),
     torch.linalg.multi_dot: multi_dot,
     torch.cdist: cdist,
     torch.linspace: _of_fixed_ends(torch.linspace),

@@ -94,14 +94,18 @@ def _own(op: Any, own: Any) -> Table:
         return own.GroupNorm(input, one if weight is None else weight, zero if bias is None else bias,
                              groups=num_groups, epsilon=eps)
 
-    def lstm_gates(gates, state):
+    def linear(x, weight, bias):
+        return op.Gemm(x, weight, transB=1) if bias is None else op.Gemm(x, weight, bias, transB=1)
+
+    def lstm_cell(input, hidden, state, w_ih, w_hh, b_ih=None, b_hh=None):
+        gates = op.Add(linear(hidden, w_hh, b_hh), linear(input, w_ih, b_ih))
         enter, forget, new, leave = op.Split(gates, axis=1, num_outputs=4)
         state = op.Add(op.Mul(op.Sigmoid(forget), state), op.Mul(op.Sigmoid(enter), op.Tanh(new)))
         return op.Mul(op.Sigmoid(leave), op.Tanh(state)), state
 
-    def gru_gates(input, hidden, state):
-        (reset, update, new), (of_reset, of_update, of_new) = (op.Split(x, axis=1, num_outputs=3)
-                                                               for x in (input, hidden))
+    def gru_cell(input, state, w_ih, w_hh, b_ih=None, b_hh=None):
+        (reset, update, new), (of_reset, of_update, of_new) = (
+            op.Split(x, axis=1, num_outputs=3) for x in (linear(input, w_ih, b_ih), linear(state, w_hh, b_hh)))
         kept = op.Sigmoid(op.Add(of_update, update))
         new = op.Tanh(op.Add(new, op.Mul(of_new, op.Sigmoid(op.Add(of_reset, reset)))))
         return op.Add(op.Mul(op.Sub(state, new), kept), new)
@@ -125,8 +129,8 @@ def _own(op: Any, own: Any) -> Table:
         aten._local_scalar_dense.default: item,
         torch.ops.onnxtrain.in_range.default: lambda x, limit: own.InRange(x, limit),
         torch.ops.onnxtrain.batch_norm.default: batch_norm,
-        torch.ops.onnxtrain.lstm_gates.default: lstm_gates,
-        torch.ops.onnxtrain.gru_gates.default: gru_gates,
+        torch.ops.onnxtrain.lstm_cell.default: lstm_cell,
+        torch.ops.onnxtrain.gru_cell.default: gru_cell,
         aten.group_norm.default: group_norm,
     }
 

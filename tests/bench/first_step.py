@@ -2,6 +2,7 @@
 and of real models in small beside torch.compile(backend="aot_eager"): ... --models [llama swin] [--rounds 3]
 [--dynamic: beside aot_eager for any size, as ours is, too]
 [--peers: beside eager, and torch.compile and ours with nothing kept and with what a process before has kept]
+and of recurrent cells in a Python loop, split: ... --cells [steps, 100 by default]
 
 Ours beside what its parts would cost by themselves, each in a fresh process that has imported everything: torch.export
 and torch.onnx as anybody calls them (the proto of the weights, which we do not make, apart), and one eager step. The
@@ -21,6 +22,8 @@ import time
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
+
+import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "models"))
 GOAL = 0.5  # seconds beyond the parts
@@ -55,8 +58,6 @@ def ours(module, tokens) -> dict[str, float]:  # noqa: ANN001
 
 def parts(module, tokens) -> dict[str, float]:  # noqa: ANN001
     """torch.export and torch.onnx by themselves."""
-    import torch
-
     auto = torch.export.Dim.AUTO
     start = time.perf_counter()
     program = torch.export.export(module, (tokens, tokens), strict=False, dynamic_shapes=({0: auto, 1: auto},) * 2)
@@ -71,9 +72,48 @@ def eager(module, tokens) -> dict[str, float]:  # noqa: ANN001
     return {"first step": time.perf_counter() - start}
 
 
+class Loop(torch.nn.Module):
+    """A cell that Python calls at each step of a sequence, (batch, steps, 8) -> (batch, steps, 1)."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.cell, self.out = getattr(torch.nn, kind)(8, 16), torch.nn.Linear(16, 1)
+
+    def forward(self, x):  # noqa: ANN001, ANN201
+        state, results = None, []
+        for step in range(x.size(1)):
+            state = self.cell(x[:, step], state)
+            results.append(self.out(state[0] if isinstance(state, tuple) else state))
+        return torch.stack(results, 1)
+
+
+def cell_once(kind: str, steps: int) -> dict[str, float]:
+    """Seconds of the processor of the first forward, and of it by the clock what the export took."""
+    from onnxtrain.ortmodule import ORTModule
+
+    model, x = ORTModule(Loop(kind)), torch.randn(4, steps, 8)
+    start = time.process_time()
+    model(x)
+    whole = time.process_time() - start
+    (program,) = model._all_programs()[0][1]
+    found = program.exported.seconds
+    return {"forward": whole, "torch.export": found["torch_export"], "torch.onnx": found["torch_onnx"],
+            "Dynamo and the rest": whole - found["torch_export"] - found["torch_onnx"]}
+
+
+def compare_cells(steps: int, rounds: int) -> None:
+    parts: tuple[str, ...] = ()
+    for kind in ("LSTMCell", "GRUCell", "RNNCell"):
+        rows = [in_a_process(f"{kind}:{steps}") for _ in range(rounds)]
+        if not parts:
+            parts = tuple(rows[0])
+            print(f"| {steps} steps |", *(f"{part}, s |" for part in parts))
+            print("| --- |", *("--- |" for _ in parts))
+        print(f"| {kind} |", *(f"{statistics.median(row[part] for row in rows):.2f} |" for part in parts), flush=True)
+
+
 def model_once(name: str, way: str) -> dict[str, float]:
     """Seconds of the first forward and backward of a model of transformers, by the clock and of the processor."""
-    import torch
     import torch._dynamo
     from transformers_zoo import ZOO
 
@@ -130,13 +170,16 @@ def in_a_process(kind: str, kept: str = "") -> dict[str, float]:
 
 
 def once(kind: str) -> None:
-    import torch
     from workloads import GPT2
 
     import onnxtrain  # noqa: F401
 
     warnings.filterwarnings("ignore")
     torch.manual_seed(0)
+    if "Cell:" in kind:
+        cell, _, steps = kind.partition(":")
+        print("SPLIT", json.dumps(cell_once(cell, int(steps))))
+        return
     if ":" in kind:
         print("SPLIT", json.dumps(model_once(*kind.split(":"))))
         return
@@ -152,9 +195,12 @@ def main() -> None:
     parser.add_argument("--models", nargs="*", choices=MODELS, help="beside aot_eager; none named: all of these")
     parser.add_argument("--dynamic", action="store_true", help="beside aot_eager with dynamic=True, too")
     parser.add_argument("--peers", action="store_true", help="beside eager and torch.compile, too, and from kept files")
+    parser.add_argument("--cells", nargs="?", const=100, type=int, metavar="STEPS", help="loops of recurrent cells")
     args = parser.parse_args()
     if args.once:
         return once(args.once)
+    if args.cells is not None:
+        return compare_cells(args.cells, args.rounds)
     if args.models is not None:
         return compare(args.models or list(MODELS), args.rounds,
                        PEERS if args.peers else WAYS if args.dynamic else WAYS[::2])

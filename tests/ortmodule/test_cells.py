@@ -62,3 +62,42 @@ def test_one_sample():
     for got, want in zip(model(x), cell(x), strict=True):
         torch.testing.assert_close(got, want)
     assert onnxtrain.stats(model)["engine_steps"] == 1
+
+
+@pytest.mark.parametrize("kind", [nn.LSTMCell, nn.GRUCell])
+def test_batches_and_lengths(kind):
+    """The length of a loop that is unrolled is fixed in its export, the batch is not."""
+    torch.manual_seed(0)
+    eager = Loop(kind)
+    model = ORTModule(copy.deepcopy(eager))
+    for rows, steps, exports in ((4, 20, 1), (5, 20, 1), (4, 18, 2), (6, 18, 2), (3, 20, 2)):
+        x, found = torch.randn(rows, steps, 3), []
+        for module in (model, eager):
+            module.zero_grad()
+            out, _ = module(x)
+            out.square().sum().backward()
+            found.append([out, *(p.grad for p in module.parameters())])
+        for got, want in zip(*found, strict=True):
+            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+        counts = onnxtrain.stats(model)
+        assert (counts["exports"], counts["fallback_steps"]) == (exports, 0), counts["reasons"]
+
+
+def test_many_columns_of_an_open_size():
+    """A size that Dynamo has left open stays so, whatever a graph takes of it."""
+    eager = nn.Linear(4, 4)
+
+    class Columns(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = copy.deepcopy(eager)
+
+        def forward(self, x):
+            return sum(self.fc(x[:, column]) for column in range(18))
+
+    model = ORTModule(Columns())
+    for rows, columns in ((2, 20), (3, 22), (2, 18)):
+        x = torch.randn(rows, columns, 4)
+        torch.testing.assert_close(model(x), eager(x[:, :18]).sum(1))
+    counts = onnxtrain.stats(model)
+    assert (counts["exports"], counts["engine_steps"]) == (1, 3)
