@@ -369,6 +369,13 @@ def _undo_operators(graph: torch.fx.GraphModule) -> None:
             _refuse_modes(parts, regions)
             operands = _without_sizes(parts, (*carried, *node.args[3]), len(carried))
             node.args = (*node.args[:3], operands[len(carried):])
+        elif node.target is torch.ops.higher_order.map_impl:
+            name, rows, others = node.args
+            _refuse_modes([getattr(graph, name.target)], regions)
+            kept = sizes_from_tensors(body := getattr(graph, name.target))
+            body.recompile()
+            read = [[*rows, *others][i] for i in kept][len(rows):]
+            node.target, node.args = torch.ops.higher_order.scan, (name, [], rows, read)  # a scan that carries nothing
         elif node.target is torch._C._autograd._get_data_attr:  # type: ignore[attr-defined]  # a constant to a trace
             node.target = torch.detach
         elif node.target is torch.Tensor.set_ and len(node.args) == 2:  # `tensor.data = value`
@@ -487,14 +494,14 @@ def _without_context(forward: torch.fx.GraphModule, backward: torch.fx.GraphModu
 
 
 def _refuse_modes(bodies: Sequence[torch.fx.GraphModule], regions: int) -> None:
-    """Raises LookupError where a torch.cond or while_loop is in one of these regions of autocast, or changes a mode
-    within: torch.export (2.13) keeps no modes in its bodies.
+    """Raises LookupError where a torch.cond, while_loop or map is in one of these regions of autocast, or changes a
+    mode within: torch.export (2.13) keeps no modes in its bodies.
     """
     inside = [part.graph for body in bodies for part in body.modules() if isinstance(part, torch.fx.GraphModule)]
     if regions or any(node.target in _MODES.values() for part in inside for node in part.nodes):
-        raise LookupError("a torch.cond or while_loop is under autocast, or changes a mode within")
+        raise LookupError("a torch.cond, while_loop or map is under autocast, or changes a mode within")
     if any(node.target is torch._assert_async for part in inside for node in part.nodes):
-        raise LookupError("an assertion is inside a torch.cond or while_loop")
+        raise LookupError("an assertion is inside a torch.cond, while_loop or map")
 
 
 def _without_sizes(branches: Sequence[torch.fx.GraphModule], operands: Sequence[Any],

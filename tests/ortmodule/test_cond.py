@@ -1,4 +1,4 @@
-"""torch.cond inside a module: exported with the branches' weights, the branch chosen anew at each step."""
+"""torch.cond inside a module: exported with the branches' weights, the branch chosen anew at each step; and map()."""
 
 import subprocess
 import sys
@@ -8,6 +8,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 from agree import X, both, in_engine, module, step
+from torch._higher_order_ops.map import map as map_rows
 
 import onnxtrain
 
@@ -96,9 +97,29 @@ def still(x):
     lambda self, x: torch.cond(x.sum() > 0, still, lambda x: self.two(x), (self.fc(x),)),
     lambda self, x: torch.autocast("cpu", torch.bfloat16)(
         lambda h: torch.cond(h.sum() > 0, lambda h: self.two(h), lambda h: self.fc(h), (h,)))(self.fc(x)).float(),
-], ids=["no_grad within", "autocast around"])
+    lambda self, x: map_rows(lambda row: self.two(row) + still(row), self.fc(x)),
+], ids=["no_grad within", "autocast around", "in a map"])
 def test_modes_that_an_export_would_lose_are_pytorchs(forward):
     model = both(module(forward, **TWO), lambda m: [step(x)(m) for x in (UP, DOWN)])
     counts = onnxtrain.stats(model)
     assert counts["engine_steps"] == 0 and counts["fallback_steps"] == 2
-    assert "a torch.cond or while_loop is under autocast, or changes a mode within" in counts["reasons"][0]
+    assert "a torch.cond, while_loop or map is under autocast, or changes a mode within" in counts["reasons"][0]
+
+
+def two_results(self, x):
+    h = self.fc(x)
+    rows, sums = map_rows(lambda row, mean: (row * 2 + mean, self.two(row).tanh().sum()), h, h.mean(0))
+    return rows * sums[:, None]
+
+
+def of_pairs(self, x):
+    numbers = torch.arange(x.shape[0])
+    return map_rows(lambda pair: map_rows(lambda entry: entry * 2, self.two(pair[0])) * pair[1], (self.fc(x), numbers))
+
+
+@pytest.mark.parametrize("forward", [lambda self, x: map_rows(lambda row: self.two(row).relu(), self.fc(x)), two_results,
+                                     of_pairs], ids=["rows", "two results", "nested"])
+def test_map(forward):
+    """It is a scan that carries nothing, for any number of rows."""
+    counts = in_engine(both(module(forward, **TWO), lambda m: [step(x)(m) for x in (X, X[:2], UP)]), 3)
+    assert counts["exports"] == 1 and counts["graph_breaks"] == []
