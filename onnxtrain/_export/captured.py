@@ -187,6 +187,8 @@ class _Comparing(torch.fx.Interpreter):
         return _laid_out(result, order, self.map_nodes_to_values(node.all_input_nodes, node))
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if torch.__version__ < (2, 11) and getattr(target, "__name__", "") == "_enter_inference_mode":
+            raise Untraceable("The module enters torch.inference_mode(), which a trace of torch 2.10 does not leave.")
         if target in _TYPED:
             return _of_type(_TYPED[target] or torch.get_default_dtype(), args, kwargs)
         return super().call_function(_UNSEEN.get(target, target), args, kwargs)

@@ -6,6 +6,7 @@ translations() is the custom_translation_table of torch.onnx.export; one functio
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import operator
 from collections.abc import Callable, Iterator
@@ -403,6 +404,7 @@ def _numbers(op: Any) -> Table:
         torch.sym_float: real,
         torch.sym_sqrt: root,
         round: rounded,
+        torch.sym_sum: lambda sizes: functools.reduce(op.Add, sizes),
         operator.truediv: truediv,
         operator.floordiv: floordiv,
         operator.pow: raised,

@@ -75,11 +75,15 @@ CONTENTS = {"capture_scalar_outputs": True, "capture_dynamic_output_shape_ops": 
 @functools.cache
 def follow_masks() -> None:
     """From now on Dynamo takes the mask of torch's transformers for causal where it is told so, and else applies it as
-    it stands. They would look at the mask's values, and a decision by these cuts the graph in each layer.
+    it stands. They would look at the mask's values, and a decision by these cuts the graph in each layer. And it takes
+    the fused layer of an encoder in evaluation for any size.
     """
     @torch.compiler.substitute_in_graph(torch.nn.modules.transformer._detect_is_causal_mask)
     def detect(mask: Any, is_causal: bool | None = None, size: int | None = None) -> bool:
         return is_causal is True
+
+    with contextlib.suppress(RuntimeError):  # torch has one itself since 2.11; without it an encoder has one size alone
+        torch.library.register_fake("aten::_transformer_encoder_layer_fwd", lambda src, *_: torch.empty_like(src))
 
 
 @dataclasses.dataclass

@@ -17,7 +17,8 @@ SEEDS = (
 )
 # With these a graph, or a call, may run in PyTorch, which is said and counted.
 REFUSED = {"arguments: views of one memory", "modes: enable_grad inside, no_grad outside",
-           "modes: function mode outside", "shared: parameter changed in forward", "shared: running mean by hand"}
+           "modes: function mode outside", "modes: gradient inside forward", "shared: parameter changed in forward",
+           "shared: running mean by hand"}
 # Where Dynamo has to cut a graph inside a loop, a `with` or a `try`, torch runs the whole frame.
 NOT_CAPTURED = {"control: loop around the other", "control: own context manager around the other",
                 "control: try and except around the other", "state: config with __getattr__"}
@@ -39,6 +40,9 @@ def test_pair(seed):
     verdict = pairs.judged(plan, "dynamo")
     said = f"{plan.names}: {verdict.text}; python tests/capture/pairs.py --seed {seed} --count 1"
     refused = verdict.kind in ("refused", "in PyTorch")
+    if torch.__version__ < (2, 11):  # whose Dynamo lacks guards and methods, whatever the backend
+        assert verdict.kind == "equal" or refused or pairs.judged(plan, "eager").kind != "equal", said
+        return
     assert verdict.kind == "equal" or refused and REFUSED.intersection(plan.names), said
     assert verdict.engine_steps or refused or NOT_CAPTURED.intersection(plan.names), said
 

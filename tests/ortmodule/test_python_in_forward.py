@@ -310,7 +310,10 @@ def checked_equal(m, x, y):
 def test_a_check_of_equality():
     """It is in the graph; PyTorch runs a call for which it fails. Without its shape's, every call would be cut."""
     calls = [torch.randn(rows, 4) for rows in (2, 3, 2)]
-    in_the_engine(trained(checked_equal, [(x, x.clone()) for x in calls]), 3)
+    counts = trained(checked_equal, [(x, x.clone()) for x in calls])
+    if not RECENT:  # which is cut there
+        return
+    in_the_engine(counts, 3)
     model = ORTModule(Net(checked_equal))
     for _ in range(2):
         model(calls[0], calls[0].clone())

@@ -67,6 +67,7 @@ PROGRAM = textwrap.dedent('''
 ''')
 # What forward would have to call.
 OF_CALLERS = ("torch.nn.functional.", "torch._VF.", "torch._C._nn.", "_ConfigEntry.", "TensorVariable._collect_backward_inputs")
+LIST = "torch._dynamo.symbolic_convert._binary_op_lookup"  # of functions: it is not called itself
 
 
 def test_each_is_called_in_a_first_step():
@@ -75,4 +76,4 @@ def test_each_is_called_in_a_first_step():
     assert ran.returncode == 0, ran.stderr
     names = [line.split(" ", 1) for line in ran.stdout.splitlines() if line[:1].isdigit()]
     assert len(names) > 30
-    assert not [name for count, name in names if count == "0" and not name.startswith(OF_CALLERS)]
+    assert not [name for count, name in names if count == "0" and name != LIST and not name.startswith(OF_CALLERS)]
