@@ -25,6 +25,7 @@ from onnxtrain._export.functional import traced_value
 
 TRANSLATED = ("transformers.grouped_mm_fallback",)  # operators of libraries that an export knows by their names
 _ROOT = re.compile(r"(\w*\['[^']*'\]|[^.]*).*")  # in Dynamo's expression of a module: the one whose forward it follows
+_KEEPS_INFERENCE_MODE = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 11)  # a trace that has entered it
 _LOOP = 16  # entries from which on a graph is taken for an unrolled loop
 _OF_STRIDES = frozenset(("as_strided", "as_strided_", "as_strided_copy", "as_strided_scatter", "is_contiguous",
                          "stride", "storage_offset", "untyped_storage", "data_ptr",
@@ -187,7 +188,7 @@ class _Comparing(torch.fx.Interpreter):
         return _laid_out(result, order, self.map_nodes_to_values(node.all_input_nodes, node))
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if torch.__version__ < (2, 11) and getattr(target, "__name__", "") == "_enter_inference_mode":
+        if _KEEPS_INFERENCE_MODE and getattr(target, "__name__", "") == "_enter_inference_mode":
             raise Untraceable("The module enters torch.inference_mode(), which a trace of torch 2.10 does not leave.")
         if target in _TYPED:
             return _of_type(_TYPED[target] or torch.get_default_dtype(), args, kwargs)
