@@ -117,6 +117,10 @@ def results_of_graphs(model):
     return [len(program.exported.outputs) for _, programs in model._all_programs() for program in programs]
 
 
+#: Torch 2.10 fills objects behind its graph, and 2.15 an OrderedDict: the graph has the other results too.
+FILLED = int(not RECENT or torch.__version__ >= (2, 15))
+
+
 @pytest.mark.parametrize(("kind", "outputs", "scores"), KINDS.values(), ids=KINDS)
 def test_kinds_of_results(kind, outputs, scores):
     eager, model = pair(kind, outputs=outputs)
@@ -131,7 +135,7 @@ def test_kinds_of_results(kind, outputs, scores):
         same_gradients(model, eager)
     in_engine(model, 3)
     results = 1 + (kind is KINDS["nested"][0])
-    assert results_of_graphs(model) in ([results], [results + (not RECENT)])  # 2.10 fills objects behind its graph
+    assert results_of_graphs(model) in ([results], [results + FILLED])
     with torch.no_grad():  # of the first run of a reentrant checkpoint, say, whose second one has gradients
         assert part(model(*batch(9)), scores) is None
     for m in (eager, model):

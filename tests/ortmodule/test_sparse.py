@@ -64,13 +64,22 @@ def attributes(m, x, adjacency):
     return m.last(m.norm(m.first(x)) * weight)
 
 
+def in_parts(counts, calls_a_method):
+    """Where forward calls a method of a sparse tensor, torch 2.15 leaves all of it to PyTorch, which is named."""
+    if calls_a_method and torch.__version__ >= (2, 15):
+        assert counts["fallback_steps"] == 6
+        assert f"PyTorch computes with a sparse tensor, in {__file__}, line " in counts["reasons"][0]
+    else:
+        assert (counts["engine_steps"], counts["fallback_steps"], counts["reasons"]) == (6, 0, [])
+
+
 @pytest.mark.parametrize("use, given", [
     (of_an_argument, adjacency), (of_an_argument, lambda seed: adjacency(seed).to_sparse_csr()), (of_a_buffer, None),
     (in_a_dict, lambda seed: {"adjacency": adjacency(seed)}), (attributes, adjacency)],
     ids=["coo", "csr", "buffer", "dict", "attributes"])
 def test_a_graph_network(use, given):
     counts = stats(use, [(x,) if given is None else (x, given(i % 3)) for i, x in enumerate(X)])
-    assert (counts["engine_steps"], counts["fallback_steps"], counts["reasons"]) == (6, 0, [])
+    in_parts(counts, use in (in_a_dict, attributes))
     assert counts["graph_breaks"] and all(__file__ in cut for cut in counts["graph_breaks"])
     assert any(cut.startswith("PyTorch computes with a sparse tensor, in ") for cut in counts["graph_breaks"])
 
@@ -142,13 +151,12 @@ def test_a_sparse_tensor_made_in_forward(own):
     """Also of the indices and values of a sparse tensor, which are dense views of it."""
     parts = [(a.indices(), a.values()) for a in map(torch.Tensor.coalesce, map(adjacency, range(6)))]
     counts = stats(made, [(x, i, v) if own else (x, i.clone(), v.clone()) for x, (i, v) in zip(X, parts, strict=True)])
-    assert (counts["engine_steps"], counts["fallback_steps"]) == (6, 0)
+    in_parts(counts, own)
     assert any("torch.sparse_coo_tensor(indices, weights" in cut for cut in counts["graph_breaks"])
 
 
 def test_indices_and_values():
-    counts = stats(taken_apart, [(x, adjacency(i)) for i, x in enumerate(X)])
-    assert (counts["engine_steps"], counts["fallback_steps"]) == (6, 0)
+    in_parts(stats(taken_apart, [(x, adjacency(i)) for i, x in enumerate(X)]), True)
 
 
 def test_a_sparse_tensor_that_is_kept_and_returned():
