@@ -59,6 +59,7 @@ class _Memory:
         self.parameter: str | None = None  # the name of the one that it is
         self.trace: str | None = None  # of the latest write
         self.given = False  # whether it is an input's
+        self.inputs: set[int | None] = set()  # the families of inputs
         self.stopped = False  # whether detach() stands between two of the tensors in the graph
 
     def add(self, tensor: FunctionalTensor, sources: Sequence[FunctionalTensor]) -> None:
@@ -77,6 +78,23 @@ class _Memory:
     def has_strangers(self, tensor: FunctionalTensor) -> bool:
         """Whether there are tensors that autograd does not know as views of this one."""
         return any(alias() is not None and family != self._family(tensor) for alias, family in self._aliases.values())
+
+    def give(self, tensor: FunctionalTensor) -> None:
+        """Notes an input."""
+        self.given = True
+        self.inputs.add(self._family(tensor))
+
+    def is_behind(self, tensor: FunctionalTensor) -> bool:
+        """Whether it is an input's memory, behind detach() or .data: in eager, what is written has no gradient in the
+        input itself.
+        """
+        return self.given and self._family(tensor) not in self.inputs
+
+    def lose_gradient(self, tensor: FunctionalTensor) -> None:
+        """Notes of such a tensor and its views that a value was written without its gradient; in eager it has it there."""
+        for alias, family in self._aliases.values():
+            if family == self._family(tensor) and (other := alias()) is not None:
+                other.lacks_gradient = True  # type: ignore[attr-defined]
 
     def follow_given(self, tensor: FunctionalTensor) -> None:
         """Notes of a tensor and its views that they hold what may have a gradient in a later step."""
@@ -120,7 +138,7 @@ class Functionalized(FunctionalTensorMode):
             return value
         if id(value) not in self._wrapped:
             self._wrapped[id(value)] = value, FunctionalTensor.to_functional(value)
-            self._memory(self._wrapped[id(value)][1]).given = True
+            self._memory(self._wrapped[id(value)][1]).give(self._wrapped[id(value)][1])
             self._wrapped[id(value)][1].follows_given = _is_real(value)  # type: ignore[attr-defined]
         return self._wrapped[id(value)][1]
 
@@ -132,6 +150,7 @@ class Functionalized(FunctionalTensorMode):
 
     def unwrap(self, values: Any) -> Any:
         """What tensors of this mode hold now, as tensors of the trace."""
+        _refuse_lacking(_functional(values))
         return pytree.tree_map_only(FunctionalTensor, lambda tensor: tensor.from_functional(), values)
 
     def changed(self) -> list[tuple[Tensor, Tensor, str | None]]:
@@ -169,8 +188,13 @@ class Functionalized(FunctionalTensorMode):
             else:
                 func = aten.alias.default  # later writes may bring a gradient
         written = _written(func, args, kwargs)
+        if torch.is_grad_enabled():
+            _refuse_lacking([tensor for tensor in _functional((args, kwargs))
+                             if not any(tensor is other for other in written)])
         for tensor in written:
             self._refuse_hidden(func, tensor)
+            if torch.is_grad_enabled() and self._memory(tensor).is_behind(tensor):
+                args, kwargs = self._without_gradients(tensor, args, kwargs)
             if torch.is_grad_enabled() and any(map(_may_want_gradient, _functional((args, kwargs)))):
                 self._refuse_hiding(func, tensor)
             if torch.is_grad_enabled() and any(map(_wants_gradient, _functional((args, kwargs)))):
@@ -197,6 +221,19 @@ class Functionalized(FunctionalTensorMode):
             memory.is_written()
             memory.differentiable = memory.differentiable and func is not aten.detach_.default
         return result
+
+    def _without_gradients(self, tensor: FunctionalTensor, args: tuple[Any, ...],
+                           kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Arguments of a write into this tensor, which is_behind(): the input gets the values alone."""
+        def cut(leaf: Any) -> Any:
+            if not isinstance(leaf, FunctionalTensor) or leaf is tensor or not (
+                    _wants_gradient(leaf) or _may_want_gradient(leaf)):
+                return leaf
+            self._memory(tensor).lose_gradient(tensor)
+            return aten.detach.default(leaf)
+
+        with self:
+            return pytree.tree_map(cut, (args, kwargs))
 
     def _dropout(self, func: Any, types: Sequence[type], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """One that drops nothing is its argument; torch forbids changes of the result of any, which may be that."""
@@ -353,6 +390,12 @@ def _elements(tensor: FunctionalTensor) -> int | None:
 
 def _wants_gradient(tensor: FunctionalTensor) -> bool:
     return bool(traced_value(tensor).requires_grad)
+
+
+def _refuse_lacking(tensors: Sequence[FunctionalTensor]) -> None:
+    if any(getattr(tensor, "lacks_gradient", False) for tensor in tensors):
+        raise Untraceable("The module writes a value with a gradient through .data or detach(), and reads it there; a "
+                          "graph has the value alone.")
 
 
 def _is_real(tensor: Tensor) -> bool:

@@ -16,12 +16,25 @@ from torch import Tensor
 
 Guards = Callable[[Sequence[Tensor]], str | None]
 
+
+def _is_dense(*numbers: int) -> int:
+    """Whether a layout of these sizes, and strides behind them, has no gaps and no element twice."""
+    rank, step = len(numbers) // 2, 1
+    for stride, size in sorted(zip(numbers[rank:], numbers[:rank], strict=True)):
+        if size > 1:
+            if stride != step:
+                return 0
+            step *= size
+    return 1
+
+
 # Names that torch's guard printer and sympy's str() use.
 _NAMESPACE = {
     "torch": torch, "math": math, "Eq": operator.eq, "Ne": operator.ne, "Mod": operator.mod, "PythonMod": operator.mod,
     "FloorDiv": operator.floordiv, "CleanDiv": operator.floordiv, "Max": max, "Min": min, "max": max, "min": min,
     "Not": operator.not_, "Le": operator.le, "Lt": operator.lt, "Ge": operator.ge, "Gt": operator.gt, "Abs": abs,
     "And": lambda *values: all(values), "Or": lambda *values: any(values), "True": True, "False": False,
+    "IsNonOverlappingAndDenseIndicator": _is_dense,
 }
 _SIZE = re.compile(r"L\['leaves'\]\[(\d+)\]\.size\(\)\[(\d+)\]")
 _LAYOUT = re.compile(r"L\['leaves'\](\[\d+\]\.(?:stride\(\)\[\d+\]|storage_offset\(\)))")

@@ -26,6 +26,7 @@ from onnx.reference.op_run import OpRun
 from torch import Tensor
 
 import onnxtrain
+from onnxtrain._export import guards
 from onnxtrain._export.exported import Exported
 from onnxtrain._export.guards import from_program
 from onnxtrain.export import ExportError, _without_grad
@@ -436,6 +437,13 @@ def test_guards_about_strides() -> None:
     program = torch.export.export(Asking(), (_without_grad(slices[0]),), strict=False, dynamic_shapes=[((auto, auto),)])
     guards = from_program(program)
     assert [guards([each]) is None for each in slices] == [True, True, False]
+
+
+def test_a_layout_without_gaps() -> None:
+    """As torch says of a tensor: its contiguous orders of dimensions, and none that repeats or leaves out elements."""
+    x = torch.randn(2, 1, 3, 4)
+    for y in (x, x.permute(2, 0, 3, 1), x[:, :, 1:], x.expand(2, 5, 3, 4), x[:, :, ::2], torch.ones(()), x[:0]):
+        assert guards._is_dense(*y.shape, *y.stride()) == torch.ops.aten.is_non_overlapping_and_dense(y)
 
 
 def test_opsets() -> None:

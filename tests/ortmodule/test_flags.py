@@ -89,6 +89,48 @@ def test_gradients_that_are_asked_for_in_a_later_step(forward):
         assert in_engine(model, 3)["exports"] == 1
 
 
+def codebook(self, x):
+    """A moving average of what an encoder gives, as vector quantizers keep it: it has no gradient."""
+    h = self.fc(x)
+    self.mean.weight.data.mul_(0.9).add_(h.t() @ h, alpha=0.1)
+    return h * self.mean.weight.sum(0)
+
+
+def lerped(self, x):
+    h = self.fc(x)
+    self.mean.weight.data.lerp_(h.t() @ h, 0.1)
+    return h @ self.mean.weight
+
+
+def rows(self, x):
+    h = self.fc(x)
+    self.mean.weight.data[0] = h.mean(0)
+    self.mean.weight.data[1].add_(h[0])
+    return h * self.mean.weight.sum(0)
+
+
+def read_there(self, x):
+    h = self.fc(x)
+    data = self.mean.weight.data
+    data.lerp_(h.t() @ h, 0.1)
+    return h @ data
+
+
+@pytest.mark.parametrize("forward", [codebook, lerped, rows, read_there])
+def test_values_with_gradients_written_through_data(forward):
+    def made():
+        model = module(forward, mean=lambda: nn.Linear(4, 4, bias=False))()
+        model.mean.requires_grad_(False)
+        return model
+
+    def use(model):
+        return [step(x)(model) + (model.mean.weight.clone(),) for x in (X, Y, X)]
+
+    model = both(made, use)
+    if forward is not read_there:  # where eager has the gradient
+        in_engine(model, 3)
+
+
 def test_train_mode_under_no_grad_keeps_batch_statistics_and_dropout():
     def use(model):
         results = []
