@@ -91,7 +91,7 @@ class _Memory:
         return self.given and self._family(tensor) not in self.inputs
 
     def lose_gradient(self, tensor: FunctionalTensor) -> None:
-        """Notes of such a tensor and its views that a value was written without its gradient; in eager it has it there."""
+        """Notes of such a tensor and its views that a value was written without the gradient that eager has there."""
         for alias, family in self._aliases.values():
             if family == self._family(tensor) and (other := alias()) is not None:
                 other.lacks_gradient = True  # type: ignore[attr-defined]
