@@ -159,7 +159,8 @@ _FLAG = "0, 1"
 _ON_THE_CPU = "1 on the CPU, 0 on a GPU"
 _NAMES = [
     Variable("ORTMODULE_ONNX_OPSET_VERSION", _default_opset, _integer(7, 25),
-             "a number from 7 to 25", "opset of the export: 18 to 22; of another number the nearest of these",
+             "a number from 7 to 25", "opset of the export: 18 to 22; of another number the nearest of these, but graphs "
+             "that are saved have an older one",
              default_text="20"),
     Variable("ORTMODULE_LOG_LEVEL", None, _one_of("VERBOSE", "DEVINFO", "INFO", "WARNING", "ERROR", "FATAL"),
              "VERBOSE, DEVINFO, INFO, WARNING, ERROR, FATAL", "overrides DebugOptions(log_level=)"),
@@ -315,12 +316,17 @@ def documentation() -> str:
              "`python -m onnxtrain.options` makes this page from `onnxtrain/options.py`. If a value is not one of the",
              "choices, a warning lists them, and the default applies. Variables are read when a module is wrapped or",
              "exported, not at import.", "", "| variable | default | choices | effect |", "| --- | --- | --- | --- |"]
-    for variable in _NAMES:
-        effect = variable.effect or f"accepted, no effect: {variable.instead}"
-        older = "".join(f" (older name: `{name}`)" for name, _ in variable.older)
-        cells = (f"`{variable.name}`{older}", variable.shown_default, variable.choices, effect)
-        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    lines += [_row(variable) for variable in _NAMES if variable.effect is not None]
+    lines += ["", "These of the old release are accepted and have no effect:", "",
+              "| variable | default | choices | instead |", "| --- | --- | --- | --- |"]
+    lines += [_row(variable) for variable in _NAMES if variable.effect is None]
     return "\n".join(lines) + "\n"
+
+
+def _row(variable: Variable) -> str:
+    older = "".join(f" (older name: `{name}`)" for name, _ in variable.older)
+    cells = (f"`{variable.name}`{older}", variable.shown_default, variable.choices, variable.effect or variable.instead)
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
 if __name__ == "__main__":

@@ -79,7 +79,7 @@ def from_program(program: torch.export.ExportedProgram) -> Guards:
             if text.isidentifier() and text not in symbols:
                 symbols[text] = name
             else:
-                checks.append((f"{name} == {text}", f"size {axis} of input {index} is not {text}"))
+                checks.append((f"{name} == {text}", f"dimension {axis} of input {index} is not {text}"))
     for symbol, limits in program.range_constraints.items():
         name = str(symbol)
         if name not in symbols:
