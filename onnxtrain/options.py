@@ -159,8 +159,8 @@ _FLAG = "0, 1"
 _ON_THE_CPU = "1 on the CPU, 0 on a GPU"
 _NAMES = [
     Variable("ORTMODULE_ONNX_OPSET_VERSION", _default_opset, _integer(7, 25),
-             "a number from 7 to 25", "opset of the export: 18 to 22; of another number the nearest of these, but graphs "
-             "that are saved have an older one",
+             "a number from 7 to 25", "opset of the export: 18 to 22; of another number the nearest of these, but "
+             "graphs that are saved have an older one",
              default_text="20"),
     Variable("ORTMODULE_LOG_LEVEL", None, _one_of("VERBOSE", "DEVINFO", "INFO", "WARNING", "ERROR", "FATAL"),
              "VERBOSE, DEVINFO, INFO, WARNING, ERROR, FATAL", "overrides DebugOptions(log_level=)"),
