@@ -15,6 +15,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 from agree import RECENT, X, Y, both, equal, in_engine, module, step, three
+from torch.autograd import Variable
 
 import onnxtrain
 from onnxtrain.ortmodule import ORTModule, ORTModuleTorchModelException
@@ -670,9 +671,13 @@ def test_an_array_of_numpy_as_an_argument_does_what_eager_does():
     lambda x: torch.FloatTensor(x.size(0), 4).fill_(2) + x, lambda x: torch.DoubleTensor(x.size()).zero_().float() + x,
     lambda x: x[torch.LongTensor(range(2))], lambda x: x * torch.LongTensor([x.size(0)]),
     lambda x: x.masked_fill(torch.BoolTensor([True, False, True, False]), 0.0),
-    lambda x: torch.cat([torch.FloatTensor(), x.flatten()]),
-], ids=["entries", "default", "sizes", "a size", "range", "of a size", "bool", "empty"])
-def test_constructors_of_before_torch_tensor(made):
+    lambda x: torch.cat([torch.FloatTensor(), x.flatten()]), lambda x: Variable(torch.zeros(x.size(0), 4)) + x,
+    lambda x: Variable(x) * x, lambda x: x * 2 if isinstance(x, Variable) else x,
+    lambda x: x * 2 if isinstance(x, (int, Variable)) else x, lambda x: torch.range(0, 3) * x,
+    lambda x: x[:round(x.size(0) / 3)] * round(x.size(0) * 0.4),
+], ids=["entries", "default", "sizes", "a size", "range", "of a size", "bool", "empty", "Variable", "detached", "isinstance",
+        "isinstance of two", "torch.range", "round"])
+def test_what_scripts_of_before_torch_tensor_call(made):
     def use(m):
         return [step(torch.linspace(-1, 1, 4 * rows).reshape(rows, 4))(m) for rows in (4, 6, 5)]
 
