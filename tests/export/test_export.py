@@ -421,7 +421,7 @@ def test_shape_guards() -> None:
         assert isinstance(exported.guards([wrong]), str)
     pair = check(Of(lambda m, x, y: m.fc(x) + y), torch.randn(6, 4), torch.randn(6, 4))
     assert pair.guards([torch.randn(5, 4), torch.randn(5, 4)]) is None
-    assert "size" in pair.guards([torch.randn(5, 4), torch.randn(7, 4)])
+    assert "dimension" in pair.guards([torch.randn(5, 4), torch.randn(7, 4)])
     leaves = [torch.randn(5, 4), torch.randn(5, 4)]
     assert min(timeit.repeat(lambda: pair.guards(leaves), number=1000, repeat=5)) / 1000 < 20e-6
 
