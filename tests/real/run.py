@@ -27,6 +27,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -49,6 +50,7 @@ TOLERANCE = 1e-4
 ROUNDINGS = 10  # times what one rounding of the weights changes
 LIMIT = 1200  # seconds for a script
 PAGE = ROOT / "docs" / "models.md"
+FOLDER = re.compile(r"(?<=in )/\S*?(?=(?<=site-packages/)|[^/ ]+\+[^/ ]+/)")  # of this machine, ahead of a project's files
 SECTION = "## Scripts of other projects\n"
 
 
@@ -267,7 +269,8 @@ def row(line: Line) -> str:
     """Of the table."""
     script = scripts.SCRIPTS[line.name]
     source = f"{script.repository} {script.commit[:7]}" if script.repository else script.source.replace("==", " ")
-    reason = " ".join(line.reasons[0].split())[:160].replace("|", "/") if line.reasons else ""
+    reason = " ".join(line.reasons[0].split()) if line.reasons else ""
+    reason = FOLDER.sub("", reason)[:160].replace("|", "/")
     return (f"{start(line.name)}{source} | {line.verdict} | {line.engine} | {line.torch} | {line.loss:.0e} | "
             f"{line.weights:.0e} | {line.first:.1f} | {line.ours:.1f} | {line.eager:.1f} | {reason} |\n")
 
