@@ -187,17 +187,17 @@ class Functionalized(FunctionalTensorMode):
                 self._memory(args[0]).stopped = not self._memory(args[0]).given
             else:
                 func = aten.alias.default  # later writes may bring a gradient
-        written = _written(func, args, kwargs)
+        written, given = _written(func, args, kwargs), _functional((args, kwargs))
         if torch.is_grad_enabled():
-            _refuse_lacking([tensor for tensor in _functional((args, kwargs))
-                             if not any(tensor is other for other in written)])
+            _refuse_lacking([tensor for tensor in given if not any(tensor is other for other in written)])
         for tensor in written:
             self._refuse_hidden(func, tensor)
             if torch.is_grad_enabled() and self._memory(tensor).is_behind(tensor):
                 args, kwargs = self._without_gradients(tensor, args, kwargs)
-            if torch.is_grad_enabled() and any(map(_may_want_gradient, _functional((args, kwargs)))):
+                given = _functional((args, kwargs))
+            if torch.is_grad_enabled() and any(map(_may_want_gradient, given)):
                 self._refuse_hiding(func, tensor)
-            if torch.is_grad_enabled() and any(map(_wants_gradient, _functional((args, kwargs)))):
+            if torch.is_grad_enabled() and any(map(_wants_gradient, given)):
                 self._refuse_strangers(func, tensor)
                 if func._schema.name in _COMPARES:
                     raise Untraceable(f"The module compares in place ({func}), with gradients; a graph has none there.")
@@ -211,7 +211,7 @@ class Functionalized(FunctionalTensorMode):
             with self:
                 args[0].copy_(torch.where(torch.ones((), dtype=torch.bool, device=before.device), args[0], before))
             self._restores = False
-        sources = _functional((args, kwargs)) if follows else []
+        sources = given if follows else []
         for leaf in _functional(result):
             self._memory(leaf, sources)
             leaf.follows_given = _is_real(leaf) and any(  # type: ignore[attr-defined]
