@@ -63,6 +63,21 @@ def both(make, use, tolerance=1e-5):
     return ours
 
 
+def trained(eager, calls):
+    """stats() of the module wrapped, after a step with each of these arguments: results and gradients are eager's."""
+    model = ORTModule(copy.deepcopy(eager))
+    for args in calls:
+        results = []
+        for module in (eager, model):
+            module.zero_grad()
+            results.append(module(*args))
+            (results[-1].square().sum() if results[-1].dim() else results[-1]).backward()
+        torch.testing.assert_close(results[1], results[0])
+        for (name, p), q in zip(eager.named_parameters(), model.parameters(), strict=True):
+            torch.testing.assert_close(q.grad, p.grad, msg=name)
+    return onnxtrain.stats(model)
+
+
 class Linear(nn.Linear):
     def __init__(self):
         super().__init__(4, 4)

@@ -10,6 +10,7 @@ import sys
 import threading
 import types
 
+import agree
 import numpy as np
 import pytest
 import torch
@@ -34,20 +35,8 @@ class Net(nn.Module):
 
 
 def trained(use, calls):
-    """stats() of a wrapped module after a step with each of these arguments, whose results and gradients are eager's."""
     torch.manual_seed(0)
-    eager = Net(use)
-    model = ORTModule(copy.deepcopy(eager))
-    for args in calls:
-        losses = []
-        for module in (eager, model):
-            module.zero_grad()
-            losses.append(module(*args))
-            losses[-1].backward()
-        torch.testing.assert_close(losses[1], losses[0])
-        for (name, p), q in zip(eager.named_parameters(), model.parameters(), strict=True):
-            torch.testing.assert_close(q.grad, p.grad, msg=name)
-    return onnxtrain.stats(model)
+    return agree.trained(Net(use), calls)
 
 
 def in_the_engine(counts, steps):

@@ -7,6 +7,7 @@ import copy
 import pytest
 import torch
 import torch.nn as nn
+from agree import trained
 
 import onnxtrain
 from onnxtrain.ortmodule import ORTModule
@@ -31,20 +32,8 @@ class Net(nn.Module):
 
 
 def stats(use, calls):
-    """stats() of a wrapped module after a step with each of these arguments, whose results and gradients are eager's."""
     torch.manual_seed(0)
-    eager = Net(use)
-    model = ORTModule(copy.deepcopy(eager))
-    for args in calls:
-        results = []
-        for module in (eager, model):
-            module.zero_grad()
-            results.append(module(*args))
-            results[-1].square().sum().backward()
-        torch.testing.assert_close(results[1], results[0])
-        for (name, p), q in zip(eager.named_parameters(), model.parameters(), strict=True):
-            torch.testing.assert_close(q.grad, p.grad, msg=name)
-    return onnxtrain.stats(model)
+    return trained(Net(use), calls)
 
 
 def of_an_argument(m, x, adjacency):
