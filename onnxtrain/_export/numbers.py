@@ -40,7 +40,8 @@ def example(node: torch.fx.Node) -> Any:
 def drop_arithmetic(graph: torch.fx.GraphModule) -> None:
     """Takes out what computes numbers that nothing reads: a counter's, whose results Dynamo's formulas are."""
     for node in reversed(graph.graph.nodes):
-        if node.op == "call_function" and not node.users and isinstance(example(node), SYMBOLIC):
+        is_number = node.op == "call_function" and isinstance(example(node), SYMBOLIC)
+        if not node.users and (is_number or node.target == "__index__"):  # a list's index, which Dynamo guards
             graph.graph.erase_node(node)
 
 

@@ -45,17 +45,17 @@ def _reduced(losses: Tensor, reduction: int) -> Tensor:
 
 def _elu(input: Tensor, alpha: Any = 1.0, scale: Any = 1.0, input_scale: Any = 1.0) -> Tensor:
     x = _wide(input)
-    negative = torch.expm1(x.clamp(max=0.0) * input_scale) * alpha
+    negative = torch.expm1(torch.where(x <= 0, x, 0.0) * input_scale) * alpha
     return (torch.where(x <= 0, negative, x) * scale).to(input.dtype)
 
 
 def _celu(input: Tensor, alpha: Any = 1.0) -> Tensor:
     x = _wide(input)
-    return torch.where(x <= 0, torch.expm1(x.clamp(max=0.0) / alpha) * alpha, x).to(input.dtype)
+    return torch.where(x <= 0, torch.expm1(torch.where(x <= 0, x, 0.0) / alpha) * alpha, x).to(input.dtype)
 
 
 def _hardtanh(input: Tensor, min_val: Any = -1.0, max_val: Any = 1.0) -> Tensor:
-    """Flat at its bounds, where a clamp is not."""
+    """Flat at its bounds, where a clamp is not, before torch 2.14."""
     return torch.where(input <= min_val, min_val, torch.where(input >= max_val, max_val, input)).to(input.dtype)
 
 
@@ -64,7 +64,7 @@ def _softshrink(input: Tensor, lambd: Any = 0.5) -> Tensor:
 
 
 def _logit(input: Tensor, eps: Any = None) -> Tensor:
-    return torch.logit(input.clamp(eps, 1.0 - eps))
+    return torch.logit(torch.where(input < eps, eps, torch.where(input > 1.0 - eps, 1.0 - eps, input)))
 
 
 def _nan_to_num(input: Tensor, nan: Any = None, posinf: Any = None, neginf: Any = None) -> Tensor:

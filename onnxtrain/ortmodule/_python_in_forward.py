@@ -1,6 +1,6 @@
 """Python in forward that Dynamo cuts a graph for, though it knows all that it needs: sizes in texts, as keys of a cache
 have them, what a method of a text returns, calls with wrong arguments, and Variable, which was a tensor's class once.
-And what it would get wrong, so that it has to cut: a deque that has a largest length.
+And what it would get wrong, so that it has to cut: a deque that has a largest length, shuffle().
 
 A text of sizes is a constant: each size is a capture of its own. Used by _captured.py while it captures.
 """
@@ -11,6 +11,7 @@ import collections
 import contextlib
 import functools
 import inspect
+import random
 import sys
 import types
 from collections.abc import Callable, Collection, Iterator
@@ -153,21 +154,42 @@ def _with_full_deques(plain: Callable[..., Any]) -> Callable[..., Any]:
     return wrap
 
 
+def _generators_are_others(_: Callable[..., Any]) -> Callable[..., Any]:
+    """is_supported_random_obj of Dynamo's variable for a random.Random, the hidden one of shuffle() and sample() since
+    torch 2.15: it draws once, for all calls. Of another object's methods Python draws, between two graphs.
+    """
+    return lambda value: False
+
+
 @functools.cache
 def _follow_variable() -> None:
     """From now on Dynamo puts torch.autograd.Variable(x) into a graph; _export/captured.py makes x.detach() of it."""
     torch.compiler.allow_in_graph(torch.autograd.Variable)
 
 
+@functools.cache
+def _follow_random() -> None:
+    """From now on Dynamo reads random.random() as uniform(), which draws the same number, and which it follows.
+
+    Raises ValueError where it has been replaced already.
+    """
+    @torch.compiler.substitute_in_graph(random.random, skip_signature_check=True)
+    def draw() -> float:
+        return random.uniform(0.0, 1.0)
+
+
 @contextlib.contextmanager
 def followed() -> Iterator[None]:
     """While Dynamo captures."""
     _follow_variable()
+    with contextlib.suppress(ValueError):
+        _follow_random()
     if (sharing := sys.modules.get("opt_einsum.sharing")) is not None:
         with contextlib.suppress(AttributeError, ValueError):  # another version, or it is substituted already
             _follow_opt_einsum(sharing)
     with wrapped("torch._dynamo.variables:ConstantVariable.call_method", _of_texts), \
             wrapped("torch._dynamo.variables:BuiltinVariable.call_function", _builtin), \
             wrapped("torch._dynamo.variables:UserFunctionVariable.bind_args", _refusing), \
-            wrapped("torch._dynamo.variables.builder:VariableBuilder._wrap", _with_full_deques):
+            wrapped("torch._dynamo.variables.builder:VariableBuilder._wrap", _with_full_deques), \
+            wrapped("torch._dynamo.variables.misc:RandomVariable.is_supported_random_obj", _generators_are_others):
         yield

@@ -33,6 +33,7 @@ from onnxtrain.ortmodule import ORTModule
 
 STEPS = 60
 BATCH, WIDTH = 6, 8
+GENERATOR = random.Random(3)
 LEVEL = {"now": 1.0}  # a variable of the Python module, which the script sets at each step
 level = 1.0
 
@@ -283,6 +284,14 @@ def drawn_order(m: Changing, x: torch.Tensor) -> torch.Tensor:
     return x
 
 
+def sampled(m: Changing, x: torch.Tensor) -> torch.Tensor:
+    return m.layers[random.sample(range(3), 2)[0]](m.fc(x))
+
+
+def drawn_by_the_script(m: Changing, x: torch.Tensor) -> torch.Tensor:
+    return m.fc(x) * GENERATOR.random()
+
+
 def repeated(m: Changing, x: torch.Tensor) -> torch.Tensor:
     return m.fc(x).repeat(1 + m.calls % 7, 1)
 
@@ -363,6 +372,9 @@ STATES: dict[str, Callable[[Changing, torch.Tensor], torch.Tensor]] = {
     "a layer that NumPy chooses": numpy_choice,
     "layers in turn": permuted,
     "layers in a drawn order": drawn_order,
+    "a sample": sampled,
+    "a drawn factor": lambda m, x: m.fc(x) * random.random(),
+    "a generator of the script": drawn_by_the_script,
     "huber's delta": lambda m, x: F.huber_loss(m.fc(x), x, delta=m.scale),
     "smooth_l1's beta": lambda m, x: F.smooth_l1_loss(m.fc(x), x, beta=m.scale),
     "normalize's p": lambda m, x: F.normalize(m.fc(x), p=2.0 + m.scale, dim=-1),
@@ -396,7 +408,7 @@ STATES: dict[str, Callable[[Changing, torch.Tensor], torch.Tensor]] = {
 
 
 class Randomness:
-    """The random states of Python, NumPy and torch, one set for each of two modules that take turns."""
+    """The random states of Python, the script's generator, NumPy and torch, one set for each of two modules that take turns."""
 
     def __init__(self) -> None:
         random.seed(3)
@@ -407,19 +419,20 @@ class Randomness:
 
     @staticmethod
     def _read() -> tuple[Any, ...]:
-        return random.getstate(), np.random.get_state(), torch.get_rng_state()
+        return random.getstate(), GENERATOR.getstate(), np.random.get_state(), torch.get_rng_state()
 
     def of(self, who: Any) -> None:
         """Puts that module's states in force."""
-        python, numpy, torchs = self._states.get(who, self._first)
+        python, script, numpy, torchs = self._states.get(who, self._first)
         random.setstate(python)
+        GENERATOR.setstate(script)
         np.random.set_state(numpy)
         torch.set_rng_state(torchs)
 
     def keep(self, who: Any) -> str:
         """Notes them; returns those of Python and NumPy as a text."""
         self._states[who] = self._read()
-        return repr((self._states[who][0], self._states[who][1]))
+        return repr(self._states[who][:3])
 
 
 def steps(use: Callable[[Changing, torch.Tensor], torch.Tensor],

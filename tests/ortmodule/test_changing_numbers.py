@@ -186,7 +186,7 @@ def test_what_python_decides_is_eagers(forward):
 CONSTANTS = {"the length of a growing list", "the latest of a growing list", "a list of losses", "a tuple",
              "a string of many", "interpolate's scale", "chunks"}
 CUT = {"layers that are dropped", "a branch by random.random()", "a branch by NumPy's", "a layer that NumPy chooses",
-       "layers in a drawn order", "a time", "frozen by requires_grad_()"}  # where Python draws, asks the time, freezes
+       "layers in a drawn order", "a sample", "a generator of the script", "a time", "frozen by requires_grad_()"}  # where Python draws, asks the time, freezes
 
 
 @pytest.mark.parametrize("name", STATES)
