@@ -172,7 +172,7 @@ class _Comparing(torch.fx.Interpreter):
         self.extra_traceback = False  # the operator and its arguments in each exception
 
     def run_node(self, node: torch.fx.Node) -> Any:
-        try:
+        with messages.raised_by(node):
             with refused() if _is_whole(node) else contextlib.nullcontext():
                 result = super().run_node(node)
             if node.op == "get_attr":
@@ -181,9 +181,6 @@ class _Comparing(torch.fx.Interpreter):
             if want is not None and (got := _kinds(result)) not in want:
                 raise Untraceable(f"The module uses {node.target} in a way that gives {want} in PyTorch, and would "
                                   f"give {got} in the engine.")
-        except Exception as error:
-            messages.raised_at(error, node.meta.get("stack_trace"))
-            raise
         order = self._orders.get((node.name, result.dim())) if isinstance(result, Tensor) else None
         return _laid_out(result, order, self.map_nodes_to_values(node.all_input_nodes, node))
 

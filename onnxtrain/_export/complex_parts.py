@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, fx
 
 from onnxtrain._export import messages
-from onnxtrain._export.errors import ExportError
+from onnxtrain._export.errors import Untraceable
 
 aten = torch.ops.aten
 _REAL = {torch.complex64: torch.float32, torch.complex128: torch.float64, torch.complex32: torch.float16}
@@ -72,13 +72,12 @@ _set_item = Tensor.__setitem__
 
 
 def _refuse_unknown(node: fx.Node) -> None:
-    """Raises ExportError for an operator that torch.onnx may translate wrongly where it is given complex numbers."""
+    """Raises Untraceable for an operator that torch.onnx may translate wrongly where it is given complex numbers."""
     name = getattr(getattr(node.target, "_schema", None), "name", "")
     if not name.partition("::")[2].startswith(_STAY) and name:
-        error = ExportError(f"The module calls {name.replace('::', '.')} with complex numbers, which has no form in a "
-                            "graph.")
-        messages.raised_at(error, node.meta.get("stack_trace"))
-        raise error
+        with messages.raised_by(node):
+            raise Untraceable(f"The module calls {name.replace('::', '.')} with complex numbers, which has no form in "
+                              "a graph.")
 
 
 def _names(target: Any) -> list[str]:

@@ -318,9 +318,9 @@ class Batched(contextlib.AbstractContextManager[Any]):
         for part in program.graph_module.modules():
             for node in part.graph.nodes if isinstance(part, torch.fx.GraphModule) else ():
                 if isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable:
-                    error = Untraceable(f"The module calls torch.vmap() and changes a tensor in place ({node.target}).")
-                    messages.raised_at(error, node.meta.get("stack_trace"))
-                    raise error
+                    with messages.raised_by(node):
+                        raise Untraceable("The module calls torch.vmap() and changes a tensor in place "
+                                          f"({node.target}).")
 
 
 def is_batched(graph: torch.fx.GraphModule) -> bool:

@@ -104,8 +104,19 @@ def left(error: BaseException) -> str:
 
 
 def raised_at(error: BaseException, trace: str | None) -> None:
-    """Has reason() name the user's line; the first call for an exception counts."""
-    error.__dict__.setdefault("user_line", line(trace))
+    """Has reason() name the user's line; the first call for an exception that knows one counts."""
+    if at := line(trace):
+        error.__dict__.setdefault("user_line", at)
+
+
+@contextlib.contextmanager
+def raised_by(node: torch.fx.Node) -> Iterator[None]:
+    """raised_at() of what is raised within."""
+    try:
+        yield
+    except Exception as error:
+        raised_at(error, node.meta.get("stack_trace"))
+        raise
 
 
 def raised_by_node(error: BaseException, program: torch.export.ExportedProgram) -> None:

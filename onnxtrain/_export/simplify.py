@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from onnxtrain._export import draws, views
+from onnxtrain._export import draws, messages, views
 from onnxtrain._export.captured import is_dense, layout_of
-from onnxtrain._export.errors import ExportError
+from onnxtrain._export.errors import Untraceable
 
 aten = torch.ops.aten
 _RENAMED = {aten.min.other: aten.minimum.default, aten.max.other: aten.maximum.default,
@@ -36,7 +36,7 @@ def state_dtypes(program: torch.export.ExportedProgram) -> None:
     """Gives new tensors their dtype by name where torch's default is not float32, for which torch.onnx takes it.
 
     Raises:
-        ExportError: an operator makes floats of whole numbers, which it cannot be told.
+        Untraceable: an operator makes floats of whole numbers, which it cannot be told.
     """
     default = torch.get_default_dtype()
     if default is torch.float32:
@@ -52,8 +52,9 @@ def state_dtypes(program: torch.export.ExportedProgram) -> None:
                                                 for given in (*node.args, *node.kwargs.values())):
                 continue
             if read or not any(argument.name == "dtype" for argument in node.target._schema.arguments):
-                raise ExportError(f"{node.target} returns {default}, torch's default dtype, for operands of other "
-                                  "dtypes; torch.onnx would return float32.")
+                with messages.raised_by(node):
+                    raise Untraceable(f"{node.target} returns {default}, torch's default dtype, for operands of other "
+                                      "dtypes; torch.onnx would return float32.")
             node.kwargs = {**node.kwargs, "dtype": default}
 
 
@@ -62,11 +63,13 @@ def _is_float(dtype: torch.dtype) -> bool:
 
 
 def refuse_complex(program: torch.export.ExportedProgram) -> None:
-    """Raises ExportError where a complex result is no view of two real numbers: a buffer's, or a file's."""
+    """Raises Untraceable where a complex result is no view of two real numbers: a buffer's, or a file's."""
     for result in pytree.tree_leaves(program.graph.output_node().args):
         value = result.meta.get("val") if isinstance(result, torch.fx.Node) else None
         if isinstance(value, Tensor) and value.is_complex():
-            raise ExportError(f"The module returns, or keeps, a tensor of {value.dtype}, which a graph cannot hold.")
+            with messages.raised_by(result):
+                raise Untraceable(f"The module returns, or keeps, a tensor of {value.dtype}, which a graph cannot "
+                                  "hold.")
 
 
 def mark_no_grad(program: torch.export.ExportedProgram) -> None:
@@ -100,7 +103,8 @@ def _simplify(graph: torch.fx.Graph) -> None:
         if node.target in (aten._assert_tensor_metadata.default, aten._assert_scalar.default):
             graph.erase_node(node)
         elif node.target in (aten.as_strided.default, aten.as_strided_scatter.default):
-            _as_strided(graph, node)
+            with messages.raised_by(node):
+                _as_strided(graph, node)
         elif node.target is aten.view.default:  # whatever strides a later trace has
             node.target = aten.reshape.default
         elif node.target in _RENAMED:
@@ -169,19 +173,19 @@ def _as_strided(graph: torch.fx.Graph, node: Any) -> None:
     value = root.meta["val"]
     order = list(layout_of(value) or range(value.dim()))
     if value._is_view() or not is_dense(value, order):
-        raise ExportError("The module calls as_strided() on a part of an argument; a graph has no more of its memory.")
+        raise Untraceable("The module calls as_strided() on a part of an argument; a graph has no more of its memory.")
     if writes and (root is not viewed or order != list(range(value.dim()))):
-        raise ExportError("The module writes into as_strided() of a tensor whose memory is not row by row.")
+        raise Untraceable("The module writes into as_strided() of a tensor whose memory is not row by row.")
     offset = given[2] if len(given) > 2 and given[2] is not None else viewed.meta["val"].storage_offset()
     hints = [size.node.hint if isinstance(size, torch.SymInt) else size
              for size in (offset, value.numel(), *_values(given[0]), *_values(given[1]))]
     if not isinstance(offset, int) or any(not isinstance(hint, int) for hint in hints):
-        raise ExportError("The module calls as_strided() on a view whose offset depends on sizes.")
+        raise Untraceable("The module calls as_strided() on a view whose offset depends on sizes.")
     sizes, strides = hints[2:2 + len(given[0])], hints[2 + len(given[0]):]
     if all(sizes) and offset + sum((size - 1) * stride for size, stride in zip(sizes, strides)) >= hints[1]:
-        raise ExportError("The module calls as_strided() beyond the tensor that it is given; a graph has no more.")
+        raise Untraceable("The module calls as_strided() beyond the tensor that it is given; a graph has no more.")
     if root is not viewed and not _lies_within((sizes, strides, offset), viewed.meta["val"], hints[1]):
-        raise ExportError("The module calls as_strided() on a part of a tensor and reads beyond that part, where "
+        raise Untraceable("The module calls as_strided() on a part of a tensor and reads beyond that part, where "
                           "PyTorch gives it no gradient; a graph would.")
     with graph.inserting_before(node), value.fake_mode:
         if order != list(range(value.dim())):

@@ -66,7 +66,8 @@ PROGRAM = textwrap.dedent('''
     print(*[f"{count} {name}" for name, count in calls.items()], sep="\\n")
 ''')
 # What forward would have to call.
-OF_CALLERS = ("torch.nn.functional.", "torch._VF.", "torch._C._nn.", "_ConfigEntry.", "TensorVariable._collect_backward_inputs")
+OF_CALLERS = ("torch.nn.functional.", "torch._VF.", "torch._C._nn.", "_ConfigEntry.", "TensorVariable._collect_backward_inputs",
+              "RandomVariable.")
 LIST = "torch._dynamo.symbolic_convert._binary_op_lookup"  # of functions: it is not called itself
 
 
