@@ -23,6 +23,7 @@ class Counters:
     forward_seconds: float = 0.0  # of calls that were not captured
     reasons: list[str] = dataclasses.field(default_factory=list)
     graph_breaks: list[str] = dataclasses.field(default_factory=list)
+    sizes: list[str] = dataclasses.field(default_factory=list)  # of the tensors of calls that were captured
     whole: Counters | None = None  # of the ORTModule of which this counts one graph: the steps are the whole's
     engine_graphs: int = 0  # that ran for this one's steps, in the engine and in PyTorch
     torch_graphs: int = 0
@@ -48,7 +49,7 @@ def count(module_counters: Counters, **amounts: Any) -> None:
 
 
 def note(module_counters: Counters, what: str, text: str) -> None:
-    """Adds a text to the reasons or graph_breaks of a module and of the process, once."""
+    """Adds a text to the reasons, graph_breaks or sizes of a module and of the process, once."""
     with _lock:
         for counters in (module_counters, _process):
             if text not in (texts := getattr(counters, what)):
@@ -107,7 +108,7 @@ def stats(model: Any = None) -> dict[str, Any]:
         counters, programs = model._counters, [program for _, known in model._all_programs() for program in known]
     with _lock:
         result = dataclasses.asdict(dataclasses.replace(counters, whole=None))
-    for name in ("whole", "engine_graphs", "torch_graphs", "methods"):
+    for name in ("whole", "engine_graphs", "torch_graphs", "methods", "sizes"):
         del result[name]
     seconds = result.pop("forward_seconds")
     engine = sum(program.step_seconds - program.first_seconds for program in programs)  # the first ones are captures
@@ -122,7 +123,7 @@ def stats(model: Any = None) -> dict[str, Any]:
     return result
 
 
-def _counted(number: int, what: str) -> str:
+def counted(number: int, what: str) -> str:
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
@@ -131,21 +132,21 @@ def explained(training: bool, program: Any) -> list[str]:
     totals, exported = program.totals(), program.exported
     rows = [
         f"  {'training' if training else 'inference'} graph: opset {exported.opset}, "
-        f"{_counted(totals.get('steps', 0), 'kernel')} ({totals.get('forward_steps', 0)} in forward), "
-        f"{_counted(program.steps, 'step')}",
+        f"{counted(totals.get('steps', 0), 'kernel')} ({totals.get('forward_steps', 0)} in forward), "
+        f"{counted(program.steps, 'step')}",
         f"    start: the export took {exported.seconds.get('total', 0.0):.2f} s, the build "
-        f"{totals.get('build_seconds', 0.0):.2f} s for batches of {_counted(totals.get('programs_built', 0), 'size')}",
-        f"    memory: {totals.get('slab_bytes', 0) / 2**20:.1f} MiB are planned for activations; no plan needs less "
-        f"than {totals.get('slab_lower_bound', 0) / 2**20:.1f}",
+        f"{totals.get('build_seconds', 0.0):.2f} s for batches of {counted(totals.get('programs_built', 0), 'size')}",
+        f"    memory: {totals.get('slab_bytes', 0) / 2**20:.1f} MiB are planned for activations; without "
+        f"recomputation no plan needs less than {totals.get('slab_lower_bound', 0) / 2**20:.1f}",
     ]
     if program.beside_loss:
         rows.append(f"    {program.beside_loss}: ORTModule(outputs=) leaves out what is not read")
-    rows += [f"    {totals[f'{kind}_rows']} of {totals[f'{kind}_rows_of']} {what} are computed"
-             for kind, what in (("selected", "rows of values of which later nodes read some rows alone"),
-                                ("label", "rows of scores, of the tokens with a label,"),
-                                ("key", "tokens, without padding,")) if totals.get(f"{kind}_rows_of")]
+    rows += [f"    {totals[f'{kind}_rows']} of {totals[f'{kind}_rows_of']} {what}"
+             for kind, what in (("selected", "rows are computed where later nodes read some of the rows"),
+                                ("label", "rows of scores are computed: those of tokens with a label"),
+                                ("key", "tokens are computed: padding is not")) if totals.get(f"{kind}_rows_of")]
     if totals.get("recomputed_nodes"):
-        rows.append(f"    backward runs {totals['recomputed_nodes']} nodes again instead of keeping "
+        rows.append(f"    backward runs {counted(totals['recomputed_nodes'], 'node')} again instead of keeping "
                     f"{totals['recomputed_bytes'] / 2**20:.1f} MiB")
     if totals.get("compressed_values"):
         rows.append(f"    {totals['compressed_values']} values are compressed for backward: "
@@ -189,8 +190,12 @@ class Text(str):
         return str(self)
 
 
-def _verdict(counts: dict[str, Any], seconds: float) -> tuple[str, str]:
-    """How a module with these counts, and this time of forward, runs, and the one thing to do about it."""
+def _verdict(counts: dict[str, Any], seconds: float, sizes: list[str]) -> tuple[str, str]:
+    """How a module with these counts, and this time of forward, runs, and the one thing to do about it.
+
+    Args:
+        sizes: of calls that were captured.
+    """
     engine, by_torch, reasons = counts["engine_steps"], counts["fallback_steps"], counts["reasons"]
     calls, share = engine + by_torch, counts["engine_share"]
     if not calls:
@@ -201,6 +206,8 @@ def _verdict(counts: dict[str, Any], seconds: float) -> tuple[str, str]:
         return f"runs in part in the engine{time}; PyTorch runs a part of each call", f"remove the reason: {reason}"
     if not engine:
         return "runs in PyTorch, no call of it in the engine", f"remove the reason: {reason}"
+    if by_torch > engine and reasons:
+        return f"runs in PyTorch in {by_torch} of {calls} calls", f"remove the reason: {reason}"
     if by_torch and reasons:
         return (f"runs in the engine{time}, but {by_torch} of {calls} calls in PyTorch", f"remove the reason: {reason}")
     if counts["graph_breaks"]:
@@ -208,6 +215,10 @@ def _verdict(counts: dict[str, Any], seconds: float) -> tuple[str, str]:
                 f"change the code at which the graph is cut: {counts['graph_breaks'][0]}")
     if by_torch:
         return f"runs in the engine{time}; {by_torch} of {calls} calls raised an exception", "nothing"
+    if counts["captures"] > max(3, calls // 2) and len(sizes) > counts["captures"] // 2:
+        return (f"runs in the engine{time}, but most calls have sizes that need a capture of their own",
+                "give batches of like sizes: one row, and another height or width of pictures, have graphs of their "
+                f"own. The latest: {sizes[-1]}")
     if counts["captures"] > max(3, calls // 2):
         return (f"runs in the engine{time}, but Dynamo captures most calls again",
                 "find the Python value that changes from call to call; TORCH_LOGS=recompiles names it")
@@ -229,18 +240,18 @@ def explain(model: Any) -> str:
     """
     check(model, "explain")
     counts = stats(model)
-    verdict, advice = _verdict(counts, model._counters.forward_seconds)
+    verdict, advice = _verdict(counts, model._counters.forward_seconds, model._counters.sizes)
     called = "forward and methods" if model._methods else "forward"
     lines = [
         f"{type(model.module).__name__} {verdict}",
         f"  to do: {advice}",
         f"  calls of {called}: {counts['engine_steps']} in the engine, {counts['fallback_steps']} in PyTorch",
         f"  captures: {counts['captures']} in {counts['capture_seconds']:.2f} s, with "
-        f"{_counted(counts['exports'], 'export')} in {counts['export_seconds']:.2f} s and {counts['cached_exports']} "
+        f"{counted(counts['exports'], 'export')} in {counts['export_seconds']:.2f} s and {counts['cached_exports']} "
         "from disk",
     ]
-    if counts["specialisations"]:
-        lines.append(f"  programs for new sizes: {counts['specialisations']}, built in "
+    if (more := counts["specialisations"] - counts["programs"]) > 0:
+        lines.append(f"  programs for new sizes: {more}, built in "
                      f"{counts['specialise_seconds']:.2f} s, the latest in {counts['last_specialise_seconds']:.2f} s")
     lines += [f"  Dynamo cuts the graph, and Python runs in between: {reason}" for reason in counts["graph_breaks"]]
     lines += [f"  in PyTorch because: {reason}" for reason in counts["reasons"]]
@@ -249,5 +260,5 @@ def explain(model: Any) -> str:
     for graph in graphs:
         lines += explained(*graph) if graph in shown else []
     if len(graphs) > MOST_GRAPHS:
-        lines.append(f"  and {_counted(len(graphs) - MOST_GRAPHS, 'graph')} that took less time")
+        lines.append(f"  and {counted(len(graphs) - MOST_GRAPHS, 'graph')} that took less time")
     return Text("\n".join(lines))

@@ -688,8 +688,8 @@ def checks_contents(graph: torch.fx.GraphModule) -> bool:
             if found and (not all(found) or _OF_ONE_NUMBER.search(str(node.args[1]))):
                 return True
         elif node.op == "call_method" and node.target == "item":
-            source = example(node.args[0])
-            read[node] = source.dtype is not torch.bool and not source.is_floating_point()
+            source = example(node.args[0])  # which Dynamo does not note for an entry that tolist() reads
+            read[node] = isinstance(example(node), torch.SymInt) and (source is None or source.dtype is not torch.bool)
         elif found and not isinstance(example(node), Tensor):
             read[node] = all(found)
     return False

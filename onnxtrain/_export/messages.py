@@ -97,7 +97,8 @@ def left(error: BaseException) -> str:
     """Why Dynamo has left a function to Python, in one line: the exception that ended its capture, what Dynamo names
     for it, and the user's line that it had come to.
     """
-    text = " ".join(str(error).partition("\n")[0].split()) or type(error).__name__
+    inner = getattr(error, "inner_exception", None) or error  # what the compiler of the graph raised
+    text = " ".join(str(inner).partition("\n")[0].split()) or type(inner).__name__
     named = _CONTEXT.search(str(error))
     at = line("".join(traceback.format_list(getattr(error, "real_stack", None) or [])))
     return text + (f" ({named[1][:80].strip()})" if named else "") + at

@@ -38,9 +38,11 @@ def start(model: Any) -> Iterator[None]:
         for seconds in itertools.chain(PROGRESS, itertools.count(60.0, 60.0)):
             if is_over.wait(start + seconds - time.monotonic()):
                 return
-            folder = model._runtime.cache_dir
-            debug.log(logging.WARNING, "ORTModule: %s is being captured and exported, %.0f s so far. Later steps need "
-                      "less of this%s.", name, seconds, f", and later processes read {folder}" if folder else "")
+            counters, folder = model._counters, model._runtime.cache_dir
+            is_kept = counters.cached_exports and not counters.exports
+            debug.log(logging.WARNING, "ORTModule: %s is being captured%s, %.0f s so far. Later steps need less of "
+                      "this%s.", name, "" if is_kept else " and exported", seconds,
+                      f", and later processes read {folder}" if folder and not is_kept else "")
 
     thread = threading.Thread(target=report, name="onnxtrain-progress", daemon=True)
     if is_first := _rank() == 0:
@@ -70,9 +72,10 @@ def _ready(model: Any, seconds: float, is_part: bool, logs: bool) -> None:
     name = type(model._module).__name__
     each = [program.totals() for program in programs]
     totals = {key: sum(totals.get(key, 0) for totals in each) for key in each[0]}
-    model._debug.log(logging.WARNING, "ORTModule: %s runs %sin the engine%s: %d kernels%s, first forward %.1f s, %.1f "
-                     "MiB planned%s", name, "partly " if is_part else "", "" if training else " without gradients",
-                     totals.get("steps", 0), f" in {len(programs)} graphs" if len(programs) > 1 else "", seconds,
+    graphs = f" in {len(programs)} graphs" if len(programs) > 1 else ""
+    model._debug.log(logging.WARNING, "ORTModule: %s runs %sin the engine%s: %s%s, first call %.1f s, %.1f MiB "
+                     "planned%s", name, "partly " if is_part else "", "" if training else " without gradients",
+                     _report.counted(totals.get("steps", 0), "kernel"), graphs, seconds,
                      totals.get("slab_bytes", 0) / 2**20,
                      "; onnxtrain.explain(model) names the rest" if is_part else "")
     for program in programs:

@@ -121,6 +121,9 @@ class _Call:
                 self.leaves_numpy = True
                 self.before.enter_context(settings(config, trace_numpy=False))
             return
+        sizes = [str(tuple(leaf.shape)) for leaf in pytree.tree_leaves((self.args, self.kwargs))
+                 if isinstance(leaf, torch.Tensor) and not leaf.is_nested]
+        _report.note(self.model._counters, "sizes", ", ".join(sizes))
         self.captures, self.noted = _captures(self.entry), len(graph_break_reasons)
         self.random = _utils.get_random_states()
         self.leaves_numpy = any(isinstance(leaf, np.ndarray) for leaf in pytree.tree_leaves((self.args, self.kwargs)))
@@ -151,7 +154,8 @@ class _Call:
         if self.before is not None:
             self.capture_ends()  # which Dynamo did not say, where another thread was in a capture as well
             if not self.raised:
-                self.cuts += dict.fromkeys(self.failed[1:])  # the first one is this call's own function
+                later = [text for text in self.failed[1:] if _ONCE_MORE not in text]
+                self.cuts += dict.fromkeys(later)  # the first one is this call's own function
             self.is_whole = not self.cuts and _captures(self.entry) > self.captures
             self.parts.note_cuts(self.cuts, self.noted)
             self.before.close()
@@ -307,7 +311,7 @@ def _captures(entry: Callable[..., Any]) -> int:
 def changes(what: str) -> str:
     """The reason for PyTorch where a Python value is another one at each call."""
     return (f"{what}: after {MAX_CAPTURES} graphs PyTorch runs such calls. What changes at each call is best a "
-            "buffer, or an argument that is a tensor")
+            "buffer, an argument that is a tensor, or a result that the script keeps")
 
 
 def _is_of_dynamo(error: Exception) -> bool:
@@ -322,6 +326,7 @@ def _is_of_dynamo(error: Exception) -> bool:
 
 
 _LEFT = "Dynamo could not trace a function, so Python runs it"
+_ONCE_MORE = "Python runs this call, and checks the contents of a tensor in later ones"
 _DECISION = "Python branches on a number that a tensor held"
 _OF_DECISIONS = "data-dependent expression"  # in the reason that Dynamo gives
 
@@ -480,7 +485,7 @@ class Parts:
                 derivative = _running.call.derivative
             if dynamo.checks_contents(graph):
                 here().keeps_contents = False
-                raise LookupError("Python runs this call, and checks the contents of a tensor in later ones")
+                raise LookupError(_ONCE_MORE)
             return dynamo.compiled(graph, here, derivative or _double.hooked(graph, here()._methods))
 
         here = self._here

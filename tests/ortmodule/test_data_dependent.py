@@ -278,3 +278,35 @@ def test_a_number_of_float32_beside_constants(use):
         torch.testing.assert_close(model.fc.weight.grad, eager.fc.weight.grad)
     counts = onnxtrain.stats(model)
     assert (counts["engine_steps"], counts["reasons"]) == (3, []) and counts["exports"] <= 2
+
+
+def sliced(m, x, lengths):
+    return torch.stack([m.fc(x)[row, :length].sum() for row, length in enumerate(lengths.tolist())])
+
+
+def moved(m, x, lengths):
+    h = m.fc(x)
+    first = [int(place) for place in h.argmax(-1).tolist()][0]
+    return nn.functional.pad(h[:, first:], (first, 0))
+
+
+@pytest.mark.parametrize("use", [sliced, moved])
+def test_entries_of_tolist_as_bounds(use):
+    class Net(Masked):
+        def forward(self, x, lengths):
+            return use(self, x, lengths)
+
+    torch.manual_seed(0)
+    eager = Net()
+    model = ORTModule(copy.deepcopy(eager))
+    for _ in range(6):
+        x, lengths = torch.randn(3, 4), torch.randint(1, 4, (3,))
+        for module in (eager, model):
+            module.zero_grad()
+            result = module(x, lengths)
+            result.square().sum().backward()
+        torch.testing.assert_close(result, eager(x, lengths))
+        torch.testing.assert_close(model.fc.weight.grad, eager.fc.weight.grad)
+    counts = onnxtrain.stats(model)
+    assert counts["engine_steps"] >= 5 and counts["reasons"] == []
+    assert all(f"in {__file__}, line " in cut for cut in counts["graph_breaks"])

@@ -166,8 +166,8 @@ def test_start_is_one_line_per_mode_on_rank_0(caplog, monkeypatch):
         model.eval()
         model(torch.randn(2, 3))
     lines = [re.sub(r"[\d.]+", "N", record.getMessage()) for record in caplog.records if record.name == "onnxtrain"]
-    assert lines == ["ORTModule: Sequential runs in the engine: N kernels, first forward N s, N MiB planned",
-                     "ORTModule: Sequential runs in the engine without gradients: N kernels, first forward N s, N MiB "
+    assert lines == ["ORTModule: Sequential runs in the engine: N kernels, first call N s, N MiB planned",
+                     "ORTModule: Sequential runs in the engine without gradients: N kernels, first call N s, N MiB "
                      "planned"]
     for variable in ("RANK", "OMPI_COMM_WORLD_RANK"):
         with monkeypatch.context() as patch:

@@ -228,6 +228,15 @@ def test_captures_are_counted_and_named():
     assert onnxtrain.stats(model)["captures"] == 8
 
 
+def test_captures_for_sizes_are_said_to_be_for_sizes():
+    model = ORTModule(nn.Sequential(nn.Conv2d(1, 2, 3), nn.AdaptiveAvgPool2d(1)))
+    for rows, height in ((2, 6), (1, 6), (3, 7), (2, 8), (1, 9)):
+        model(torch.randn(rows, 1, height, 6))
+    first, second = verdict(model)
+    assert first.endswith("but most calls have sizes that need a capture of their own")
+    assert second.endswith("The latest: (1, 1, 9, 6)")
+
+
 def test_calls_that_are_no_captures_alone_have_a_share():
     model = ORTModule(Linear())
     model(Y)
@@ -252,7 +261,7 @@ def test_what_pytorch_runs_behind_a_cut_counts_as_pytorchs(monkeypatch, caplog):
     counts = onnxtrain.stats(model)
     assert (counts["engine_steps"], counts["fallback_steps"]) == (8, 12)
     first, second = verdict(model)
-    assert first.endswith("but 12 of 20 calls in PyTorch") and "self.seen.append(1.0)" in second
+    assert first.endswith("runs in PyTorch in 12 of 20 calls") and "self.seen.append(1.0)" in second
     assert caplog.text.count("a guard of a capture behind a cut, len(self.seen) == ") == 1
     monkeypatch.setenv("ORTMODULE_FALLBACK_POLICY", "FALLBACK_DISABLE")
     torch._dynamo.reset()

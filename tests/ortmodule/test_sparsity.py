@@ -131,8 +131,8 @@ def test_variables_and_table(variable, labels, padding, monkeypatch, caplog):
     stats = totals(model)
     assert (bool(stats["label_rows_of"]), bool(stats["key_rows_of"])) == (labels, padding)
     for text in (caplog.text, onnxtrain.explain(model)):
-        assert ("rows of scores, of the tokens with a label, are computed" in text) == labels
-        assert ("tokens, without padding, are computed" in text) == padding
+        assert ("rows of scores are computed: those of tokens with a label" in text) == labels
+        assert ("tokens are computed: padding is not" in text) == padding
 
 
 def test_density_is_printed(monkeypatch, capsys):
