@@ -251,7 +251,7 @@ def explain(model: Any) -> str:
         "from disk",
     ]
     if (more := counts["specialisations"] - counts["programs"]) > 0:
-        lines.append(f"  programs for new sizes: {more}, built in "
+        lines.append(f"  programs: {counts['specialisations']}, of them {more} for new sizes, built in "
                      f"{counts['specialise_seconds']:.2f} s, the latest in {counts['last_specialise_seconds']:.2f} s")
     lines += [f"  Dynamo cuts the graph, and Python runs in between: {reason}" for reason in counts["graph_breaks"]]
     lines += [f"  in PyTorch because: {reason}" for reason in counts["reasons"]]
