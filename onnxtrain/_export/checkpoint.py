@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import operator
 import os
 import re
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from collections.abc import Iterator
 import onnx
 import torch
 import torch.fx.traceback
+from torch.utils import _pytree as pytree
 
 from onnxtrain._export.segments import is_python_op
 
@@ -49,6 +51,31 @@ def region(part: torch.fx.GraphModule) -> Iterator[None]:
     path = f"{outer}{next(_count)} {name.replace('/', '|')}/"
     with torch.fx.traceback.annotate({REGION: path}):
         yield
+
+
+def without_gradient(graph: torch.fx.Graph) -> set[torch.fx.Node]:
+    """Dynamo's nodes through which no gradient flows: reentrant checkpoints none of whose inputs wants one, where
+    PyTorch warns and gives the weights none, and what follows from such nodes alone.
+    """
+    found: set[torch.fx.Node] = set()
+    for node in graph.nodes:
+        wanting = [each for each in node.all_input_nodes if each not in found and _wants_gradient(each)]
+        if node.target is torch.ops.higher_order.tag_activation_checkpoint and node.kwargs.get("use_reentrant", True):
+            wanting = [each for each in wanting if not isinstance(each.meta.get("example_value"), torch.nn.Parameter)]
+            follows = True
+        else:
+            follows = any(each in found for each in node.all_input_nodes)
+        if follows and not wanting:
+            found.add(node)
+        elif node.target is operator.setitem or str(getattr(node.target, "__name__", node.target)).endswith("_"):
+            found.difference_update(node.all_input_nodes)  # it may have written a value with a gradient
+    return found
+
+
+def _wants_gradient(node: torch.fx.Node) -> bool:
+    value = node.meta.get("example_value")
+    return node.op != "get_attr" and (value is None or any(
+        isinstance(each, torch.Tensor) and each.requires_grad for each in pytree.tree_leaves(value)))
 
 
 def _name(part: torch.fx.GraphModule) -> str:

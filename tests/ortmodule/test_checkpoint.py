@@ -79,6 +79,24 @@ def warnings_of(caplog):
     return [r.getMessage() for r in caplog.records if "torch.utils.checkpoint" in r.getMessage()]
 
 
+def test_a_reentrant_one_whose_input_wants_no_gradient_gives_its_weights_none():
+    torch.manual_seed(0)
+    eager = nn.ModuleList([Net("reentrant", layer=lambda: nn.Linear(WIDTH, WIDTH), blocks=2), nn.Linear(WIDTH, 2)])
+    eager.forward = lambda x: eager[1](eager[0](x))
+    ours = copy.deepcopy(eager)
+    ours.forward = lambda x: ours[1](ours[0](x))
+    model = ORTModule(ours)
+    for asks in (False, True, False):
+        x = torch.randn(ROWS, WIDTH)
+        for module in (eager, model):
+            module.zero_grad()
+            module(x.clone().requires_grad_(asks)).sum().backward()
+        for got, want in zip(ours.parameters(), eager.parameters(), strict=True):
+            assert (got.grad is None) == (want.grad is None)
+            assert want.grad is None or torch.allclose(got.grad, want.grad, atol=1e-5)
+    assert onnxtrain.stats(model)["engine_steps"] == 3
+
+
 @pytest.mark.parametrize("kind", ["plain", "reentrant", "nested"])
 def test_backward_keeps_what_enters_the_blocks(kind, caplog):
     torch.manual_seed(0)
