@@ -364,7 +364,7 @@ def test_custom_function_is_a_node() -> None:
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_checkpoint_is_inlined(reentrant: bool) -> None:
     module = Of(lambda m, x: torch.utils.checkpoint.checkpoint(lambda t: m.fc(t).tanh(), x, use_reentrant=reentrant))
-    exported = check(module, torch.randn(3, 4))
+    exported = check(module, torch.randn(3, 4, requires_grad=True))
     assert len([note for note in exported.notes if note.startswith("torch.utils.checkpoint around ")]) == 1
     regions = {node.op_type: entry.value for node in proto(exported).graph.node for entry in node.metadata_props
                if entry.key == "onnxtrain.region"}
