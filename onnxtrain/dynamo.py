@@ -27,7 +27,7 @@ from torch.utils import checkpoint
 from onnxtrain import _report
 from onnxtrain._export import bitsandbytes, functions, messages
 from onnxtrain._export.captured import graph_of
-from onnxtrain._export.checkpoint import region, without_gradient
+from onnxtrain._export.checkpoint import region
 from onnxtrain._export.errors import ConstantsWanted, Untraceable
 from onnxtrain._export.function_apply import is_traced, traced
 from onnxtrain._export.numbers import (
@@ -342,7 +342,7 @@ def _undo_operators(graph: torch.fx.GraphModule) -> None:
 
     Raises LookupError for what torch.export would lose.
     """
-    regions, stopped = 0, without_gradient(graph.graph)  # of autocast, around a node
+    regions = 0  # of autocast, around a node
     for node in list(graph.graph.nodes):
         if node.target is torch.ops.higher_order.autograd_function_apply:
             forward, backward = (getattr(graph, part.target) for part in node.args[:2])
@@ -352,7 +352,7 @@ def _undo_operators(graph: torch.fx.GraphModule) -> None:
             node.target = _function(forward, backward, node.meta.get("stack_trace") or "", **options)
             node.args, node.kwargs = node.args[2:], {}
         elif node.target is torch.ops.higher_order.tag_activation_checkpoint:
-            node.target = _checkpointed(getattr(graph, node.args[0].target), node in stopped)
+            node.target = _checkpointed(getattr(graph, node.args[0].target))
             node.args = node.args[1:]
         elif getattr(node.target, "__name__", "") == "register_hook" and node.op == "call_function":  # torch 2.13
             _keep_hook(graph, node)
@@ -563,12 +563,10 @@ _MODES = {torch.amp.autocast_mode._enter_autocast: _enter_autocast,
           torch.amp.autocast_mode._exit_autocast: _exit_autocast, torch._C._set_grad_enabled: _set_grad_enabled}
 
 
-def _checkpointed(part: torch.fx.GraphModule, is_stopped: bool) -> Callable[..., Any]:
+def _checkpointed(part: torch.fx.GraphModule) -> Callable[..., Any]:
     context = part.meta.get("_checkpoint_context_fn")
 
     def apply(*args: Any, **options: Any) -> Any:
-        if is_stopped:
-            return tuple([each.detach() if isinstance(each, Tensor) else each for each in part(*args)])
         if is_traced():
             with region(part):
                 return part(*args)
@@ -577,7 +575,7 @@ def _checkpointed(part: torch.fx.GraphModule, is_stopped: bool) -> Callable[...,
         return checkpoint.checkpoint(part, *args, **{**options, "use_reentrant": False})
 
     if context is None:
-        apply.computes = key(part), is_stopped  # type: ignore[attr-defined]
+        apply.computes = key(part)  # type: ignore[attr-defined]
     return apply
 
 

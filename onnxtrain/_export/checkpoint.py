@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import operator
 import os
 import re
 from collections.abc import Iterator
@@ -17,7 +16,7 @@ from collections.abc import Iterator
 import onnx
 import torch
 import torch.fx.traceback
-from torch.utils import _pytree as pytree
+from torch.nn import Parameter
 
 from onnxtrain._export.segments import is_python_op
 
@@ -53,29 +52,16 @@ def region(part: torch.fx.GraphModule) -> Iterator[None]:
         yield
 
 
-def without_gradient(graph: torch.fx.Graph) -> set[torch.fx.Node]:
-    """Dynamo's nodes through which no gradient flows: reentrant checkpoints none of whose inputs wants one, where
-    PyTorch warns and gives the weights none, and what follows from such nodes alone.
+def loses_gradients(graph: torch.fx.Graph) -> bool:
+    """Whether Dynamo's graph has a reentrant checkpoint that may give its weights no gradient: where no input wants one
+    PyTorch warns and gives none. The node does not tell a parameter among the inputs from a weight that is read inside.
     """
-    found: set[torch.fx.Node] = set()
-    for node in graph.nodes:
-        wanting = [each for each in node.all_input_nodes if each not in found and _wants_gradient(each)]
-        if node.target is torch.ops.higher_order.tag_activation_checkpoint and node.kwargs.get("use_reentrant", True):
-            wanting = [each for each in wanting if not isinstance(each.meta.get("example_value"), torch.nn.Parameter)]
-            follows = True
-        else:
-            follows = any(each in found for each in node.all_input_nodes)
-        if follows and not wanting:
-            found.add(node)
-        elif node.target is operator.setitem or str(getattr(node.target, "__name__", node.target)).endswith("_"):
-            found.difference_update(node.all_input_nodes)  # it may have written a value with a gradient
-    return found
-
-
-def _wants_gradient(node: torch.fx.Node) -> bool:
-    value = node.meta.get("example_value")
-    return node.op != "get_attr" and (value is None or any(
-        isinstance(each, torch.Tensor) and each.requires_grad for each in pytree.tree_leaves(value)))
+    for node in graph.find_nodes(op="call_function", target=torch.ops.higher_order.tag_activation_checkpoint):
+        given = [each.meta.get("example_value") for each in node.all_input_nodes]
+        wanting = [value for value in given if isinstance(value, torch.Tensor) and value.requires_grad]
+        if node.kwargs.get("use_reentrant", True) and wanting and all(isinstance(each, Parameter) for each in wanting):
+            return True
+    return False
 
 
 def _name(part: torch.fx.GraphModule) -> str:

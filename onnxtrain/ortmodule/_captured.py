@@ -33,6 +33,7 @@ from torch.utils import _pytree as pytree
 from onnxtrain import _report
 from onnxtrain._export import formulas, messages
 from onnxtrain._export.captured import Place, graph_of, layouts_of, places_of
+from onnxtrain._export.checkpoint import loses_gradients
 from onnxtrain._export.state import replaced, settings
 from onnxtrain._export.twins import Twins
 from onnxtrain.ortmodule import (
@@ -486,6 +487,9 @@ class Parts:
             if dynamo.checks_contents(graph):
                 here().keeps_contents = False
                 raise LookupError(_ONCE_MORE)
+            if loses_gradients(graph.graph):
+                raise LookupError("it calls a checkpoint with use_reentrant=True, for which no tensor that it computed "
+                                  "wants a gradient")
             return dynamo.compiled(graph, here, derivative or _double.hooked(graph, here()._methods))
 
         here = self._here
