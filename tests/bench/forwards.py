@@ -201,8 +201,33 @@ class Checks(nn.Module):
         return h / float(h.detach().abs().max() + 1e-6)
 
 
+class Block(nn.Module):
+    """A layer of the user's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.out = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.out(F.gelu(self.fc(x)))
+
+
+class DroppedBlocks(nn.Module):
+    """Layers of the user's own that Python's generator drops."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Block() for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            if random.random() < 0.8:
+                x = layer(x)
+        return x
+
+
 class Drops(nn.Module):
-    """Layers that Python's generator drops."""
+    """Layers of torch.nn that Python's generator drops, in a loop of forward's own."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -216,7 +241,8 @@ class Drops(nn.Module):
 
 
 CASES = {kind.__name__: kind for kind in (Attention, Counts, Crops, Tutorial, Cells, Packed, Policy, Fourier, Detection,
-                                          Momentum, Graph, Checks, Drops)}
+                                          Momentum, Graph, Checks,
+                                          DroppedBlocks, Drops)}
 
 
 def _stepped(model: nn.Module, step: int) -> tuple[float, list[Tensor]]:
