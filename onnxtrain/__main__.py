@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from onnxtrain import _C, UnsupportedError, options
+from onnxtrain import _C, UnsupportedError, _torch, options
 
 _SHARED = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OMP_PROC_BIND", "KMP_AFFINITY")  # of the libraries beneath
 USAGE = """usage: python -m onnxtrain [COMMAND ...]: without a command, what this build and this machine have
@@ -23,7 +23,9 @@ USAGE = """usage: python -m onnxtrain [COMMAND ...]: without a command, what thi
   alias on [--user]                 makes onnxruntime.training importable in this environment, or for this user
   alias off, alias status           takes that away; says what is where
   migrate SCRIPT ...                lists what scripts use of onnxruntime-training; status 1 if anything must change
-  profile TRACE                     prints where the time of a saved profile went"""
+  profile TRACE                     prints where the time of a saved profile went
+  doctor                            lists the private names of this PyTorch that onnxtrain uses, and whether it knows
+                                    their source; status 1 if one is unknown or missing"""
 
 
 def main(arguments: list[str]) -> int:
@@ -44,6 +46,10 @@ def main(arguments: list[str]) -> int:
             return _environment.main(command, user="--user" in arguments)
         case ["migrate", *scripts] if scripts:
             return migrate(scripts)
+        case ["doctor"]:
+            text, is_well = _torch.doctor()
+            print(text)
+            return 0 if is_well else 1
         case ["profile", trace]:
             from onnxtrain._profile import table
 

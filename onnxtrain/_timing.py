@@ -12,10 +12,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from onnxtrain import _C
+from onnxtrain._torch import RecordFunctionFast, place
+
+IN_PROFILER: Any = place("in_profiler")
 
 
 class Kernel(NamedTuple):
@@ -178,5 +180,5 @@ in_ranges = False  # whether each step is a range of torch.profiler
 def switch_ranges() -> None:
     """Makes each step a range of torch.profiler, or stops that, after a profiler has started or ended."""
     global in_ranges
-    in_ranges = torch.autograd.profiler._is_profiler_enabled
-    _C.set_ranges(torch._C._profiler._RecordFunctionFast if in_ranges else None)
+    in_ranges = getattr(*IN_PROFILER)
+    _C.set_ranges(RecordFunctionFast if in_ranges else None)

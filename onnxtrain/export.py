@@ -216,9 +216,8 @@ def _translated(flat: _Flat, names: list[str], leaves: list[Any], opset: int, no
     drawn = functions.drawn_by_torch() if all(t.is_cpu for t in (*tensors, *module.parameters())) else {}
     try:
         table = translations(opset) | drawn | functions.by_torch(flat.by_torch)
-        with retrace.registry_reused(table), wide_numbers(), retrace.spared():
-            translated: Any = torch.onnx.export(program, opset_version=opset, optimize=False, verbose=False,
-                                                custom_translation_table=table)
+        with wide_numbers(), retrace.operators_known():
+            translated = retrace.translated(program, opset, table)
     except Exception as error:
         messages.raised_by_node(error, program)
         raise

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from onnxtrain._torch import OpOverload
 from onnxtrain.utils.torch_io_helper import pytorch_type_to_onnx_dtype
 
 _FUNCTION = "bitsandbytes.autograd._functions.MatMul4Bit"
@@ -21,7 +22,7 @@ _SCALES_BLOCK = 256  # of scales that are codes themselves
 
 
 def _is_call(node: torch.fx.Node, name: str) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and str(node.target) == f"bitsandbytes.{name}.default"
+    return isinstance(node.target, OpOverload) and str(node.target) == f"bitsandbytes.{name}.default"
 
 
 def is_product(node: torch.fx.Node) -> bool:

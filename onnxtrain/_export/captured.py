@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 import torch
 import torch.fx.traceback
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from onnxtrain._export import messages
 from onnxtrain._export.errors import Untraceable
 from onnxtrain._export.function_apply import refused
 from onnxtrain._export.functional import traced_value
+from onnxtrain._torch import OpOverload, OpOverloadPacket, pytree
 
 TRANSLATED = ("transformers.grouped_mm_fallback",)  # operators of libraries that an export knows by their names
 _ROOT = re.compile(r"(\w*\['[^']*'\]|[^.]*).*")  # in Dynamo's expression of a module: the one whose forward it follows
@@ -131,7 +131,7 @@ class Operations:
             function = node.target if isinstance(node.target, types.FunctionType) else None
             if node.op in ("get_attr", "call_module") or function is not None and not _has_text(function):
                 return None
-            if isinstance(node.target, torch._ops.OpOverload | torch._ops.OpOverloadPacket) and not str(
+            if isinstance(node.target, OpOverload | OpOverloadPacket) and not str(
                     node.target).startswith(("aten.", "prims.", *TRANSLATED)):
                 return None  # a library's, which may be another one in another process
         return f"{self.graph.code}{self.layouts if any(self.layouts) else ''}"

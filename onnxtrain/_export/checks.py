@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from onnxtrain._export import packed
+from onnxtrain._torch import assert_async
 
 
 def _number(x: Any) -> Tensor:
@@ -47,7 +48,7 @@ _SIZED: dict[Any, Callable[..., Tensor]] = {torch.narrow: _narrow, Tensor.narrow
 
 def of_sizes(function: Any, args: Any, kwargs: dict[str, Any]) -> Tensor | None:
     """What has to hold for torch not to raise in this call, where it takes whole numbers made of contents."""
-    if function is torch._assert_async:
+    if function is assert_async:
         return _holds(*args, **kwargs)
     if function in packed.CHECKS:
         return packed.CHECKS[function](*args, **kwargs)

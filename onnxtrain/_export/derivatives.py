@@ -12,12 +12,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.functional_tensor import FunctionalTensor
-from torch.utils import _pytree as pytree
 
 from onnxtrain._export import views
 from onnxtrain._export.errors import Untraceable
 from onnxtrain._export.functional import Functionalized, traced_value
+from onnxtrain._torch import FunctionalTensor, OpOverload, decomposition_table, dispatch_has_kernel, pytree
 
 aten = torch.ops.aten
 
@@ -74,7 +73,7 @@ class Differentiated(Functionalized):
         kwargs = kwargs or {}
         if _is_composite(func) or func in _SAVING:
             with self:
-                decompose = torch._decomp.decomposition_table[func] if func in _SAVING else func.decompose
+                decompose = decomposition_table[func] if func in _SAVING else func.decompose
                 parts = decompose(*args, **kwargs)
                 if parts is not NotImplemented:
                     return parts
@@ -104,7 +103,7 @@ class Differentiated(Functionalized):
         """
         graph, order = program.graph, {node: i for i, node in enumerate(program.graph.nodes)}
         for node in list(graph.nodes):
-            if not isinstance(node.target, torch._ops.OpOverload) or not node.target._schema.is_mutable:
+            if not isinstance(node.target, OpOverload) or not node.target._schema.is_mutable:
                 continue
             name, overload = node.target._schema.name.split("::")[1], node.target._overloadname
             plain = getattr(getattr(aten, name.removesuffix("_"), None), overload, None)
@@ -123,8 +122,8 @@ def _place(tensor: Tensor) -> tuple[Any, ...]:
 
 
 def _is_composite(func: Any) -> bool:
-    return (isinstance(func, torch._ops.OpOverload) and func.namespace == "aten" and func not in _OF_SIZES
-            and torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"))
+    return (isinstance(func, OpOverload) and func.namespace == "aten" and func not in _OF_SIZES
+            and dispatch_has_kernel(func.name(), "CompositeImplicitAutograd"))
 
 
 # The formulas of these read statistics that are no results of forward's, of which a graph would have no gradient.

@@ -15,6 +15,8 @@ import onnx
 import torch
 from torch import Tensor
 
+from onnxtrain._torch import ctc_loss, grouped_mm
+
 DOMAIN = "ai.onnxtrain"
 DOMAIN_VERSION = 1
 MICROSOFT = "com.microsoft"  # onnxruntime's operators; of version 1
@@ -65,7 +67,7 @@ def _lstm_cell(input: Tensor, hidden: Tensor, state: Tensor, w_ih: Tensor, w_hh:
 
 def _ctc_loss(log_probs: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor, blank: int,
               zero_infinity: bool) -> Tensor:
-    losses = torch._ctc_loss(log_probs, targets, input_lengths, target_lengths, blank, zero_infinity)[0]
+    losses = ctc_loss(log_probs, targets, input_lengths, target_lengths, blank, zero_infinity)[0]
     return losses.masked_fill(losses == torch.inf, 0) if zero_infinity else losses
 
 
@@ -108,7 +110,7 @@ def _grouped_mm_fake(x: Tensor, w: Tensor, ends: Tensor) -> Tensor:
     return x.new_empty(x.shape[0], w.shape[2])
 
 
-library.impl("grouped_mm", lambda x, w, ends: torch._grouped_mm(x, w, ends), "CompositeExplicitAutograd")
+library.impl("grouped_mm", lambda x, w, ends: grouped_mm(x, w, ends), "CompositeExplicitAutograd")
 torch.library.register_fake("onnxtrain::grouped_mm", _grouped_mm_fake, lib=library)
 torch.library.register_fake("onnxtrain::matmul_bnb4", lambda a, b, absmax, n, *_: a.new_empty(*a.shape[:-1], n),
                             lib=library)

@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Iterator
 
-import torch
+from onnxtrain._torch import TABLE
 
 _lock = threading.RLock()
 owner: int | None = None  # the exporting thread
@@ -24,12 +24,11 @@ def exclusive() -> Iterator[None]:
     export.
     """
     global owner
-    from torch._dynamo.convert_frame import compile_lock
-    from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
+    from onnxtrain._torch import TorchInGraphFunctionVariable, compile_lock
+    from onnxtrain._torch import saved_tensors_hooks_set_tracing as set_tracing
 
     with contextlib.suppress(AttributeError):  # Dynamo keeps this table as it first finds it: not with what is patched
         TorchInGraphFunctionVariable._get_handlers()
-    set_tracing = getattr(torch._C._autograd, "_saved_tensors_hooks_set_tracing", None)
     with compile_lock, _lock:  # Dynamo, in another thread, would read what is patched
         before, owner = owner, threading.get_ident()
         traced = set_tracing(True) if set_tracing is not None else None
@@ -56,7 +55,7 @@ def wait() -> None:
 def _after_fork() -> None:
     """The thread that held the locks, torch's among them, is not in the child, unless it is the one that forked."""
     global _lock, owner
-    convert_frame = sys.modules.get("torch._dynamo.convert_frame")
+    convert_frame = sys.modules.get(TABLE["convert_frame"].dotted())
     if owner is not None and not here():
         _lock, owner = threading.RLock(), None
     if convert_frame is not None and not convert_frame.compile_lock._is_owned():

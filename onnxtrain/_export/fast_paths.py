@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from onnxtrain import _torch
 from onnxtrain._export.errors import Untraceable
 
 
@@ -33,7 +34,7 @@ def native_multi_head_attention(
     proj_weight: Tensor, proj_bias: Tensor, mask: Tensor | None = None, need_weights: bool = True,
     average_attn_weights: bool = True, mask_type: int | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """torch._native_multi_head_attention: query, key, value (B, L, E); the results, and the weights if needed."""
+    """PyTorch's: query, key, value (B, L, E); the results, and the weights if needed."""
     if any(x.is_nested for x in (query, key, value)):
         raise Untraceable("The module's attention takes nested tensors.")
     if query is key and key is value:
@@ -63,7 +64,7 @@ def transformer_encoder_layer_fwd(
     norm_weight_2: Tensor, norm_bias_2: Tensor, ffn_weight_1: Tensor, ffn_bias_1: Tensor, ffn_weight_2: Tensor,
     ffn_bias_2: Tensor, mask: Tensor | None = None, mask_type: int | None = None,
 ) -> Tensor:
-    """torch._transformer_encoder_layer_fwd: src (B, L, E) to the same shape."""
+    """PyTorch's: src (B, L, E) to the same shape."""
     def attention(x: Tensor) -> Tensor:
         return native_multi_head_attention(x, x, x, embed_dim, num_heads, qkv_weight, qkv_bias, proj_weight, proj_bias,
                                            mask, False, True, mask_type)[0]
@@ -82,6 +83,6 @@ def transformer_encoder_layer_fwd(
 
 
 FAST_PATHS: dict[Any, Callable[..., Any]] = {
-    torch._native_multi_head_attention: native_multi_head_attention,
-    torch._transformer_encoder_layer_fwd: transformer_encoder_layer_fwd,
+    _torch.native_multi_head_attention: native_multi_head_attention,
+    _torch.transformer_encoder_layer_fwd: transformer_encoder_layer_fwd,
 }

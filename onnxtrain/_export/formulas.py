@@ -67,8 +67,8 @@ def bounded() -> Iterator[None]:
     """While a module is captured: no condition on a long formula is decided before it is shortened, and no result of
     symbolic sizes is kept, since it takes longer to keep than to make again.
     """
-    from torch._dynamo import config
+    from onnxtrain._torch import dynamo_config as config
 
-    with (wrapped(f"{ShapeEnv.__module__}:ShapeEnv.evaluate_expr", _bounding),
+    with (wrapped("evaluate_expr", _bounding),
           settings(config, fake_tensor_cache_enabled=False)):
         yield

@@ -16,11 +16,21 @@ from typing import Any
 import torch
 import torch.fx.traceback
 from torch import Tensor
-from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
-from torch.utils import _pytree as pytree
 
 from onnxtrain._export import messages
 from onnxtrain._export.errors import Untraceable
+from onnxtrain._torch import (
+    FunctionalTensor,
+    FunctionalTensorMode,
+    OpOverload,
+    from_functional_tensor,
+    functionalize_commit_update,
+    functionalize_replace,
+    functionalize_sync,
+    is_any_autocast_enabled,
+    pytree,
+    sync,
+)
 
 aten = torch.ops.aten
 _DROPOUTS = frozenset((aten.dropout.default, aten.alpha_dropout.default, aten.feature_dropout.default,
@@ -94,13 +104,13 @@ class _Memory:
         """Notes of such a tensor and its views that a value was written without the gradient that eager has there."""
         for alias, family in self._aliases.values():
             if family == self._family(tensor) and (other := alias()) is not None:
-                other.lacks_gradient = True  # type: ignore[attr-defined]
+                other.lacks_gradient = True
 
     def follow_given(self, tensor: FunctionalTensor) -> None:
         """Notes of a tensor and its views that they hold what may have a gradient in a later step."""
         for alias, family in self._aliases.values():
             if family == self._family(tensor) and (other := alias()) is not None:
-                other.follows_given = True  # type: ignore[attr-defined]
+                other.follows_given = True
 
     def has_others(self, tensor: FunctionalTensor) -> bool:
         """Whether there are further tensors of this storage."""
@@ -114,11 +124,11 @@ class _Memory:
         self.trace = torch.fx.traceback.get_current_meta().get("stack_trace")
         for alias, _ in self._aliases.values():
             if (tensor := alias()) is not None:
-                torch._sync(tensor)
+                sync(tensor)
                 self.differentiable = self.differentiable or _wants_gradient(tensor)
 
 
-class Functionalized(FunctionalTensorMode):
+class Functionalized(FunctionalTensorMode):  # type: ignore[misc]
     """Entered around the call of a graph, on tensors of wrap().
 
     Autograd does not see a change behind detach() or .data, or inside torch.no_grad(): in eager PyTorch the gradient
@@ -139,7 +149,7 @@ class Functionalized(FunctionalTensorMode):
         if id(value) not in self._wrapped:
             self._wrapped[id(value)] = value, FunctionalTensor.to_functional(value)
             self._memory(self._wrapped[id(value)][1]).give(self._wrapped[id(value)][1])
-            self._wrapped[id(value)][1].follows_given = _is_real(value)  # type: ignore[attr-defined]
+            self._wrapped[id(value)][1].follows_given = _is_real(value)
         return self._wrapped[id(value)][1]
 
     def wrap_parameter(self, parameter: Tensor, name: str) -> Tensor:
@@ -172,7 +182,7 @@ class Functionalized(FunctionalTensorMode):
             return None
         if func in _DROPOUTS or func in _IN_PLACE:
             return self._dropout(func, types, args, kwargs)
-        if func in _IN_PARTS or func in _IN_PARTS_UNCAST and not torch._C._is_any_autocast_enabled():
+        if func in _IN_PARTS or func in _IN_PARTS_UNCAST and not is_any_autocast_enabled():
             with self:
                 if (parts := func.decompose(*args, **kwargs)) is not NotImplemented:
                     return parts
@@ -214,7 +224,7 @@ class Functionalized(FunctionalTensorMode):
         sources = given if follows else []
         for leaf in _functional(result):
             self._memory(leaf, sources)
-            leaf.follows_given = _is_real(leaf) and any(  # type: ignore[attr-defined]
+            leaf.follows_given = _is_real(leaf) and any(
                 map(_may_want_gradient, [leaf, *sources]))
         for tensor in written:
             memory = self._memory(tensor)
@@ -317,7 +327,7 @@ class Batched(contextlib.AbstractContextManager[Any]):
         """Raises Untraceable where a program writes in place."""
         for part in program.graph_module.modules():
             for node in part.graph.nodes if isinstance(part, torch.fx.GraphModule) else ():
-                if isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable:
+                if isinstance(node.target, OpOverload) and node.target._schema.is_mutable:
                     with messages.raised_by(node):
                         raise Untraceable("The module calls torch.vmap() and changes a tensor in place "
                                           f"({node.target}).")
@@ -346,7 +356,7 @@ def _overwrites(func: Any) -> bool:
 
 
 @functools.cache
-def _plain_form(func: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
+def _plain_form(func: OpOverload) -> OpOverload | None:
     """Of an operator that writes into its first argument, aten::mul_ say, the one that makes a new tensor."""
     library, name = func._schema.name.split("::")
     if (library != "aten" or not name.endswith("_") or torch.Tag.inplace_view in func.tags
@@ -361,15 +371,15 @@ def _replace(tensor: FunctionalTensor, value: FunctionalTensor) -> FunctionalTen
     """Gives a tensor a value, as functionalization does for an operator in place. It would first run the operator on
     tensors of the same sizes, which Dynamo has done: with symbolic ones that takes half of some exports.
     """
-    torch._functionalize_replace(tensor.elem, traced_value(value))
-    torch._functionalize_commit_update(tensor.elem)
-    torch._functionalize_sync(tensor.elem)
+    functionalize_replace(tensor.elem, traced_value(value))
+    functionalize_commit_update(tensor.elem)
+    functionalize_sync(tensor.elem)
     return tensor
 
 
 def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[FunctionalTensor]:
     """The tensors that an operator writes into."""
-    if not isinstance(func, torch._ops.OpOverload) or not func._schema.is_mutable:
+    if not isinstance(func, OpOverload) or not func._schema.is_mutable:
         return []
     arguments = func._schema.arguments
     given = dict(zip([argument.name for argument in arguments], args)) | kwargs
@@ -410,4 +420,4 @@ def _may_want_gradient(tensor: FunctionalTensor) -> bool:
 
 def traced_value(tensor: Tensor) -> Tensor:
     """The tensor of the trace in one of ours: what is asked of that one is not recorded."""
-    return torch._from_functional_tensor(tensor.elem) if isinstance(tensor, FunctionalTensor) else tensor
+    return from_functional_tensor(tensor.elem) if isinstance(tensor, FunctionalTensor) else tensor

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from onnxtrain._export.errors import CustomFunctionError, NotKept
+from onnxtrain._torch import pytree
 from onnxtrain.utils.torch_io_helper import onnx_dtype_to_pytorch_dtype
 
 DOMAIN = "ai.onnxtrain"
@@ -234,7 +234,8 @@ def _torch_value(key: str, value: Any) -> Any:
 
 def _translation_of(own: Any, overload: Any, outputs: int) -> Callable[..., Any]:
     import onnxscript
-    from torch.onnx._internal.exporter._tensors import SymbolicTensor
+
+    from onnxtrain._torch import SymbolicTensor
 
     def translate(*args, **kwargs):
         leaves, spec = pytree.tree_flatten((args, kwargs))

@@ -20,6 +20,7 @@ from collections.abc import Iterator
 import torch
 
 from onnxtrain._export.errors import Untraceable
+from onnxtrain._torch import TABLE
 
 _FRAME = re.compile(r'File "(.+)", line (\d+), in .*\n\s*(.*)')
 _OF_GUARD = re.compile(r"  # (.+?)  # (\S+):(\d+) in ")
@@ -34,8 +35,9 @@ _NODE = re.compile(r"(?:translating node|While executing) %(\w+)")
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """torch warns of what is put right here, and prints a traced graph when it fails."""
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "torch._export", "torch.fx",
-                                                    "torch._subclasses.fake_tensor", "onnxscript", "onnx_ir")]
+    loggers = [logging.getLogger(name) for name in (
+        "torch.onnx", "torch.export", TABLE["export_internals"].dotted(), "torch.fx", TABLE["fake_tensor"].dotted(),
+        "onnxscript", "onnx_ir")]
     levels = [logger.level for logger in loggers]
     try:
         for logger in loggers:
@@ -86,7 +88,7 @@ def places(reason: str, found_by: str, noted: int | None) -> list[str]:
         found_by: the beginning of what Dynamo has noted for it, or a part of that.
         noted: how much Dynamo had noted before; None: the reason itself names the line.
     """
-    from torch._dynamo.utils import graph_break_reasons
+    from onnxtrain._torch import graph_break_reasons
 
     text, part = " ".join(reason.split("\n")[0].split()), found_by.split("\n")[0]
     cuts = [] if noted is None else [cut for cut in graph_break_reasons[noted:] if part in cut.reason]

@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._sympy.printers import PythonPrinter
+
+from onnxtrain._torch import PythonPrinter
 
 KINDS = ((torch.SymInt, int), (torch.SymFloat, float), (torch.SymBool, bool))
 SYMBOLIC = tuple(symbolic for symbolic, _ in KINDS)

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import handle_torch_function, has_torch_function
 
 from onnxtrain._export.domain import library
+from onnxtrain._torch import VF, FakeTensor
 
 KINDS = ("rnn_tanh", "rnn_relu", "gru", "lstm")
 library.define("pack(Tensor input, Tensor lengths, bool batch_first) -> (Tensor, Tensor)")
@@ -88,7 +88,7 @@ def pack(input: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Ten
     if has_torch_function((input, lengths)):
         return handle_torch_function(pack, (input, lengths), input, lengths, batch_first)
     if not _is_traced(input):
-        return torch._VF._pack_padded_sequence(input, lengths, batch_first)
+        return VF._pack_padded_sequence(input, lengths, batch_first)
     data, batch_sizes = torch.ops.onnxtrain.pack(input, lengths, batch_first)
     batch_sizes._packed = _Sizes(data.shape[0], input.shape[0 if batch_first else 1])
     return data, batch_sizes
@@ -105,7 +105,7 @@ def pad(data: Tensor, batch_sizes: Tensor, batch_first: bool, value: float, leng
     if length is not None and length < longest:
         raise ValueError("Expected total_length to be at least the length of the longest sequence in input, but got "
                          f"total_length={length} and max sequence length being {longest}")
-    return torch._VF._pad_packed_sequence(data, batch_sizes, batch_first, value, longest if length is None else length)
+    return VF._pad_packed_sequence(data, batch_sizes, batch_first, value, longest if length is None else length)
 
 
 def recur(kind: str, data: Tensor, batch_sizes: Tensor, states: Sequence[Tensor], weights: Sequence[Tensor],
@@ -133,7 +133,7 @@ def recur(kind: str, data: Tensor, batch_sizes: Tensor, states: Sequence[Tensor]
         expected = (state.shape[0], sequences, state.shape[2])
         if state.shape != expected:
             raise RuntimeError(f"Expected hidden size {expected}, got {list(state.shape)}")
-    return getattr(torch._VF, kind)(data, batch_sizes, states if kind == "lstm" else states[0], weights, *settings)
+    return getattr(VF, kind)(data, batch_sizes, states if kind == "lstm" else states[0], weights, *settings)
 
 
 def recur_padded(kind: str, input: Tensor, states: Sequence[Tensor], weights: Sequence[Tensor], *settings: Any,
@@ -145,7 +145,7 @@ def recur_padded(kind: str, input: Tensor, states: Sequence[Tensor], weights: Se
     if _is_traced(input):
         operator = getattr(torch.ops.onnxtrain, f"{kind}_padded")
         return operator(input, states, weights, *settings)
-    return getattr(torch._VF, kind)(input, states if kind == "lstm" else states[0], weights, *settings)
+    return getattr(VF, kind)(input, states if kind == "lstm" else states[0], weights, *settings)
 
 
 # ---- what torch would raise ----

@@ -20,6 +20,7 @@ from onnxtrain._export import domain  # noqa: F401  defines torch.ops.onnxtrain
 from onnxtrain._export.errors import Untraceable
 from onnxtrain._export.lookups import embedding_bag, one_hot
 from onnxtrain._export.special import interpolate, multi_margin_loss, multilabel_margin_loss
+from onnxtrain._torch import Reduction, verify_batch_size, verify_spatial_size
 
 # torch's own functions, since rewrite.patched() puts ours in their place
 _F = types.SimpleNamespace(
@@ -55,7 +56,7 @@ def batch_norm(
     """F.batch_norm with the running statistics updated in the open."""
     if not training:
         return _F.batch_norm(input, running_mean, running_var, weight, bias, False, 0.0, eps)
-    F._verify_batch_size(input.size())  # type: ignore[attr-defined]
+    verify_batch_size(input.size())
     y, mean, var = torch.ops.onnxtrain.batch_norm(input, weight, bias, eps)
     count = input.numel() // input.size(1)
     if running_mean is not None:
@@ -73,7 +74,7 @@ def instance_norm(
     """F.instance_norm with the running statistics, the mean over the batch of each instance's, updated in the open."""
     if not use_input_stats:
         return _F.batch_norm(input, running_mean, running_var, weight, bias, False, 0.0, eps)
-    F._verify_spatial_size(input.size())  # type: ignore[attr-defined]
+    verify_spatial_size(input.size())
     axes = list(range(2, input.dim()))
     if running_mean is not None and running_var is not None:
         wide = input.to(torch.promote_types(input.dtype, running_mean.dtype))
@@ -130,7 +131,7 @@ def cross_entropy(
     """F.cross_entropy; ONNX's operator knows neither label smoothing nor class probabilities nor a single sample."""
     input, weight = _widened(input), _widened(weight)
     if size_average is not None or reduce is not None:
-        reduction = F._Reduction.legacy_get_string(size_average, reduce)  # type: ignore[attr-defined]
+        reduction = Reduction.legacy_get_string(size_average, reduce)
     if input.dim() == 1:
         loss = cross_entropy(
             input.unsqueeze(0), target.unsqueeze(0), weight, None, ignore_index, None, reduction, label_smoothing
@@ -218,7 +219,7 @@ def nll_loss(
     """F.nll_loss; positions are folded into the batch, since torch.onnx knows two dimensions only."""
     input, weight = _widened(input), _widened(weight)
     if size_average is not None or reduce is not None:
-        reduction = F._Reduction.legacy_get_string(size_average, reduce)  # type: ignore[attr-defined]
+        reduction = Reduction.legacy_get_string(size_average, reduce)
     labels, ignore_index = _labels(target.reshape(-1) if input.dim() > 2 else target, ignore_index)
     if input.dim() > 2:
         flat = input.movedim(1, -1).flatten(0, -2)
@@ -238,7 +239,7 @@ def binary_cross_entropy_with_logits(
 ) -> Tensor:
     """F.binary_cross_entropy_with_logits, which torch.onnx writes with logarithms of a sigmoid that may be 0."""
     if size_average is not None or reduce is not None:
-        reduction = F._Reduction.legacy_get_string(size_average, reduce)  # type: ignore[attr-defined]
+        reduction = Reduction.legacy_get_string(size_average, reduce)
     log_likelihood = logsigmoid(input)
     if pos_weight is not None:
         log_likelihood = log_likelihood * (1 + (pos_weight - 1) * target)

@@ -12,15 +12,22 @@ import contextlib
 import copy
 import functools
 import operator
-import types
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._export import utils
 
-from onnxtrain._export.state import note_missing, replaced
+from onnxtrain._export.exported import OPSETS
+from onnxtrain._export.state import wrapped
+from onnxtrain._torch import (
+    OpOverload,
+    OpTraceDispatchMode,
+    enable_python_dispatcher,
+    is_any_autocast_enabled,
+    is_cia_op,
+    is_preservable_cia_op,
+)
 
 
 def _survives(node: torch.fx.Node) -> bool:
@@ -29,7 +36,7 @@ def _survives(node: torch.fx.Node) -> bool:
     Of those, the ones that only reshape have the same meaning without; translations.py writes them. So has dropout.
     """
     op = node.target
-    if not isinstance(op, torch._ops.OpOverload) or not utils._is_cia_op(op) or utils._is_preservable_cia_op(op):
+    if not isinstance(op, OpOverload) or not is_cia_op(op) or is_preservable_cia_op(op):
         return True
     aten = torch.ops.aten
     return op in (aten.reshape.default, aten.flatten.using_ints, aten.contiguous.default, aten.dropout.default)
@@ -39,7 +46,7 @@ def is_final(program: torch.export.ExportedProgram, registry: Any) -> bool:
     """Whether decompositions would leave the program, of which no operator writes in place, as it is: plain operators
     that have a translation.
     """
-    if torch._C._is_any_autocast_enabled():
+    if is_any_autocast_enabled():
         return False  # tracing for the second time puts the casts in
     if len(list(program.graph_module.modules())) > 1:
         return False  # branches and regions
@@ -85,7 +92,7 @@ def _promote(nodes: Sequence[torch.fx.Node], interpreter: Any) -> None:
     graph = nodes[0].graph
     interpreter.env = {node: node.meta["val"] for node in graph.nodes if "val" in node.meta}
     mode = next(value.fake_mode for value in interpreter.env.values() if hasattr(value, "fake_mode"))
-    with mode, torch._dispatch.python.enable_python_dispatcher(), torch.fx.traceback.preserve_node_meta():
+    with mode, enable_python_dispatcher(), torch.fx.traceback.preserve_node_meta():
         for node in nodes:
             interpreter.env[node] = interpreter.run_node(node)
 
@@ -125,91 +132,113 @@ def _keep_names_of_outputs(module: torch.fx.GraphModule, outputs: tuple[Any, ...
             old.name, new.name = new.name, old.name
 
 
-@contextlib.contextmanager
-def spared() -> Iterator[None]:
-    """Within, torch.onnx leaves out what is_final() and unpromoted() say is for nothing."""
-    try:
-        from torch.onnx._internal.exporter import _fx_passes
-        from torch.onnx._internal.fx import type_utils
-        from torch.onnx._internal.fx.passes import type_promotion
+def _decomposed(program: torch.export.ExportedProgram, registry: Any) -> torch.export.ExportedProgram:
+    """The program in operators that have a translation."""
+    from onnxtrain._torch import (
+        create_onnx_friendly_decomposition_table,
+        get_onnx_implemented_overloads,
+        patch_dynamic_shape_rnn_decompositions,
+    )
 
-        decompose, promote = _fx_passes.decompose_with_registry, _fx_passes.insert_type_promotion_nodes
-        table, find_rule = type_promotion.TypePromotionTable(), type_promotion.get_type_promotion_rule
-        dtype_of_scalar = type_utils.from_scalar_type_to_torch_dtype
-        interpreter = type_promotion._TypePromotionInterpreter
-        _ = utils._is_cia_op, utils._is_preservable_cia_op
-    except (ImportError, AttributeError) as error:
-        note_missing(str(error))
-        yield
-        return
+    table = create_onnx_friendly_decomposition_table(set(get_onnx_implemented_overloads(registry)))
+    if (nll_loss := torch.ops.aten.nll_loss.default) in table:
+        table[nll_loss] = _nll_loss
+    recurrent = patch_dynamic_shape_rnn_decompositions  # of a torch that unrolls them for a fixed length otherwise
+    with contextlib.nullcontext() if recurrent is None else recurrent(program.range_constraints):
+        return program.run_decompositions(table)
 
-    def rule_of(node, *args, **kwargs):
-        rule = find_rule(node, *args, **kwargs)
-        return None if rule is not None and (_is_clamp(node) or _rounds_by_itself(node, rule)) else rule
 
-    def overload_of(packet, args, kwargs):
-        """For torch 2.10, which takes the first operator that it sees: one that asks for a device may be before."""
-        with type_promotion._OpTraceDispatchMode() as watched:  # type: ignore[attr-defined]
-            packet(*args, **kwargs)
-        return next(each for each in watched.traced_ops if each.overloadpacket == packet)
+def _nll_loss(input: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = 1,
+              ignore_index: int = -100) -> Tensor:
+    """PyTorch's own form in Python has other parameters than the operator: without reduction it gives one number."""
+    return torch.ops.aten.nll_loss_forward.default(input, target, weight, reduction, ignore_index)[0]
 
-    def decompose_where_needed(program, registry):
-        if is_final(program, registry):
-            return program
-        # torch's Python form of nll_loss has other parameters than the operator: without reduction it gives one number.
-        nll_loss = torch.ops.aten.nll_loss.default
-        form = torch._decomp.decomposition_table.pop(nll_loss, None)
-        try:
-            return decompose(program, registry)
-        finally:
-            if form is not None:
-                torch._decomp.decomposition_table[nll_loss] = form
 
-    def promote_where_needed(module):
-        outputs, whole = module.graph.output_node().args[0], len(list(module.modules())) == 1
-        nodes = unpromoted(module, lambda node: rule_of(node, table), dtype_of_scalar) if whole else []
+@functools.cache
+def _interpreter() -> Any:
+    """The class of torch.onnx that puts casts around nodes, for those that need them."""
+    from onnxtrain._torch import TypePromotionInterpreter
+
+    class Interpreter(TypePromotionInterpreter):  # type: ignore[misc]
+        def run_node(self, node):
+            if _promoting_rule(node, self.type_promotion_table) is None:
+                return torch.fx.Interpreter.run_node(self, node)
+            return super().run_node(node)
+
+        def _rerun_node_after_type_promotion(self, node, expected_out_dtype):
+            if OpTraceDispatchMode is None:
+                return super()._rerun_node_after_type_promotion(node, expected_out_dtype)
+            with wrapped("find_compatible_overload", lambda _: _overload_of):
+                return super()._rerun_node_after_type_promotion(node, expected_out_dtype)
+
+    return Interpreter
+
+
+def _overload_of(packet, args, kwargs):
+    """For torch 2.10, which takes the first operator that it sees: one that asks for a device may be before."""
+    with OpTraceDispatchMode() as watched:
+        packet(*args, **kwargs)
+    return next(each for each in watched.traced_ops if each.overloadpacket == packet)
+
+
+def _promoting_rule(node: torch.fx.Node, table: Any) -> Any:
+    """torch.onnx's rule for the types of a node's operands, if the engine needs it."""
+    from onnxtrain._torch import get_type_promotion_rule
+
+    rule = get_type_promotion_rule(node, table) if node.op == "call_function" else None
+    return None if rule is not None and (_is_clamp(node) or _rounds_by_itself(node, rule)) else rule
+
+
+def _promote_where_needed(module: torch.fx.GraphModule) -> None:
+    from onnxtrain._torch import InsertTypePromotion, TypePromotionTable, from_scalar_type_to_torch_dtype
+
+    table, parts = TypePromotionTable(), [*module.modules()]
+    outputs: Any = module.graph.output_node().args[0]
+    if len(parts) == 1:
+        nodes = unpromoted(module, lambda node: _promoting_rule(node, table), from_scalar_type_to_torch_dtype)
         if nodes:
-            _promote(nodes, interpreter(module, table))
-        elif not whole:
-            promote(module)
-        _keep_names_of_outputs(module, outputs)
-
-    with replaced(_fx_passes, "decompose_with_registry", decompose_where_needed), \
-            replaced(_fx_passes, "insert_type_promotion_nodes", promote_where_needed), \
-            replaced(type_promotion, "get_type_promotion_rule", rule_of), \
-            (replaced(type_promotion, "find_compatible_op_overload", overload_of)
-             if hasattr(type_promotion, "_OpTraceDispatchMode") else contextlib.nullcontext()):
-        yield
+            _promote(nodes, _interpreter()(module, table))
+    else:
+        for part in parts:
+            whole = InsertTypePromotion(part, table)
+            whole.interpreter = _interpreter()(part, table)
+            whole.run()
+    _keep_names_of_outputs(module, outputs)
 
 
-_registries: dict[Any, Any] = {}
-
-
-@contextlib.contextmanager
-def registry_reused(ours: Iterable[Any]) -> Iterator[None]:
-    """Within, torch.onnx makes its registry once, and reads the signature of a translation when a node needs it. It has
-    no translation of its own for the operators that are `ours`, but of complex numbers: between two, torch 2.10 cannot
-    choose for a shape that is made of sizes.
-
-    By itself it parses the source of 500 functions for every export, which takes one second. torch.export walks through
-    all operators of the dispatcher once for each namespace: here once for each export.
+def translated(program: torch.export.ExportedProgram, opset: int, ours: Mapping[Any, Callable[..., Any]]) -> Any:
+    """torch.onnx.export(program, opset_version=opset, optimize=False, custom_translation_table=ours), without what
+    is_final() and unpromoted() say is for nothing.
     """
-    try:
-        from onnxscript.function_libs.torch_lib import registration
-        from torch._export import utils
-        from torch.onnx._internal.exporter import _registration
+    from onnxtrain._torch import (
+        convert_version,
+        exported_program_to_onnx_program,
+        fx_config,
+        remove_assertion_nodes,
+    )
 
-        original = _registration.ONNXRegistry.from_torchlib.__func__  # type: ignore[attr-defined]
-        materialize = functools.cache(utils._materialize_cpp_cia_ops)
-        _ = _registration.onnxscript_apis.get_torchlib_ops, registration.default_registry
-    except (ImportError, AttributeError) as error:
-        note_missing(str(error))
-        yield
-        return
+    registry = _registry_with(opset, ours)
+    with fx_config.patch(backed_size_oblivious=True):
+        if not is_final(program, registry):
+            program = _decomposed(program, registry)
+        _promote_where_needed(program.graph_module)
+        program._graph_module = remove_assertion_nodes(program.graph_module)
+    done = exported_program_to_onnx_program(program, registry=registry)
+    done.model = convert_version(done.model, opset)
+    return done
 
-    names = {each.name() if isinstance(each, torch._ops.OpOverload) else each for each in ours}
 
-    class Translation(_registration.OnnxDecompMeta):
+@functools.cache
+def _registry(opset: int) -> Any:
+    """torch.onnx's translations, of which each reads its function's signature when a node needs it.
+
+    ONNXRegistry.from_torchlib() parses the source of 500 functions, which takes one second.
+    """
+    from onnxscript.function_libs.torch_lib import ops  # noqa: F401  fills its registry
+
+    from onnxtrain._torch import OnnxDecompMeta, ONNXRegistry, default_registry, get_overload, get_torchlib_ops
+
+    class Translation(OnnxDecompMeta):  # type: ignore[misc]
         """One whose signature is read from the function's source when it is asked for."""
 
         def __post_init__(self) -> None:
@@ -223,24 +252,35 @@ def registry_reused(ours: Iterable[Any]) -> Iterator[None]:
             super().__post_init__()
             return self.signature
 
-    def torchlib_functions() -> list[types.SimpleNamespace]:
-        from onnxscript.function_libs.torch_lib import ops  # noqa: F401  fills the registry
+    registry = ONNXRegistry()
+    registry._opset_version = opset
+    for each in get_torchlib_ops():
+        registry._register(each.fx_target, each)
+    for name, found in default_registry.items():
+        target = None if name.startswith("internal::") else get_overload(name)
+        for is_complex, listed in ((False, found.overloads), (True, found.complex)) if target is not None else ():
+            for function in listed:
+                registry._register(target, Translation(onnx_function=function, fx_target=target, signature=None,
+                                                       is_custom=False, is_complex=is_complex))
+    registry._cleanup_registry_based_on_opset_version()
+    return registry
 
-        return [types.SimpleNamespace(qualified_name=name, function=each, is_complex=is_complex)
-                for name, found in registration.default_registry.items() if not name.startswith("internal::")
-                for is_complex, listed in ((False, found.overloads), (True, found.complex)) for each in listed]
 
-    def from_torchlib(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        key = (args, tuple(sorted(kwargs.items())))
-        if key not in _registries:
-            with replaced(_registration, "OnnxDecompMeta", Translation), \
-                    replaced(_registration.onnxscript_apis, "get_torchlib_ops", torchlib_functions):
-                _registries[key] = original(cls, *args, **kwargs)
-        registry = copy.copy(_registries[key])
-        registry.functions = {target: [each for each in found if each.is_complex or target not in names]
-                              for target, found in registry.functions.items()}
-        return registry
+def _registry_with(opset: int, ours: Mapping[Any, Callable[..., Any]]) -> Any:
+    """torch.onnx's translations and ours. For our operators it has none of its own, but of complex numbers: between
+    two, torch 2.10 cannot choose for a shape that is made of sizes.
+    """
+    registry = copy.copy(_registry(max(opset, OPSETS[0])))
+    names = {each.name() if isinstance(each, OpOverload) else each for each in ours}
+    registry.functions = {target: [each for each in found if each.is_complex or target not in names]
+                          for target, found in registry.functions.items()}
+    for target, function in ours.items():
+        registry.register_op(target, function, is_complex=False)
+    return registry
 
-    with replaced(_registration.ONNXRegistry, "from_torchlib", classmethod(from_torchlib)), \
-            replaced(utils, "_materialize_cpp_cia_ops", materialize):
+
+@contextlib.contextmanager
+def operators_known() -> Iterator[None]:
+    """Within, torch.export walks through all operators of the dispatcher once, and not once for each namespace."""
+    with wrapped("materialize_cpp_cia_ops", functools.cache):
         yield

@@ -7,6 +7,7 @@ functions by those of replacements.py; what torch.onnx then writes is in transla
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -25,7 +26,8 @@ from onnxtrain._export.functional import Batched, Functionalized
 from onnxtrain._export.lookups import INDEXED
 from onnxtrain._export.replacements import PATCHES
 from onnxtrain._export.special import SPECIAL, taken_apart
-from onnxtrain._export.state import replaced
+from onnxtrain._export.state import replaced, wrapped
+from onnxtrain._torch import assert_async, native_batch_norm_legit
 
 
 def _torch_batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps, cudnn_enabled):
@@ -54,14 +56,14 @@ _REWRITES: dict[Any, Callable[..., Any]] = {
     **_REPLACED,
     **INDEXED,
     torch.Tensor.__setitem__: set_item,
-    torch._assert_async: lambda *_: None,  # a condition; see checks.py
+    assert_async: lambda *_: None,  # a condition; see checks.py
     torch.Tensor.data.__get__: lambda x: x.detach(),  # type: ignore[attr-defined]  # .data is invisible to a trace
     torch.Tensor.register_hook: _refuse("Tensor.register_hook()"),
     torch.Tensor.retain_grad: _refuse("Tensor.retain_grad()"),
     torch.Tensor.grad.__get__: _refuse("the getter of Tensor.grad"),  # type: ignore[union-attr]
     torch.Tensor.backward: _refuse("Tensor.backward()"),
     torch.native_batch_norm: _refuse("torch.native_batch_norm()"),  # its statistics
-    torch._native_batch_norm_legit: _refuse("torch._native_batch_norm_legit()"),
+    native_batch_norm_legit: _refuse(f"torch.{native_batch_norm_legit.__name__}()"),
 }
 
 
@@ -127,10 +129,11 @@ def patched(notes: list[str], custom: CustomFunctions) -> Iterator[None]:
     """Patches of torch for the length of an export."""
     with contextlib.ExitStack() as stack:
         for name in ("einsum", "tensordot", "chain_matmul"):  # which torch's own Python calls
-            stack.enter_context(replaced(torch._VF, name, taken_apart(name)))
+            stack.enter_context(wrapped(name, functools.partial(lambda name, _: taken_apart(name), name)))
         # The branches of a torch.cond, whose calls Rewrite does not see, have this one by the second name.
-        for owner, name in (*[(F, name) for name in PATCHES], (torch._C._nn, "scaled_dot_product_attention")):
-            stack.enter_context(replaced(owner, name, PATCHES[name]))
+        stack.enter_context(wrapped("attention", lambda _: PATCHES["scaled_dot_product_attention"]))
+        for name, ours in PATCHES.items():
+            stack.enter_context(replaced(F, name, ours))
         stack.enter_context(deciding(custom))
         stack.enter_context(noting(notes))
         yield

@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from onnxtrain._export import draws, messages, views
 from onnxtrain._export.captured import is_dense, layout_of
 from onnxtrain._export.errors import Untraceable
+from onnxtrain._torch import OpOverload, pytree
 
 aten = torch.ops.aten
 _RENAMED = {aten.min.other: aten.minimum.default, aten.max.other: aten.maximum.default,
@@ -44,7 +44,7 @@ def state_dtypes(program: torch.export.ExportedProgram) -> None:
     for module in program.graph_module.modules():
         for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
             value = node.meta.get("val")
-            if not (isinstance(node.target, torch._ops.OpOverload) and isinstance(value, Tensor)
+            if not (isinstance(node.target, OpOverload) and isinstance(value, Tensor)
                     and value.dtype is default):
                 continue
             read = [made.meta["val"].dtype for made in node.all_input_nodes if isinstance(made.meta.get("val"), Tensor)]

@@ -12,12 +12,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-import torch.utils._python_dispatch
 from torch import SymInt, Tensor
-from torch.utils._pytree import tree_map_only
 
 from onnxtrain._export import domain  # noqa: F401  defines torch.ops.onnxtrain
 from onnxtrain._export.fast_paths import FAST_PATHS
+from onnxtrain._torch import VF, DisablePythonDispatcher, Reduction, disable_current_modes, tree_map_only
 
 # Since torch 2.14 a clamp has no slope at its bounds, and operands of clamp, fmax and fmin that are equal share theirs.
 FLAT_BOUNDS = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 14)
@@ -169,7 +168,7 @@ def multilabel_margin_loss(
 ) -> Tensor:
     """torch's own decomposition counts what stands after the first -1 of a row as label 0."""
     if size_average is not None or reduce is not None:
-        reduction = F._Reduction.legacy_get_string(size_average, reduce)  # type: ignore[attr-defined]
+        reduction = Reduction.legacy_get_string(size_average, reduce)
     x, labels = torch.atleast_2d(input), torch.atleast_2d(target)  # (N, C) both
     classes = x.shape[1]
     given = (labels < 0).cumsum(1) == 0
@@ -189,7 +188,7 @@ def multi_margin_loss(
 ) -> Tensor:
     """torch's own decomposition has a slope where a margin is met exactly."""
     if size_average is not None or reduce is not None:
-        reduction = F._Reduction.legacy_get_string(size_average, reduce)  # type: ignore[attr-defined]
+        reduction = Reduction.legacy_get_string(size_average, reduce)
     x, label = torch.atleast_2d(input), torch.atleast_1d(target).unsqueeze(1)  # (N, C), (N, 1)
     margins = margin - x.gather(1, label) + x
     margins = torch.where((margins > 0) & (label != torch.arange(x.shape[1])), margins, 0.0)
@@ -240,7 +239,7 @@ def _resizing(
     recompute: bool | None, antialias: bool
 ) -> list[list[float]]:
     # Without the dispatcher in Python, where an export has decompositions that are not the kernels' equal.
-    with torch.utils._python_dispatch._disable_current_modes(), torch._C._DisablePythonDispatcher(), torch.no_grad():
+    with disable_current_modes(), DisablePythonDispatcher(), torch.no_grad():
         shape = [1, n, *(n if k == d else 1 for k in range(rank))]
         sizes = None if size is None else tuple(size if k == d else 2 for k in range(rank))
         scales = None if scale is None else tuple(scale if k == d else 1.0 for k in range(rank))
@@ -258,7 +257,7 @@ def taken_apart(name: str) -> Callable[..., Any]:
     Autocast then sees each of them, as it does in eager. torch.export keeps the composition whole, and takes it apart
     after the region of autocast.
     """
-    theirs, whole = getattr(torch._VF, name), getattr(torch.ops.aten, name).default
+    theirs, whole = getattr(VF, name), getattr(torch.ops.aten, name).default
 
     def call(*args: Any, **kwargs: Any) -> Any:
         return (whole.decompose if _autocast() else theirs)(*args, **kwargs)

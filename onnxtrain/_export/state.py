@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import functools
-import importlib
 import inspect
-import logging
 import os
 import random
 import sys
@@ -22,7 +19,7 @@ from typing import Any
 
 import torch
 
-_log = logging.getLogger("onnxtrain")
+from onnxtrain import _torch
 
 
 @contextlib.contextmanager
@@ -173,40 +170,18 @@ def in_force(owner: Any, name: str) -> Any:
 
 
 @contextlib.contextmanager
-def wrapped(path: str, wrap: Callable[[Any], Any]) -> Iterator[None]:
-    """replaced() by what `wrap` makes of the function that is there, of a torch that has it.
+def wrapped(name: str, wrap: Callable[[Any], Any]) -> Iterator[None]:
+    """replaced() by what `wrap` makes of the function that is there.
 
     Args:
-        path: MODULE:NAME or MODULE:CLASS.NAME. Where that is missing nothing is replaced, which is logged once, at
-            INFO: it is for what is only slower without, or what PyTorch runs then.
+        name: a short one of onnxtrain/_torch.py. Nothing is replaced where PyTorch is left alone at it.
     """
-    place = found(path)
+    place = _torch.place(name)
     if place is None:
         yield
         return
     with replaced(*place, wrap(in_force(*place))):
         yield
-
-
-def found(path: str) -> tuple[Any, str] | None:
-    """The owner and the name of a path as wrapped() takes it; None, which is logged once, where it is missing."""
-    module, names = path.split(":")
-    *owners, name = names.split(".")
-    try:
-        owner: Any = importlib.import_module(module)
-        for part in owners:
-            owner = getattr(owner, part)
-        getattr(owner, name)
-    except (ImportError, AttributeError):
-        note_missing(path.replace(":", "."))
-        return None
-    return owner, name
-
-
-@functools.cache
-def note_missing(what: str) -> None:
-    _log.info("torch %s has not what onnxtrain replaces while it captures or exports: %s; it does without, which may "
-              "be slower", torch.__version__, what)
 
 
 @contextlib.contextmanager

@@ -24,7 +24,7 @@ from onnxtrain._export.elementary import elementary, number
 from onnxtrain._export.errors import Untraceable
 from onnxtrain._export.packed_onnx import packed
 from onnxtrain._export.parts import parts
-from onnxtrain._export.state import note_missing, replaced
+from onnxtrain._export.state import wrapped
 from onnxtrain.utils.torch_io_helper import onnx_dtype_to_pytorch_dtype, pytorch_type_to_onnx_dtype
 
 Table = dict[Any, Callable[..., Any]]
@@ -656,15 +656,9 @@ def wide_numbers() -> Iterator[None]:
     A number that a translation casts to a tensor's dtype is written in float64; so are the types of what is made of
     sizes.
     """
-    try:
-        from onnxscript import ir
-        from torch.onnx._internal.exporter import _building, _core
+    from onnxscript import ir
 
-        constants, types = _building._process_python_constants, _core._set_shape_type
-    except (ImportError, AttributeError) as error:  # tests/export/test_scalars.py says whether such a torch rounds
-        note_missing(str(error))
-        yield
-        return
+    from onnxtrain._torch import resolve_parameter_dtypes
 
     mark = "onnxtrain number"
 
@@ -676,7 +670,10 @@ def wide_numbers() -> Iterator[None]:
                 return value.dtype
         return None
 
-    def process(signature, named_inputs, binding, farm, opset):
+    def process(constants):
+        return lambda *given: processed(constants, *given)
+
+    def processed(constants, signature, named_inputs, binding, farm, opset):
         number = named_inputs.get("input")
         if signature.name in ("Cast", "CastLike") and type(number) is float:
             named_inputs["input"] = ir.tensor(number, dtype=ir.DataType.DOUBLE)
@@ -685,14 +682,17 @@ def wide_numbers() -> Iterator[None]:
                 dtype = meeting(signature.params_map[name], named_inputs, signature)
                 if dtype not in (None, value.dtype):
                     named_inputs[name] = opset.Cast(value, to=int(dtype))
-                    binding = _building._resolve_parameter_dtypes(signature, named_inputs)
+                    binding = resolve_parameter_dtypes(signature, named_inputs)
         return constants(signature, named_inputs, binding, farm, opset)
 
-    def set_type(value, meta, *args, **kwargs):
-        types(value, meta, *args, **kwargs)
-        if isinstance(meta, (float, torch.SymFloat)):
-            value.dtype = ir.DataType.DOUBLE
-            value.meta[mark] = True
+    def with_types(types):
+        def set_type(value, meta, *args, **kwargs):
+            types(value, meta, *args, **kwargs)
+            if isinstance(meta, (float, torch.SymFloat)):
+                value.dtype = ir.DataType.DOUBLE
+                value.meta[mark] = True
 
-    with replaced(_building, "_process_python_constants", process), replaced(_core, "_set_shape_type", set_type):
+        return set_type
+
+    with wrapped("process_python_constants", process), wrapped("set_shape_type", with_types):
         yield

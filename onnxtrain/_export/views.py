@@ -19,6 +19,7 @@ from torch import Tensor, fx
 
 from onnxtrain._export.captured import is_dense, layout_of
 from onnxtrain._export.errors import ExportError
+from onnxtrain._torch import OpOverload
 
 _REGIONS = {"wrap_with_set_grad_enabled": 1, "wrap_with_autocast": 4}  # which argument is the body
 _ARITHMETIC = ("add", "sub", "mul", "floordiv", "mod", "neg", "getitem")
@@ -31,7 +32,7 @@ class _Lost(Exception):
 
 def makes_views(target: Any) -> bool:
     """Whether an operator of torch's returns views of its first argument, and writes nothing."""
-    if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten" or target._schema.is_mutable:
+    if not isinstance(target, OpOverload) or target.namespace != "aten" or target._schema.is_mutable:
         return False
     schema = target._schema
     return (bool(schema.arguments) and schema.arguments[0].alias_info is not None
@@ -152,7 +153,7 @@ class _Writer:
 
 
 def _name(target: Any, arithmetic: bool = False) -> str | None:
-    if isinstance(target, torch._ops.OpOverload):
+    if isinstance(target, OpOverload):
         # The trace has seen arguments in a row: of others, reshape() makes what eager makes.
         target = torch.ops.aten.reshape.default if target is torch.ops.aten.view.default else target
         return None if arithmetic else str(target)

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from onnxtrain import _C
+from onnxtrain._torch import global_optimizer_post_hooks, global_optimizer_pre_hooks, profiler_enabled
 from onnxtrain.optim._quant import pack, unpack
 
 MASTER, STOCHASTIC = 1, 2  # flags of a group, as csrc/py/optim.c reads them
@@ -106,8 +106,8 @@ class FusedOptimizer(torch.optim.Optimizer):
 
         @functools.wraps(step)
         def hooked(self: FusedOptimizer, *args: Any, **kwargs: Any) -> Any:
-            waiting = (self._optimizer_step_pre_hooks or self._optimizer_step_post_hooks or _global_optimizer_pre_hooks
-                       or _global_optimizer_post_hooks or torch.autograd._profiler_enabled())
+            waiting = (self._optimizer_step_pre_hooks or self._optimizer_step_post_hooks or global_optimizer_pre_hooks
+                       or global_optimizer_post_hooks or profiler_enabled())
             return wrapped(self, *args, **kwargs) if waiting else step(self, *args, **kwargs)
 
         return hooked
@@ -287,7 +287,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         to_none = self._set_grad_none if set_to_none is None else set_to_none
         if self._in_backward is not None:
             self._in_backward.refuse(f"{type(self).__name__}.zero_grad() cannot undo applied gradients")
-        if not to_none or torch.autograd._profiler_enabled():
+        if not to_none or profiler_enabled():
             super().zero_grad(to_none)
             return
         for group in self.param_groups:  # without the profiler's record, half of the time of a small step's call

@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import optimizer as torch_optimizer
 
 from onnxtrain import _C, _timing
+from onnxtrain._torch import global_optimizer_pre_hooks, will_engine_execute_node
 from onnxtrain.optim._engine import FusedOptimizer
 
 WANT_APPLIED = 2  # a byte of a mask; csrc/run/program.h
@@ -199,7 +199,7 @@ class StepInBackward:
             raise RuntimeError(f"{where}: torch.distributed or horovod is in use and would have to average all "
                                "gradients, but each is applied and freed in turn")
         refuse_options(optimizer, where)
-        hooks = {**torch_optimizer._global_optimizer_pre_hooks, **optimizer._optimizer_step_pre_hooks}
+        hooks = {**global_optimizer_pre_hooks, **optimizer._optimizer_step_pre_hooks}
         if hooks and not all([hook is _timing.optimizer_begins for hook in hooks.values()]):
             raise RuntimeError(f"{where}: the optimizer has hooks that run before step(), but parameters are updated "
                                "earlier")
@@ -236,7 +236,7 @@ class StepInBackward:
 def executes(node: Any) -> bool:
     """Whether the backward that runs goes on to this node."""
     try:
-        return torch._C._will_engine_execute_node(node)
+        return will_engine_execute_node(node)
     except RuntimeError:  # torch.autograd.grad() wants this leaf's gradient itself
         return False
 
@@ -259,7 +259,7 @@ def step_in_backward(optimizer: FusedOptimizer, model: Any) -> StepInBackward:
     gradient is final and no later part of backward reads the parameter. ``.grad`` of those parameters stays None, and
     ``optimizer.step()`` is still to be called: it closes the step. Parameters, states and all that follows from them
     are bit by bit what backward and then step() give. The idea is that of
-    ``torch.distributed.optim._apply_optimizer_in_backward``; it saves the memory of gradients that are not needed
+    torch.distributed's ``_apply_optimizer_in_backward``; it saves the memory of gradients that are not needed
     together, and a pass over it.
 
     Hyperparameters are those that the groups have when backward begins; learning rate schedulers, called after

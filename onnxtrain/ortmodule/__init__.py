@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from onnxtrain import _torch
 from onnxtrain.ortmodule._debug import DebugOptions, LogLevel
 from onnxtrain.ortmodule._fallback import FallbackPolicy, ORTModuleTorchModelException
 from onnxtrain.ortmodule._module import ORTModule
@@ -16,6 +17,7 @@ from onnxtrain.ortmodule.graph_optimizer_registry import register_graph_optimize
 __all__ = ["DebugOptions", "FallbackPolicy", "LogLevel", "ORTModule", "ORTModuleTorchModelException",
            "register_graph_optimizer"]
 
+_torch.check()
 ONNX_OPSET_VERSION = 20
 MINIMUM_RUNTIME_PYTORCH_VERSION_STR = "2.10"
 ORTMODULE_TORCH_CPP_DIR = ""  # nothing is compiled at install

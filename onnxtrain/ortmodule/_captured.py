@@ -26,9 +26,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.nn.modules.module import _has_any_global_hook
-from torch.nn.parallel import DistributedDataParallel
-from torch.utils import _pytree as pytree
 
 from onnxtrain import _report
 from onnxtrain._export import formulas, messages
@@ -36,6 +33,7 @@ from onnxtrain._export.captured import Place, graph_of, layouts_of, places_of
 from onnxtrain._export.checkpoint import loses_gradients
 from onnxtrain._export.state import replaced, settings
 from onnxtrain._export.twins import Twins
+from onnxtrain._torch import TABLE, has_any_global_hook, import_module, place, pytree
 from onnxtrain.ortmodule import (
     _announce,
     _attributes,
@@ -79,9 +77,10 @@ def follow_masks() -> None:
     it stands. They would look at the mask's values, and a decision by these cuts the graph in each layer. And it takes
     the fused layer of an encoder in evaluation for any size.
     """
-    @torch.compiler.substitute_in_graph(torch.nn.modules.transformer._detect_is_causal_mask)
-    def detect(mask: Any, is_causal: bool | None = None, size: int | None = None) -> bool:
-        return is_causal is True
+    if (masks := place("detect_is_causal_mask")) is not None:
+        @torch.compiler.substitute_in_graph(getattr(*masks))
+        def detect(mask: Any, is_causal: bool | None = None, size: int | None = None) -> bool:
+            return is_causal is True
 
     with contextlib.suppress(RuntimeError):  # torch has one itself since 2.11; without it an encoder has one size alone
         torch.library.register_fake("aten::_transformer_encoder_layer_fwd", lambda src, *_: torch.empty_like(src))
@@ -112,8 +111,8 @@ class _Call:
 
     def capture_begins(self) -> None:
         """Puts settings in force until the call is over. Until capture_ends() this thread holds Dynamo's lock."""
-        from torch._dynamo import config
-        from torch._dynamo.utils import graph_break_reasons
+        from onnxtrain._torch import dynamo_config as config
+        from onnxtrain._torch import graph_break_reasons
 
         self.counted, self.error = _cuts(), sys.exc_info()[1]
         _report.count(self.model._counters, captures=1)
@@ -183,7 +182,7 @@ class _Limit(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         call = _running.call
-        if call is None or not str(record.msg).startswith("torch._dynamo hit config."):
+        if call is None or not str(record.msg).startswith(f"{TABLE['dynamo'].dotted()} hit config."):
             return True
         reason = str(record.args[3]) if isinstance(record.args, tuple) and len(record.args) > 3 else ""
         call.limit = reason.partition(": ")[2].partition("  # ")[0].strip() + messages.line(reason)
@@ -228,11 +227,11 @@ def _dynamic_sizes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[st
 @contextlib.contextmanager
 def capturing(args: tuple[Any, ...], kwargs: dict[str, Any], wanted: dict[str, Any]) -> Iterator[None]:
     """Dynamo's settings for the capture of a call, those of `wanted` that this torch has among them."""
-    from torch._dynamo import config, symbolic_convert
+    from onnxtrain._torch import dynamo_config as config
 
     with contextlib.ExitStack() as stack:
-        if (imported := getattr(symbolic_convert, "_import_module", None)) is not None:
-            imported.cache_clear()  # another module may have taken a name
+        if import_module is not None:
+            import_module.cache_clear()  # another module may have taken a name
         stack.enter_context(settings(config, **wanted))
         stack.enter_context(formulas.bounded())
         stack.enter_context(_lean.capturing())
@@ -251,6 +250,7 @@ def capturing(args: tuple[Any, ...], kwargs: dict[str, Any], wanted: dict[str, A
 
 
 _running = _Running()
+_ddp, _active = place("active_ddp_module") or (types.SimpleNamespace(active=None), "active")
 _lock = threading.Lock()
 _entries = itertools.count()
 # Functions that Dynamo cuts a graph for, in the reason that it gives.
@@ -259,13 +259,13 @@ _SEEDS = re.compile(r"`(manual_seed(_all)?|[gs]et_rng_state(_all)?)`|"
 
 
 def _hear_of_captures() -> None:
-    """Lets Dynamo say when it begins one; torch._dynamo.reset() makes it forget that."""
-    from torch._dynamo.callback import callback_handler
+    """Lets Dynamo say when it begins one; torch.compiler.reset() makes it forget that."""
+    from onnxtrain._torch import callback_handler
 
     if _running.capture_begins not in callback_handler.start_callbacks:
         with _lock:
             follow_masks()
-        logging.getLogger("torch._dynamo.convert_frame").addFilter(_limit)
+        logging.getLogger(TABLE["convert_frame"].dotted()).addFilter(_limit)
         callback_handler.register_start_callback(_running.capture_begins)
         callback_handler.register_end_callback(_running.capture_ends)
 
@@ -302,7 +302,7 @@ def _call_of(module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
 
 def _captures(entry: Callable[..., Any]) -> int:
     """How many calls of this function Dynamo has captured, as far as it can be asked."""
-    from torch._C._dynamo import eval_frame
+    from onnxtrain._torch import eval_frame
 
     entries = getattr(eval_frame, "_debug_get_cache_entry_list", None)
     function = getattr(entry, "_torchdynamo_orig_callable", None)
@@ -317,9 +317,9 @@ def changes(what: str) -> str:
 
 def _is_of_dynamo(error: Exception) -> bool:
     """Whether the capture raised it, and not what it captured."""
-    from torch._dynamo.exc import TorchDynamoException
-    from torch._subclasses import fake_tensor
     from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+
+    from onnxtrain._torch import TorchDynamoException, fake_tensor
 
     return isinstance(error, (TorchDynamoException, GuardOnDataDependentSymNode,
                               fake_tensor.DataDependentOutputException, fake_tensor.DynamicOutputShapeException,
@@ -334,7 +334,7 @@ _OF_DECISIONS = "data-dependent expression"  # in the reason that Dynamo gives
 
 def _cuts() -> dict[str, int]:
     """How often Dynamo has cut a graph in this process, by reason."""
-    from torch._dynamo.utils import counters, graph_break_reasons
+    from onnxtrain._torch import counters, graph_break_reasons
 
     decisions = sum(_OF_DECISIONS in cut.reason for cut in graph_break_reasons)  # which Dynamo does not count
     return {**counters["graph_break"], _DECISION: decisions}
@@ -617,11 +617,11 @@ class Parts:
             self._wrong.pop(wrong, None)
             return result
         if self._methods is not None and self._methods.changed():
-            torch._dynamo.reset()  # code of parts that Dynamo captured on their own, too
+            torch.compiler.reset()  # code of parts that Dynamo captured on their own, too
             self._calls.clear()
             self._nothing.clear()
             self._methods = None
-        if _has_any_global_hook():
+        if has_any_global_hook():
             return whole._by_torch("a global module hook is registered, which a graph would not run", args, kwargs)
         call = self._calls.get(mode)
         if call is None:
@@ -635,7 +635,8 @@ class Parts:
         outer, _running.call = _running.call, (current := _Call(self, whole, args, kwargs, call))
         _hear_of_captures()
         # Dynamo would cut the graph where this module's gradients fill a bucket.
-        around, DistributedDataParallel._active_ddp_module = DistributedDataParallel._active_ddp_module, None
+        around = getattr(_ddp, _active)
+        setattr(_ddp, _active, None)
         try:
             result = call(module, *args, **kwargs)
         except CheckError as error:
@@ -659,7 +660,7 @@ class Parts:
             return result
         finally:
             _running.call = outer
-            DistributedDataParallel._active_ddp_module = around
+            setattr(_ddp, _active, around)
             current.is_over()
         ran = counters.engine_graphs - engine
         if current.before is not None:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from onnxtrain._export.function_apply import is_traced
 from onnxtrain._export.state import settings, wrapped
+from onnxtrain._torch import assert_async
 from onnxtrain.ortmodule._program import CheckError
 
 _COMPARISONS = (operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne)
@@ -41,7 +42,7 @@ _failed = _Failed()
 def require(condition: Tensor) -> None:
     """In a graph: what has to hold. Where PyTorch runs the graph it goes on to its end, as it has modes to leave."""
     if is_traced():
-        torch._assert_async(condition)
+        assert_async(condition)
     else:
         _failed.yes = _failed.yes or not condition
 
@@ -92,9 +93,9 @@ def _only_raises(tx: Any, start: int) -> bool:
 
 def _condition(tx: Any, value: Any) -> Any:
     """Dynamo's value of a branch as a tensor of one element; None where Dynamo knows it, or it is another one."""
-    from torch._dynamo.variables import LazyVariableTracker, SymNodeVariable, TensorVariable
-    from torch._dynamo.variables.builder import wrap_fx_proxy
     from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
+    from onnxtrain._torch import LazyVariableTracker, SymNodeVariable, TensorVariable, wrap_fx_proxy
 
     value = value.realize() if isinstance(value, LazyVariableTracker) else value
     if isinstance(value, SymNodeVariable):
@@ -111,7 +112,7 @@ def _condition(tx: Any, value: Any) -> Any:
 
 def _compared(tx: Any, node: torch.fx.Node) -> Any:
     """The comparison of floats that tensors held, which Python has in double precision, as one of tensors."""
-    from torch._dynamo.variables.builder import wrap_fx_proxy
+    from onnxtrain._torch import wrap_fx_proxy
 
     if node.target not in _COMPARISONS or any(each.target != "item" for each in node.all_input_nodes):
         return None
@@ -136,7 +137,7 @@ def _is_inside(tracer: Any) -> bool:
 
 def _becomes_check(tx: Any, place: int, jumps: bool) -> bool:
     """Whether a jump is one around an exception: the graph has it as a check then, and Dynamo goes on behind it."""
-    from torch._dynamo.variables import ConstantVariable
+    from onnxtrain._torch import ConstantVariable
 
     if isinstance(tx.stack[-1], ConstantVariable):
         return False
@@ -157,7 +158,7 @@ def kept_as_checks(entry: Any, module: torch.nn.Module) -> contextlib.AbstractCo
     """While Dynamo captures calls of this function, which calls the module. Where it cuts the graph at that call,
     forward is the first code that it captures.
     """
-    from torch._dynamo import config
+    from onnxtrain._torch import dynamo_config as config
 
     forward = None if module._forward_pre_hooks else getattr(module.forward, "__func__", None)
     called = getattr(entry, "_torchdynamo_orig_callable", entry), forward
@@ -176,4 +177,4 @@ def kept_as_checks(entry: Any, module: torch.nn.Module) -> contextlib.AbstractCo
 
         return step
 
-    return wrapped("torch._dynamo.symbolic_convert:InstructionTranslatorBase.step", steps)
+    return wrapped("translate_step", steps)

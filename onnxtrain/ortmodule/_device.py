@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from onnxtrain import _C, options
 from onnxtrain._C import UnsupportedError
+from onnxtrain._torch import fp32_precision, pytree
 
 
 def device_of(tensors: Iterable[torch.Tensor]) -> str:
@@ -72,14 +72,13 @@ def configure() -> None:
 
 # Both of torch's interfaces set this. After fp32_precision was set, torch raises RuntimeError where allow_tf32 or
 # get_float32_matmul_precision() is read.
-_fp32_precision = torch._C._get_fp32_precision_getter
 _OLDER_NAMES = {"bf16": "medium", "tf32": "high"}
 _tf32: tuple[bool, bool] | None = None  # as the engine was told last
 
 
 def matmul_precision() -> str:
     """The precision of float32 products on the CPU, as torch.get_float32_matmul_precision() names it."""
-    return _OLDER_NAMES.get(_fp32_precision("mkldnn", "matmul"), "highest")
+    return _OLDER_NAMES.get(fp32_precision("mkldnn", "matmul"), "highest")
 
 
 def tell_tf32() -> None:
@@ -87,7 +86,7 @@ def tell_tf32() -> None:
     answer selects other programs.
     """
     global _tf32
-    asked = _fp32_precision("cuda", "matmul") == "tf32", _fp32_precision("cuda", "conv") == "tf32"
+    asked = fp32_precision("cuda", "matmul") == "tf32", fp32_precision("cuda", "conv") == "tf32"
     if _tf32 != asked:
         _C.set_tf32(*asked)
         _tf32 = asked

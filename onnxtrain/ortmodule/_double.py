@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from onnxtrain._export import derivatives, messages, state
+from onnxtrain._torch import place, will_engine_execute_node
 from onnxtrain.ortmodule import _masks
 from onnxtrain.ortmodule._fallback import FallbackPolicy, ORTModuleTorchModelException
 from onnxtrain.ortmodule._methods import HOOKS, Methods
@@ -37,10 +38,10 @@ def followed() -> Iterator[None]:
     """Has Dynamo trace torch.autograd.grad() in forward, and leave Tensor.backward() to Python: the gradients that it
     stores in a trace (2.13, 2.15) have no gradients of their own.
     """
-    from torch._dynamo import config, exc
+    from onnxtrain._torch import dynamo_config as config
+    from onnxtrain._torch import exc
 
-    first = "torch._dynamo.variables.tensor:TensorVariable._collect_backward_inputs"
-    if state.found(first) is None:
+    if place("collect_backward_inputs") is None or place("check_leaks") is None:
         yield
         return
 
@@ -55,8 +56,8 @@ def followed() -> Iterator[None]:
 
         return check
 
-    with state.settings(config, trace_autograd_ops=True), state.wrapped(first, lambda _: cut), \
-            state.wrapped("torch._dynamo.output_graph:OutputGraph._check_requires_grad_intermediate_outputs", leaks):
+    with state.settings(config, trace_autograd_ops=True), \
+            state.wrapped("collect_backward_inputs", lambda _: cut), state.wrapped("check_leaks", leaks):
         yield
 
 
@@ -285,7 +286,7 @@ class Double:
 def _executes(node: Any) -> bool:
     """Whether the backward that runs goes on to this node."""
     try:
-        return torch._C._will_engine_execute_node(node)
+        return will_engine_execute_node(node)
     except RuntimeError:  # a leaf of torch.autograd.grad()
         return True
 

@@ -18,10 +18,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from onnxtrain import _report
 from onnxtrain._export import exclusive
+from onnxtrain._torch import pytree
 from onnxtrain.ortmodule._attributes import attributes, held_by
 from onnxtrain.ortmodule._program import NODES
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 import sys
 import types
 
+from onnxtrain._torch import TABLE, reset_code
+
 _gone: list[types.CodeType] = []  # of functions of which Dynamo still has to forget what it compiled
 
 
@@ -16,12 +18,10 @@ def forget(code: types.CodeType) -> None:
     The function may go with one of Dynamo's guards or caches, while Dynamo clears them in C++: clearing the same code
     once more would free memory that it goes on to use. Then the next call does it.
     """
-    import torch._dynamo
-
     _gone.append(code)
     while not _is_clearing():
         try:
-            torch._dynamo.reset_code(_gone.pop())
+            reset_code(_gone.pop())
         except IndexError:  # this thread or another one has done the last
             return
 
@@ -31,7 +31,7 @@ def _is_clearing() -> bool:
     frame: types.FrameType | None = sys._getframe(2)
     while frame is not None:
         name, module = frame.f_code.co_name, frame.f_globals.get("__name__", "")
-        if (name in ("invalidate", "reset", "reset_code_caches") and module.startswith("torch._dynamo")
+        if (name in ("invalidate", "reset", "reset_code_caches") and module.startswith(TABLE["dynamo"].dotted())
                 or frame.f_code is forget.__code__):
             return True
         frame = frame.f_back

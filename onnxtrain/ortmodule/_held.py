@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from onnxtrain._torch import foreach_add_, will_engine_execute_node
 from onnxtrain.optim._in_backward import not_alone
 
 
@@ -60,7 +61,7 @@ class HeldFunction(torch.autograd.Function):
                                "ORTMODULE_ENABLE_MEM_EFFICIENT_GRAD_MGMT")
         held = ctx.held
         found = list(held.gradients(ctx, grads))
-        if torch._C._will_engine_execute_node(held.node):  # not under torch.autograd.grad or backward(inputs=...)
+        if will_engine_execute_node(held.node):  # not under torch.autograd.grad or backward(inputs=...)
             _accumulate(ctx.weights, [found[index] for index in held.hidden])
         return (None, None, None, None, None, None, *[found[index] for index in held.seen])
 
@@ -86,7 +87,7 @@ def _accumulate(weights: list[Tensor | None], grads: list[Tensor | None]) -> Non
         if weight._post_accumulate_grad_hooks:
             waiting.append(weight)
     if sums:
-        torch._foreach_add_(sums, more)
+        foreach_add_(sums, more)
     for weight in waiting:
         for hook in tuple(weight._post_accumulate_grad_hooks.values()):
             hook(weight)

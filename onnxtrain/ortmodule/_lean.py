@@ -18,9 +18,8 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import torch
-
 from onnxtrain._export.state import wrapped
+from onnxtrain._torch import TABLE, peek_interpreter_stack
 
 
 @contextlib.contextmanager
@@ -28,9 +27,9 @@ def backend_as_it_is() -> Iterator[None]:
     """While a function is made that captures: its backend is called directly, where no programs were asked for that
     repeat its failures.
     """
-    from torch._dynamo import config
+    from onnxtrain._torch import dynamo_config as config
 
-    with wrapped("torch._dynamo.eval_frame:get_compiler_fn",
+    with wrapped("get_compiler_fn",
                  lambda plain: plain if config.repro_after is not None else lambda backend: backend):
         yield
 
@@ -38,27 +37,10 @@ def backend_as_it_is() -> Iterator[None]:
 def _in_functorch(plain: Callable[..., Any]) -> Callable[..., Any]:
     """InstructionTranslator._throw_if_in_functorch, which looks up a backend where no transform is active, too."""
     def throw(self: Any) -> None:
-        if torch._C._functorch.peek_interpreter_stack() is not None:
+        if peek_interpreter_stack() is not None:
             plain(self)
 
     return throw
-
-
-def _local_map(plain: Callable[..., bool]) -> Callable[..., bool]:
-    """LocalMapWrappedHigherOrderVariable.should_wrap_in_hop, which imports a function to compare a value with it."""
-    def should_wrap(*args: Any) -> bool:
-        return "torch.distributed.tensor.experimental._func_map" in sys.modules and plain(*args)
-
-    return should_wrap
-
-
-def _late(plain: Callable[[], Any]) -> Callable[[], Any]:
-    """graph_region_tracker.InputPickler, of which each capture makes one and most use none."""
-    class Pickler:
-        def dumps(self, value: Any) -> bytes:
-            return plain().dumps(value)
-
-    return Pickler
 
 
 def _files(plain: Callable[[], set[str]]) -> Callable[[], set[str]]:
@@ -67,13 +49,13 @@ def _files(plain: Callable[[], set[str]]) -> Callable[[], set[str]]:
     """
     @functools.cache
     def uninteresting() -> set[str]:
-        from torch._dynamo import guards
+        from onnxtrain._torch import guards
 
-        if "torch.export._trace" in sys.modules:
+        if TABLE["export_trace"].dotted() in sys.modules:
             return plain()
         named = {sys.modules[name].__file__ for name in _UNINTERESTING if name in sys.modules}
         operators = {module.__file__ for name, module in [*sys.modules.items()]
-                     if name.startswith("torch._higher_order_ops.")}
+                     if name.startswith(f"{TABLE['higher_order_ops'].dotted()}.")}
         return {file for file in named | operators if file is not None} | guards.uninteresting_files()
 
     return uninteresting
@@ -82,21 +64,20 @@ def _files(plain: Callable[[], set[str]]) -> Callable[[], set[str]]:
 def _side_effects(plain: Callable[..., list[str]]) -> Callable[..., list[str]]:
     """OutputGraph.get_replayed_side_effect_source_refs, which imports a class of torch.export's to leave it out."""
     def refs(self: Any, *, populate_export_metadata: bool = False) -> list[str]:
-        from torch._dynamo.output_graph import _get_source_debug_name
-        from torch._dynamo.variables.base import AttributeMutationExisting, ValueMutationExisting
+        from onnxtrain._torch import AttributeMutationExisting, ValueMutationExisting, get_source_debug_name
 
-        if populate_export_metadata or "torch.export._trace" in sys.modules:
+        if populate_export_metadata or TABLE["export_trace"].dotted() in sys.modules:
             return plain(self, populate_export_metadata=populate_export_metadata)
         changed = [variable for variable in self.side_effects._get_modified_vars() if isinstance(
             getattr(variable, "mutation_type", None), (AttributeMutationExisting, ValueMutationExisting))]
-        return [_get_source_debug_name(variable.source) for variable in changed]
+        return [get_source_debug_name(variable.source) for variable in changed]
 
     return refs
 
 
 def _funcname(plain: Callable[[str, int], str | None]) -> Callable[[str, int], str | None]:
     """symbolic_convert.get_funcname, which splits whole source files into tokens to name a line's function in logs."""
-    from torch._dynamo import symbolic_convert
+    from onnxtrain._torch import symbolic_convert
 
     def get_funcname(file: str, line: int) -> str | None:
         logs = symbolic_convert.trace_call_log, symbolic_convert.trace_source_log
@@ -105,34 +86,19 @@ def _funcname(plain: Callable[[str, int], str | None]) -> Callable[[str, int], s
     return get_funcname
 
 
-def _guard_latency(plain: Callable[..., float]) -> Callable[..., float]:
-    """guards.profile_guard_manager, which empties the processor's caches to measure, for logs, what guards take."""
-    def latency(*given: Any) -> float:
-        from torch._dynamo import guards
-
-        is_read = guards.guards_log.isEnabledFor(logging.DEBUG) or torch._logging._internal.GET_DTRACE_STRUCTURED
-        return plain(*given) if is_read else 0.0
-
-    return latency
-
-
 _UNINTERESTING = (
-    "torch", "torch._compile", "torch._dynamo.eval_frame", "torch._inductor.sizevars", "torch._library.custom_ops",
-    "torch._library.fake_impl", "torch._logging._internal", "torch._logging.structured",
-    "torch._subclasses.fake_tensor", "torch._subclasses.meta_utils", "torch.fx._symbolic_trace",
-    "torch.fx.experimental.recording", "torch.fx.experimental.sym_node", "torch.fx.experimental.symbolic_shapes",
-    "torch.fx.interpreter")
+    "torch", "torch.fx.experimental.recording", "torch.fx.experimental.sym_node",
+    "torch.fx.experimental.symbolic_shapes", "torch.fx.interpreter", *[TABLE[short].dotted() for short in (
+        "compiler_switches", "custom_ops", "fake_impl", "fake_tensor", "frames", "logging_internals", "meta_utils",
+        "sizevars", "structured_logs", "symbolic_trace")])
 
 
 _INSTEAD: dict[str, Callable[[Any], Any]] = {
-    "torch._dynamo.symbolic_convert:InstructionTranslator._throw_if_in_functorch": _in_functorch,
-    "torch.fx.experimental.symbolic_shapes:uninteresting_files": _files,
-    "torch._dynamo.output_graph:uninteresting_files": _files,
-    "torch._dynamo.output_graph:OutputGraph.get_replayed_side_effect_source_refs": _side_effects,
-    "torch._dynamo.variables.higher_order_ops:LocalMapWrappedHigherOrderVariable.should_wrap_in_hop": _local_map,
-    "torch._dynamo.symbolic_convert:get_funcname": _funcname,
-    "torch._dynamo.guards:profile_guard_manager": _guard_latency,
-    "torch._dynamo.graph_region_tracker:InputPickler": _late,
+    "throw_if_in_functorch": _in_functorch,
+    "uninteresting_files": _files,
+    "uninteresting_files_of_graphs": _files,
+    "side_effect_sources": _side_effects,
+    "get_funcname": _funcname,
 }
 
 
@@ -140,8 +106,8 @@ _INSTEAD: dict[str, Callable[[Any], Any]] = {
 def capturing() -> Iterator[None]:
     """While Dynamo captures."""
     with contextlib.ExitStack() as stack:
-        for path, ours in _INSTEAD.items():
-            stack.enter_context(wrapped(path, ours))
+        for name, ours in _INSTEAD.items():
+            stack.enter_context(wrapped(name, ours))
         yield
 
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from onnxtrain._export.state import replaced, settings, wrapped
+from onnxtrain._torch import TABLE
 
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "warn": logging.WARNING,
            "error": logging.ERROR, "exception": logging.ERROR, "critical": logging.CRITICAL, "fatal": logging.CRITICAL}
@@ -30,8 +31,9 @@ def quiet() -> Iterator[None]:
     own = warnings.filters[0]
     try:
         with contextlib.ExitStack() as loggers:
-            for name in ("torch._dynamo.convert_frame", "torch._subclasses.fake_tensor"):
-                loggers.enter_context(replaced(logging.getLogger(name), "isEnabledFor", _is_critical))
+            for name in ("convert_frame", "fake_tensor"):
+                logger = logging.getLogger(TABLE[name].dotted())
+                loggers.enter_context(replaced(logger, "isEnabledFor", _is_critical))
             yield
     finally:
         with contextlib.suppress(ValueError):  # a script may have put back its own filters
@@ -45,13 +47,12 @@ def _is_critical(level: int) -> bool:
 @contextlib.contextmanager
 def said_later() -> Iterator[None]:
     """While Dynamo captures."""
-    from torch._dynamo import config
+    from onnxtrain._torch import dynamo_config as config
 
     moved = {*config.reorderable_logging_functions, print, warnings.warn}
-    misc = "torch._dynamo.variables.misc:"
     with (settings(config, reorderable_logging_functions=moved),
-          wrapped(f"{misc}DebuggingVariable.call_function", _says),
-          wrapped(f"{misc}LoggingLoggerVariable.call_method", _logs)):
+          wrapped("call_of_print", _says),
+          wrapped("call_of_logger", _logs)):
         yield
 
 
@@ -73,9 +74,13 @@ def _now(tx: Any, value: Any, is_printed: bool) -> Any:
 
     is_printed: the call shows the text of each argument, whatever it is.
     """
-    from torch._dynamo.variables import LazyVariableTracker, SymNodeVariable, TensorVariable
-    from torch._dynamo.variables.lists import SizeVariable
-    from torch._dynamo.variables.misc import StringFormatVariable
+    from onnxtrain._torch import (
+        LazyVariableTracker,
+        SizeVariable,
+        StringFormatVariable,
+        SymNodeVariable,
+        TensorVariable,
+    )
 
     value = value.realize() if isinstance(value, LazyVariableTracker) else value
     if isinstance(value, TensorVariable):
@@ -98,9 +103,7 @@ def _logs(plain: Callable[..., Any]) -> Callable[..., Any]:
     logs each message once (``warning_once`` of transformers, by functools.lru_cache) while it captures.
     """
     def call_method(self: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
-        from torch._dynamo.source import AttrSource
-        from torch._dynamo.variables import ConstantVariable
-        from torch._dynamo.variables.misc import DebuggingVariable
+        from onnxtrain._torch import AttrSource, ConstantVariable, DebuggingVariable
 
         method: Any = getattr(self.value, name, None)
         quiet = name in _LEVELS and not self.value.isEnabledFor(_LEVELS[name])

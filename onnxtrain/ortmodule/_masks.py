@@ -79,11 +79,11 @@ class Masks:
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Masks:
-        attention = state.in_force(F, "scaled_dot_product_attention")
-        self._stack.enter_context(exclusive())
-        for owner, name, function in ((F, "dropout", self._dropout), *[
-                (owner, "scaled_dot_product_attention", self._attention(attention)) for owner in (F, torch._C._nn)]):
-            self._stack.enter_context(state.replaced(owner, name, function))
+        attention = self._attention(state.in_force(F, "scaled_dot_product_attention"))
+        for each in (exclusive(), state.replaced(F, "dropout", self._dropout),
+                     state.replaced(F, "scaled_dot_product_attention", attention),
+                     state.wrapped("attention", lambda _: attention)):
+            self._stack.enter_context(each)
         return self
 
     def __exit__(self, *error: Any) -> None:

@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from onnxtrain._export.state import wrapped
+from onnxtrain._torch import is_tracing, nn_functions, python_assert
 from onnxtrain.ortmodule import _python_in_forward
 from onnxtrain.ortmodule._utils import leave_alone
 
@@ -279,7 +280,7 @@ class _Instead(NamedTuple):
     of_any_type: bool = False  # whether it has the types of torch's under autocast, too
 
 
-_nn = torch._C._nn
+_nn = nn_functions
 _INSTEAD: dict[Any, _Instead] = {
     _nn.elu: _Instead(_elu, ("alpha", "scale", "input_scale")),
     torch.celu: _Instead(_celu, ("alpha",)),
@@ -315,7 +316,7 @@ _INSTEAD: dict[Any, _Instead] = {
     F.hardtanh: _Instead(F.hardtanh, ("min_val", "max_val"), True),
 }
 # Functions and methods that Dynamo would call while it captures, or in a graph, or cut the graph at.
-_IN_PYTHON: dict[Any, Any] = {torch._assert: _assert, torch._C._is_tracing: _is_tracing,
+_IN_PYTHON: dict[Any, Any] = {python_assert: _assert, is_tracing: _is_tracing,
                               torch.equal: _equal, "equal": _equal, torch.allclose: _allclose, "allclose": _allclose}
 # NumPy's, of sizes: Dynamo would make tensors of these, whose results would be no numbers.
 _OF_SIZES: dict[Any, Any] = {np.prod: _prod, np.max: _max, np.min: _min, np.sqrt: _sqrt}
@@ -327,9 +328,7 @@ _signature = functools.cache(inspect.signature)
 
 def _changes(argument: Any) -> bool:
     """Whether a value of Dynamo's is a number that changes, or has one, and not made of the sizes of tensors alone."""
-    from torch._dynamo.source import TensorPropertySource
-    from torch._dynamo.variables import LazyVariableTracker, SymNodeVariable
-    from torch._dynamo.variables.lists import BaseListVariable
+    from onnxtrain._torch import BaseListVariable, LazyVariableTracker, SymNodeVariable, TensorPropertySource
 
     if isinstance(argument, LazyVariableTracker):
         argument = argument.realize()
@@ -357,7 +356,7 @@ def _chosen(instead: _Instead | None, given: Sequence[Any], named: dict[str, Any
 def _in_tensors(plain: Callable[..., Any]) -> Callable[..., Any]:
     """call_function of Dynamo's variable for a function of torch that goes into the graph."""
     def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
-        from torch._dynamo.variables import UserFunctionVariable
+        from onnxtrain._torch import UserFunctionVariable
 
         try:
             chosen, instead = _IN_PYTHON.get(self.value), _INSTEAD.get(self.value)
@@ -373,7 +372,7 @@ def _in_tensors(plain: Callable[..., Any]) -> Callable[..., Any]:
 def _methods_in_tensors(plain: Callable[..., Any]) -> Callable[..., Any]:
     """call_method of Dynamo's variable for a tensor."""
     def call_method(self: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
-        from torch._dynamo.variables import UserFunctionVariable
+        from onnxtrain._torch import UserFunctionVariable
 
         chosen = _IN_PYTHON.get(name) or _chosen(_METHODS.get(name), [self, *args], kwargs)
         return plain(self, tx, name, args, kwargs) if chosen is None else UserFunctionVariable(
@@ -384,8 +383,9 @@ def _methods_in_tensors(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 def _is_size(value: Any) -> bool:
     """Whether a value of Dynamo's is a whole number that is not negative, as sizes are."""
-    from torch._dynamo.variables import ConstantVariable, LazyVariableTracker, SymNodeVariable
     from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+    from onnxtrain._torch import ConstantVariable, LazyVariableTracker, SymNodeVariable
 
     value = value.realize() if isinstance(value, LazyVariableTracker) else value
     if isinstance(value, ConstantVariable):
@@ -397,8 +397,7 @@ def _is_size(value: Any) -> bool:
 def _numbers_of_numpy(plain: Callable[..., Any]) -> Callable[..., Any]:
     """call_function of Dynamo's variable for a function of NumPy's."""
     def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
-        from torch._dynamo.variables import ConstantVariable, UserFunctionVariable
-        from torch._dynamo.variables.lists import BaseListVariable
+        from onnxtrain._torch import BaseListVariable, ConstantVariable, UserFunctionVariable
 
         if kwargs or not callable(self.value):
             return plain(self, tx, args, kwargs)
@@ -418,7 +417,7 @@ def _numbers_of_numpy(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 def to_numpy(value: Any) -> Any:
     """A result of NumPy's as Python has it: where there are no axes it is a scalar, which Dynamo makes an array."""
-    from torch._dynamo.utils import to_numpy_helper
+    from onnxtrain._torch import to_numpy_helper
 
     found = to_numpy_helper(value)
     return found[()] if getattr(found, "ndim", None) == 0 else found
@@ -442,8 +441,8 @@ def numbers_as_inputs() -> Iterator[None]:
     sizes as constants.
     """
     with _python_in_forward.followed(), \
-            wrapped("torch._dynamo.variables:TorchInGraphFunctionVariable.call_function", _in_tensors), \
-            wrapped("torch._dynamo.variables:TensorVariable.call_method", _methods_in_tensors), \
-            wrapped("torch._dynamo.variables:NumpyVariable.call_function", _numbers_of_numpy), \
-            wrapped("torch._dynamo.codegen:PyCodegen.load_import_from", _scalars_of_numpy):
+            wrapped("call_of_operator", _in_tensors), \
+            wrapped("call_of_tensors_method", _methods_in_tensors), \
+            wrapped("call_of_numpy", _numbers_of_numpy), \
+            wrapped("load_import_from", _scalars_of_numpy):
         yield

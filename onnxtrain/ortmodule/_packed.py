@@ -19,6 +19,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from onnxtrain._export import packed
 from onnxtrain._export.state import wrapped
+from onnxtrain._torch import graph_break
 
 for _function in (*packed.CHECKS, packed.recur_padded):
     torch.compiler.allow_in_graph(_function)
@@ -26,7 +27,7 @@ for _function in (*packed.CHECKS, packed.recur_padded):
 
 def _by_torch() -> None:
     """Cuts the graph before the call."""
-    torch._dynamo.graph_break()
+    graph_break()
 
 
 def _in_engine(*tensors: Tensor) -> bool:
@@ -143,7 +144,7 @@ def _replace(self: Any, /, **fields: Any) -> Any:
 
 def _ask_for_none(self: Any, value: bool) -> None:
     """FunctionCtx.set_materialize_grads: in a function that Dynamo follows, missing gradients are always zeros."""
-    torch._dynamo.graph_break()
+    graph_break()
     self.materialize_grads = value
 
 
@@ -179,7 +180,7 @@ def _instead_of_forward(module: Any, arguments: list[Any]) -> Any:
 
 def _is_given_list(arguments: list[Any], named: dict[str, Any]) -> bool:
     """Whether lengths are numbers of the caller's: each list of them would be a graph of its own."""
-    from torch._dynamo.variables import LazyVariableTracker
+    from onnxtrain._torch import LazyVariableTracker
 
     lengths = named.get("lengths", arguments[1] if len(arguments) > 1 else None)
     if isinstance(lengths, LazyVariableTracker) and not lengths.is_realized():
@@ -192,7 +193,7 @@ def _is_given_list(arguments: list[Any], named: dict[str, Any]) -> bool:
 def _followed(plain: Callable[..., Any]) -> Callable[..., Any]:
     """call_function of Dynamo's variable for a function."""
     def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
-        from torch._dynamo.variables import UserFunctionVariable
+        from onnxtrain._torch import UserFunctionVariable
 
         function = getattr(self, "fn", None) or getattr(self, "value", None)
         code: Any = getattr(function, "__code__", None)
@@ -211,6 +212,6 @@ def _followed(plain: Callable[..., Any]) -> Callable[..., Any]:
 def followed() -> Iterator[None]:
     """Within, Dynamo captures calls of these functions as those of ours."""
     with contextlib.ExitStack() as stack:
-        for kind in ("UserFunctionVariable", "UserMethodVariable", "SkipFunctionVariable"):
-            stack.enter_context(wrapped(f"torch._dynamo.variables:{kind}.call_function", _followed))
+        for name in ("call_of_function", "call_of_method", "call_of_skipped"):
+            stack.enter_context(wrapped(name, _followed))
         yield

@@ -13,13 +13,19 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._functorch import is_dead_tensor_wrapper, unwrap_if_dead  # type: ignore[attr-defined]
-from torch.autograd import profiler
 
 from onnxtrain import _C, UnsupportedError, _timing, options
 from onnxtrain._export import checkpoint, gradients, views
 from onnxtrain._export.errors import StaleError
 from onnxtrain._export.exported import Exported
+from onnxtrain._torch import (
+    get_deterministic_algorithms,
+    is_batchedtensor,
+    is_dead_tensor_wrapper,
+    is_legacy_batchedtensor,
+    keeps_graph,
+    unwrap_if_dead,
+)
 from onnxtrain.ortmodule import _double, _held, _random, graph_optimizer_registry
 from onnxtrain.ortmodule._chain import Chain, Run
 from onnxtrain.ortmodule._device import matmul_precision, tell_tf32
@@ -27,7 +33,6 @@ from onnxtrain.ortmodule._reach import Reach
 from onnxtrain.ortmodule._utils import leave_alone
 
 PROGRAMS = 64  # kept of a graph: batches differ in sizes, and in how many rows count
-_keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
 _modes = ("highest", False)  # precision of products and determinism, as the engine was told last
 
 
@@ -91,7 +96,7 @@ class _ChainFunction(torch.autograd.Function):
 
 
 def _of_chain(ctx: Any, grads: tuple[Tensor | None, ...]) -> Sequence[Tensor | None]:
-    found: Sequence[Tensor | None] = ctx.run.backward(grads, _keeps_graph())
+    found: Sequence[Tensor | None] = ctx.run.backward(grads, keeps_graph())
     return found
 
 
@@ -140,15 +145,14 @@ def _gradients(ctx: Any, grads: tuple[Tensor | None, ...]) -> Sequence[Tensor | 
         raise
     except MemoryError as error:
         raise out_of_memory(error) from None
-    if not _keeps_graph():
+    if not keeps_graph():
         run.forget()
     return found if len(grads) == 1 else ctx.program.reach.drop(run.differentiable, grads, found)
 
 
 def _refuse_batches(grads: tuple[Tensor | None, ...]) -> None:
     """Raises RuntimeError where vmap made the gradients of the outputs."""
-    of = torch._C._functorch
-    if any(grad is not None and (of.is_batchedtensor(grad) or of.is_legacy_batchedtensor(grad)) for grad in grads):
+    if any(grad is not None and (is_batchedtensor(grad) or is_legacy_batchedtensor(grad)) for grad in grads):
         raise RuntimeError("the engine's backward does not run under vmap, which torch.autograd.grad(is_grads_batched="
                            "True) and torch.autograd.functional.jacobian(vectorize=True) use: call it for each row, "
                            "or use torch.func, for which PyTorch runs the module")
@@ -400,13 +404,13 @@ class Program:
         if self.changing and wanted:  # backward wants them as they were
             tensors = tuple([t.clone() if i in self.changing else t for i, t in enumerate(tensors)])
         global _modes
-        if _modes != (asked := (matmul_precision(), torch._C._get_deterministic_algorithms())):
+        if _modes != (asked := (matmul_precision(), get_deterministic_algorithms())):
             _C.set_matmul_precision(asked[0])
             _C.set_deterministic(asked[1])
             _modes = asked
         if self.device != "cpu":
             tell_tf32()
-        if profiler._is_profiler_enabled is not _timing.in_ranges:
+        if getattr(*_timing.IN_PROFILER) is not _timing.in_ranges:
             _timing.switch_ranges()
         random = _random.state(self.device) if self._checks else None
         outputs: Any

@@ -27,9 +27,9 @@ def _number(value: Any) -> Any:
 
     Raises NotImplementedError where Dynamo does not know it.
     """
-    from torch._dynamo.variables import LazyVariableTracker, SymNodeVariable
-    from torch._dynamo.variables.lists import BaseListVariable
     from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
+    from onnxtrain._torch import BaseListVariable, LazyVariableTracker, SymNodeVariable
 
     value = value.realize() if isinstance(value, LazyVariableTracker) else value
     if isinstance(value, SymNodeVariable) and not free_unbacked_symbols(value.sym_num):
@@ -41,8 +41,7 @@ def _number(value: Any) -> Any:
 
 def _text(value: Any) -> Any:
     """A formatted text of sizes as a constant of Dynamo's, or the value itself."""
-    from torch._dynamo.variables import ConstantVariable
-    from torch._dynamo.variables.misc import StringFormatVariable
+    from onnxtrain._torch import ConstantVariable, StringFormatVariable
 
     if not isinstance(value, StringFormatVariable):
         return value
@@ -56,8 +55,7 @@ def _text(value: Any) -> Any:
 def _of_texts(plain: Callable[..., Any]) -> Callable[..., Any]:
     """call_method of Dynamo's variable for a constant."""
     def call_method(self: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
-        from torch._dynamo.variables import ListVariable, VariableTracker
-        from torch._dynamo.variables.base import ValueMutationNew
+        from onnxtrain._torch import ListVariable, ValueMutationNew, VariableTracker
 
         if name == "join" and len(args) == 1 and type(self.value) is str:
             parts = VariableTracker.build(tx, list).call_function(tx, list(args), {})
@@ -73,8 +71,13 @@ def _of_texts(plain: Callable[..., Any]) -> Callable[..., Any]:
 def _builtin(plain: Callable[..., Any]) -> Callable[..., Any]:
     """call_function of Dynamo's variable for a function of Python's own."""
     def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
-        from torch._dynamo.variables import ConstantVariable, LazyVariableTracker, SymNodeVariable, VariableTracker
-        from torch._dynamo.variables.lists import BaseListVariable
+        from onnxtrain._torch import (
+            BaseListVariable,
+            ConstantVariable,
+            LazyVariableTracker,
+            SymNodeVariable,
+            VariableTracker,
+        )
 
         if self.fn is isinstance and len(args) == 2 and args[1].is_python_constant():
             kinds = args[1].as_python_constant()
@@ -95,8 +98,7 @@ def _refusing(plain: Callable[..., Any]) -> Callable[..., Any]:
     forward may catch, as `try: layer(x, lengths) except TypeError: layer(x)` does.
     """
     def bind_args(self: Any, parent: Any, args: Any, kwargs: Any) -> Any:
-        from torch._dynamo.exc import raise_observed_exception
-        from torch._dynamo.variables import ConstantVariable
+        from onnxtrain._torch import ConstantVariable, raise_observed_exception
 
         try:
             return plain(self, parent, args, kwargs)
@@ -145,7 +147,7 @@ def _follow_opt_einsum(sharing: Any) -> None:
 def _with_full_deques(plain: Callable[..., Any]) -> Callable[..., Any]:
     """_wrap of what makes Dynamo's variables: it takes a deque(maxlen=...) that it is given for one without an end."""
     def wrap(self: Any, value: Any) -> Any:
-        from torch._dynamo.exc import unimplemented
+        from onnxtrain._torch import unimplemented
 
         if issubclass(type(value), collections.deque) and value.maxlen is not None:
             unimplemented(gb_type="a deque(maxlen=...)", context="", explanation="Dynamo forgets its maxlen.", hints=[])
@@ -187,9 +189,9 @@ def followed() -> Iterator[None]:
     if (sharing := sys.modules.get("opt_einsum.sharing")) is not None:
         with contextlib.suppress(AttributeError, ValueError):  # another version, or it is substituted already
             _follow_opt_einsum(sharing)
-    with wrapped("torch._dynamo.variables:ConstantVariable.call_method", _of_texts), \
-            wrapped("torch._dynamo.variables:BuiltinVariable.call_function", _builtin), \
-            wrapped("torch._dynamo.variables:UserFunctionVariable.bind_args", _refusing), \
-            wrapped("torch._dynamo.variables.builder:VariableBuilder._wrap", _with_full_deques), \
-            wrapped("torch._dynamo.variables.misc:RandomVariable.is_supported_random_obj", _generators_are_others):
+    with wrapped("call_of_texts_method", _of_texts), \
+            wrapped("call_of_builtin", _builtin), \
+            wrapped("bind_args", _refusing), \
+            wrapped("wrap_value", _with_full_deques), \
+            wrapped("is_supported_random", _generators_are_others):
         yield

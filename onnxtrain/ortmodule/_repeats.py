@@ -15,9 +15,17 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
 
 from onnxtrain._export.state import wrapped
+from onnxtrain._torch import (
+    FakeTensor,
+    FakeTensorMode,
+    TorchDispatchModeKey,
+    get_dispatch_mode,
+    in_kernel_invocation_manager,
+    len_torch_function_stack,
+    peek_interpreter_stack,
+)
 
 _PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -113,17 +121,17 @@ def _modes() -> tuple[Any, ...]:
     """What results depend on beyond arguments; a `with` of the module's may change it within a capture, and Dynamo
     begins again with another mode of its own.
     """
-    if torch._C._len_torch_function_stack() or torch._C._functorch.peek_interpreter_stack() is not None:
+    if len_torch_function_stack() or peek_interpreter_stack() is not None:
         raise Unknown
-    cpu, cuda, flags = "cpu", "cuda", torch._C
-    mode = flags._get_dispatch_mode(flags._TorchDispatchModeKey.FAKE)
+    cpu, cuda, of_cuda = "cpu", "cuda", torch.backends.cuda
+    mode = get_dispatch_mode(TorchDispatchModeKey.FAKE)
     if mode is None:
         raise Unknown
     return (mode, torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_default_dtype(),
             torch.is_autocast_enabled(cpu), torch.is_autocast_enabled(cuda), torch.get_autocast_dtype(cpu),
             torch.get_autocast_dtype(cuda), torch.are_deterministic_algorithms_enabled(),
-            flags._get_flash_sdp_enabled(), flags._get_mem_efficient_sdp_enabled(), flags._get_math_sdp_enabled(),
-            flags._get_cudnn_sdp_enabled(), flags._get_mkldnn_enabled())
+            of_cuda.flash_sdp_enabled(), of_cuda.mem_efficient_sdp_enabled(), of_cuda.math_sdp_enabled(),
+            of_cuda.cudnn_sdp_enabled(), torch.backends.mkldnn.enabled)
 
 
 def _noted(result: Any, arguments: Sequence[FakeTensor], versions: Sequence[int]) -> Result | None:
@@ -166,7 +174,7 @@ def _memory(tensor: FakeTensor) -> list[Any]:
 
 
 def _remembering(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """torch._dynamo.utils.run_node that runs each operation once and makes its later results itself."""
+    """run_node that runs each operation once and makes its later results itself."""
     known: dict[Any, Results | None] = {}
 
     def run_node(tracer: Any, node: Any, args: Sequence[Any], kwargs: Mapping[str, Any], nnmodule: Any, *more: Any,
@@ -193,4 +201,4 @@ def _remembering(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 def remembered() -> contextlib.AbstractContextManager[None]:
     """While Dynamo captures."""
-    return wrapped("torch._dynamo.utils:run_node", lambda plain: _remembering(plain))
+    return wrapped("run_node", _remembering)

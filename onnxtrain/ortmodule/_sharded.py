@@ -9,7 +9,8 @@ from __future__ import annotations
 import sys
 
 import torch
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from onnxtrain._torch import is_traceable_wrapper_subclass
 
 
 def reason(module: torch.nn.Module) -> str | None:

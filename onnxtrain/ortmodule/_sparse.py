@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch import Tensor
-from torch._subclasses.meta_utils import is_sparse_any
 
 from onnxtrain._export.state import wrapped
+from onnxtrain._torch import is_sparse_any
 
 _GUARDED = ("is_sparse", "is_sparse_csr", "layout", "dtype", "device", "shape", "ndim", "requires_grad")
 
@@ -27,12 +27,9 @@ def _is_of_sparse(value: Any) -> bool:
 
 @functools.cache
 def _kind() -> type:
-    from torch._dynamo.exc import unimplemented
-    from torch._dynamo.source import AttrSource
-    from torch._dynamo.variables.base import VariableTracker
-    from torch._dynamo.variables.misc import UnknownVariable
+    from onnxtrain._torch import AttrSource, UnknownVariable, VariableTracker, unimplemented
 
-    class SparseVariable(UnknownVariable):
+    class SparseVariable(UnknownVariable):  # type: ignore[misc]
         """Whatever forward asks of it, but for attributes that are no tensors, Python answers."""
 
         def __init__(self, given: Tensor, **kwargs: Any) -> None:
@@ -55,7 +52,7 @@ def _kind() -> type:
 
 def _unknown(plain: Callable[..., Any]) -> Callable[..., Any]:
     """_wrap of what makes Dynamo's variables."""
-    from torch._dynamo.guards import GuardBuilder
+    from onnxtrain._torch import GuardBuilder
 
     def wrap(self: Any, value: Any) -> Any:
         if not _is_of_sparse(value):
@@ -70,7 +67,7 @@ def _cutting(operators: list[Callable[..., None]]) -> list[Callable[..., None]]:
     """Dynamo's reading of `a @ b` and the like, of each operator. It cuts a graph at a call, but leaves to Python all
     that is behind an operator that it does not take.
     """
-    from torch._dynamo.symbolic_convert import break_graph_if_unsupported
+    from onnxtrain._torch import break_graph_if_unsupported
 
     cut = break_graph_if_unsupported(push=True, msg_prefix="an operator, as a @ b")
 
@@ -89,6 +86,6 @@ def _cutting(operators: list[Callable[..., None]]) -> list[Callable[..., None]]:
 @contextlib.contextmanager
 def followed() -> Iterator[None]:
     """While Dynamo captures."""
-    with wrapped("torch._dynamo.variables.builder:VariableBuilder._wrap", _unknown), \
-            wrapped("torch._dynamo.symbolic_convert:_binary_op_lookup", _cutting):
+    with wrapped("wrap_value", _unknown), \
+            wrapped("binary_operators", _cutting):
         yield

@@ -49,7 +49,7 @@ def leave_alone(function: Any) -> None:
     function._torchdynamo_disable = True
     # Torch's own switch of a frame, without importing its compiler.
     with contextlib.suppress(ImportError, AttributeError):
-        from torch._C._dynamo import eval_frame
+        from onnxtrain._torch import eval_frame
 
         skip = eval_frame._FrameAction.SKIP
         eval_frame.set_code_exec_strategy(function.__code__, eval_frame._FrameExecStrategy(skip, skip))

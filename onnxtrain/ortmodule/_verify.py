@@ -65,9 +65,9 @@ def _eager_without_dropout() -> Iterator[None]:
 
     with contextlib.ExitStack() as stack:
         for name in _DROPOUTS:
-            stack.enter_context(state.wrapped(f"{F.__name__}:{name}", identity))
-        for owner in (F, torch._C._nn):  # a graph of Dynamo's calls the latter
-            stack.enter_context(state.replaced(owner, "scaled_dot_product_attention", sdpa))
+            stack.enter_context(state.replaced(F, name, identity(state.in_force(F, name))))
+        stack.enter_context(state.replaced(F, "scaled_dot_product_attention", sdpa))
+        stack.enter_context(state.wrapped("attention", lambda _: sdpa))  # which a graph of Dynamo's calls
         yield
 
 

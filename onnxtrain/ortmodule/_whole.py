@@ -16,6 +16,7 @@ from onnxtrain._export import state
 from onnxtrain._export.captured import Graph, graph_of, places_of
 from onnxtrain._export.errors import ExportError
 from onnxtrain._export.exported import Exported, GraphInput
+from onnxtrain._torch import assert_async
 from onnxtrain.export import export
 from onnxtrain.ortmodule._captured import CAPTURE, CONTENTS, capturing, entry, follow_masks
 from onnxtrain.ortmodule._gone import forget
@@ -81,7 +82,7 @@ def _captured(module: torch.nn.Module, args: tuple[Any, ...],
 
     def backend(operations: torch.fx.GraphModule, _: Any) -> Any:
         for node in list(operations.graph.nodes):
-            if node.target is torch._assert_async:  # a file has no such outputs
+            if node.target is assert_async:  # a file has no such outputs
                 operations.graph.erase_node(node)
         ready = dynamo.prepared(operations, constants=True)
 

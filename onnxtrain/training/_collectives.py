@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from onnxtrain import _C
+from onnxtrain._torch import get_default_store
 from onnxtrain.training import _nccl
 
 _BEAT = 1.0  # seconds
@@ -178,7 +179,7 @@ class Pulse:
     """
 
     def __init__(self, rank: int, size: int) -> None:
-        self._store = dist.PrefixStore("onnxtrain_pulse", dist.distributed_c10d._get_default_store())
+        self._store = dist.PrefixStore("onnxtrain_pulse", get_default_store())
         self._size = size
         stopped = threading.Event()
         thread = threading.Thread(target=self._beat, args=(self._store, str(rank), stopped), daemon=True,

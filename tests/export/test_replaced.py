@@ -6,6 +6,7 @@ import types
 
 import pytest
 
+from onnxtrain import _torch
 from onnxtrain._export import state
 
 
@@ -40,11 +41,12 @@ def in_thread(call):
     ("of_class", lambda: Owner.of_class(), lambda plain: lambda cls: plain(cls) + "!", "Owner!"),
     ("plain", lambda: Owner.plain(), lambda plain: lambda: plain() + "!", "plain!"),
 ], ids=["method", "of_class", "plain"])
-def test_a_function_is_replaced_for_this_thread(name, call, instead, seen):
+def test_a_function_is_replaced_for_this_thread(name, call, instead, seen, monkeypatch):
     before, raw = call(), vars(Owner)[name]
-    with state.wrapped(f"{__name__}:Owner.{name}", instead):
+    monkeypatch.setattr(_torch, "_places", {"mine": (Owner, name)})
+    with state.wrapped("mine", instead):
         assert call() == seen and in_thread(call) == before
-        with state.wrapped(f"{__name__}:Owner.{name}", instead):
+        with state.wrapped("mine", instead):
             assert call() == seen + "!"
         assert call() == seen
     assert vars(Owner)[name] is raw
@@ -95,11 +97,13 @@ def test_what_is_kept_while_a_function_is_replaced_is_torchs_afterwards():
     assert kept() == "function"
 
 
-def test_a_missing_name_is_left_alone_and_said_once(caplog):
+def test_a_missing_name_is_left_alone_and_said_once(monkeypatch, caplog):
     caplog.set_level(logging.INFO, logger="onnxtrain")
-    state.note_missing.cache_clear()
-    for path in ("torch._dynamo.utils:gone", "torch._dynamo.gone:name", "torch._dynamo.utils:Gone.name") * 2:
-        with state.wrapped(path, lambda plain: pytest.fail("there is nothing to wrap")):
+    monkeypatch.setattr(_torch, "_left_alone", [])
+    for i, path in enumerate(("torch._dynamo.utils:gone", "torch._dynamo.gone:name", "torch._dynamo.utils:Gone.name")):
+        monkeypatch.setitem(_torch.TABLE, f"gone{i}", _torch.Name(path, "a test", "replaced for a while", False))
+    for i in (0, 1, 2, 0):
+        with state.wrapped(f"gone{i}", lambda plain: pytest.fail("there is nothing to wrap")):
             pass
-    said = [record.getMessage() for record in caplog.records if "has not what" in record.getMessage()]
-    assert len(said) == 3 and "torch._dynamo.utils.gone" in said[0]
+    said = [record.getMessage() for record in caplog.records if "left alone" in record.getMessage()]
+    assert len(said) == 3 and "torch._dynamo.utils.gone, which is missing: a test" in said[0]

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from onnxtrain._export import functions
+from onnxtrain._torch import pytree
 
 
 class SubscriberBase:
