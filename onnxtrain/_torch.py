@@ -87,20 +87,17 @@ TABLE: dict[str, Name] = dict((
     *_replaced("sizes whose formulas grow too long become constants", WANTED, """
         evaluate_expr torch.fx.experimental.symbolic_shapes:ShapeEnv.evaluate_expr cc98e9bad081 5e7ad75c20e7
     """),
+    *_replaced("print(), packed sequences, NumPy of numbers, and numbers that change do not cut the graph", NEEDED, """
+        call torch._dynamo.symbolic_convert:InstructionTranslatorBase.call_function 0971bb86b1b8 aeb3ba1d6ba8
+    """),
     *_replaced("packed sequences and recurrent layers stay in the graph", WANTED, """
         call_of_function torch._dynamo.variables:UserFunctionVariable.call_function
             41b7f7a0d1ae 0d9ff668bd68 7add8ae9c70e
-        call_of_method torch._dynamo.variables:UserMethodVariable.call_function faec51dd0289 5ecc6e6ac85d 99ce0b6c8569
-        call_of_skipped torch._dynamo.variables:SkipFunctionVariable.call_function
-            b7fa074a4bd6 a18ba8384381 a820966d0d73
     """),
     *_replaced("numbers that change are inputs of the graph", WANTED, """
-        call_of_operator torch._dynamo.variables:TorchInGraphFunctionVariable.call_function
-            089c3bbd90e6 168ee8fef2e8 281cfb6db15b
         call_of_tensors_method torch._dynamo.variables:TensorVariable.call_method 578ecd0446b6 cbc1cdf30c06 5625b6279d7a
     """),
     *_replaced("numbers of NumPy's are numbers, and not arrays", NEEDED, """
-        call_of_numpy torch._dynamo.variables:NumpyVariable.call_function a7f58b63a5c7 205657ff4a45 9ead9794be86
         load_import_from torch._dynamo.codegen:PyCodegen.load_import_from c6e4fbec949b
     """),
     *_replaced("texts of sizes, and calls that Python refuses, do not cut the graph", WANTED, """
@@ -120,8 +117,6 @@ TABLE: dict[str, Name] = dict((
         translate_step torch._dynamo.symbolic_convert:InstructionTranslatorBase.step 23361fc95ac7 798e1c86f7aa
     """),
     *_replaced("what forward prints, logs and warns of does not cut the graph", WANTED, """
-        call_of_print torch._dynamo.variables.misc:DebuggingVariable.call_function
-            a976f81bd6e4 c08551838aca c1977b677a06
         call_of_logger torch._dynamo.variables.misc:LoggingLoggerVariable.call_method
             2f53e138fbea 0d4ceface03f 654c0594dbc1
     """),
@@ -135,15 +130,11 @@ TABLE: dict[str, Name] = dict((
     *_replaced("operators of Python functions of PyTorch's are traced in a form that has a gradient", NEEDED, """
         einsum torch:_VF.einsum builtin_function_or_method
         tensordot torch:_VF.tensordot builtin_function_or_method
-        chain_matmul torch:_VF.chain_matmul builtin_function_or_method
         attention torch:_C._nn.scaled_dot_product_attention builtin_function_or_method
     """),
     *_replaced("torch.onnx finds the operator for operands that were cast", NEEDED, """
         find_compatible_overload torch.onnx._internal.fx.passes.type_promotion:find_compatible_op_overload
             670b40e5bc81 e3a37b08cc2f
-    """),
-    *_replaced("an export looks at all operators of PyTorch once", WANTED, """
-        materialize_cpp_cia_ops torch._export:utils._materialize_cpp_cia_ops f7a03f989919 7192f420baec
     """),
     *_replaced("numbers of Python have float64's digits in a graph", NEEDED, """
         process_python_constants torch.onnx._internal.exporter:_building._process_python_constants
@@ -199,15 +190,13 @@ TABLE: dict[str, Name] = dict((
            "export_trace=export._trace higher_order_ops=_higher_order_ops", needed=WANTED),
     *_read("torch._dynamo", "which names a capture has changed", "AttributeMutationExisting="
            "variables.base.AttributeMutationExisting ValueMutationExisting=variables.base.ValueMutationExisting "
-           "guards=guards symbolic_convert=symbolic_convert", needed=WANTED),
-    *_read("torch._dynamo.output_graph", "which names a capture has changed", "_get_source_debug_name", needed=WANTED,
-           lacks=("2.10.0",)),
+           "guards symbolic_convert output_graph._get_source_debug_name", needed=WANTED),
     *_read("torch._C._dynamo", "how Dynamo treats a frame, and what it has captured of one", "eval_frame"),
     *_read("torch._dynamo.symbolic_convert", "modules that a capture has imported, which another may replace",
            "_import_module", needed=WANTED),
     *_read("torch._dynamo.variables", "values as Dynamo follows them",
            "ConstantVariable LazyVariableTracker ListVariable SymNodeVariable TensorVariable "
-           "TorchInGraphFunctionVariable=torch.TorchInGraphFunctionVariable UserFunctionVariable "
+           "NumpyVariable SkipFunctionVariable TorchInGraphFunctionVariable UserFunctionVariable "
            "ValueMutationNew=base.ValueMutationNew VariableTracker=base.VariableTracker "
            "wrap_fx_proxy=builder.wrap_fx_proxy BaseListVariable=lists.BaseListVariable "
            "SizeVariable=lists.SizeVariable DebuggingVariable=misc.DebuggingVariable "

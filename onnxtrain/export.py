@@ -216,7 +216,7 @@ def _translated(flat: _Flat, names: list[str], leaves: list[Any], opset: int, no
     drawn = functions.drawn_by_torch() if all(t.is_cpu for t in (*tensors, *module.parameters())) else {}
     try:
         table = translations(opset) | drawn | functions.by_torch(flat.by_torch)
-        with wide_numbers(), retrace.operators_known():
+        with wide_numbers():
             translated = retrace.translated(program, opset, table)
     except Exception as error:
         messages.raised_by_node(error, program)

@@ -12,7 +12,7 @@ import contextlib
 import copy
 import functools
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -277,10 +277,3 @@ def _registry_with(opset: int, ours: Mapping[Any, Callable[..., Any]]) -> Any:
     for target, function in ours.items():
         registry.register_op(target, function, is_complex=False)
     return registry
-
-
-@contextlib.contextmanager
-def operators_known() -> Iterator[None]:
-    """Within, torch.export walks through all operators of the dispatcher once, and not once for each namespace."""
-    with wrapped("materialize_cpp_cia_ops", functools.cache):
-        yield

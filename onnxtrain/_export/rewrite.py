@@ -128,7 +128,7 @@ _FLAGS = frozenset((Tensor.requires_grad_, Tensor.requires_grad.__set__))  # typ
 def patched(notes: list[str], custom: CustomFunctions) -> Iterator[None]:
     """Patches of torch for the length of an export."""
     with contextlib.ExitStack() as stack:
-        for name in ("einsum", "tensordot", "chain_matmul"):  # which torch's own Python calls
+        for name in ("einsum", "tensordot"):  # which torch's own Python calls
             stack.enter_context(wrapped(name, functools.partial(lambda name, _: taken_apart(name), name)))
         # The branches of a torch.cond, whose calls Rewrite does not see, have this one by the second name.
         stack.enter_context(wrapped("attention", lambda _: PATCHES["scaled_dot_product_attention"]))

@@ -312,8 +312,12 @@ def multi_dot(tensors: Sequence[Tensor]) -> Tensor:
     first, last = tensors[0].dim() == 1, tensors[-1].dim() == 1
     matrices = [tensors[0].unsqueeze(0) if first else tensors[0], *tensors[1:-1],
                 tensors[-1].unsqueeze(1) if last else tensors[-1]]
-    product = torch.chain_matmul(*matrices)
+    product = chain_matmul(*matrices)
     return product[(0 if first else slice(None), 0 if last else slice(None))]
+
+
+def chain_matmul(*matrices: Tensor) -> Tensor:
+    return taken_apart("chain_matmul")(matrices)
 
 
 def cdist(x1: Tensor, x2: Tensor, p: float = 2.0,
@@ -359,6 +363,7 @@ SPECIAL: dict[Any, Callable[..., Any]] = {
     torch.lstm_cell: _cell(_lstm, torch.ops.onnxtrain.lstm_cell),
     torch.rnn_tanh_cell: _cell(lambda input, hidden, _: torch.tanh(hidden + input)),
     torch.rnn_relu_cell: _cell(lambda input, hidden, _: torch.relu(hidden + input)),
+    torch.chain_matmul: chain_matmul,
     torch.linalg.multi_dot: multi_dot,
     torch.cdist: cdist,
     torch.linspace: _of_fixed_ends(torch.linspace),

@@ -51,21 +51,31 @@ def said_later() -> Iterator[None]:
 
     moved = {*config.reorderable_logging_functions, print, warnings.warn}
     with (settings(config, reorderable_logging_functions=moved),
-          wrapped("call_of_print", _says),
+          wrapped("call", _says),
           wrapped("call_of_logger", _logs)):
         yield
 
 
-def _says(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """DebuggingVariable.call_function that says what values are at the time of the call, and cuts the graph where that
-    is not known without keeping a large tensor, and for arguments by name, which Dynamo drops. A warning's stacklevel
-    is dropped: it has no meaning where the call is made.
+def _say(tx: Any, function: Any, args: Any, kwargs: Any) -> Any:
+    """A call of print() and the like that says what values are at its time. It cuts the graph where that is not known
+    without keeping a large tensor, and for arguments by name, which Dynamo drops. A warning's stacklevel is dropped:
+    it has no meaning where the call is made.
     """
-    def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
-        now = [_now(tx, value, self.value is print) for value in args]
-        if any(each is None for each in now) or kwargs.keys() - {"stacklevel"}:
-            now = [self]  # not of a kind that Dynamo moves
-        return plain(self, tx.output.root_tx, now, {})  # Dynamo runs those of the outermost frame alone
+    now = [_now(tx, value, function.value is print) for value in args]
+    if any(each is None for each in now) or kwargs.keys() - {"stacklevel"}:
+        now = [function]  # not of a kind that Dynamo moves
+    return function.call_function(tx.output.root_tx, now, {})  # Dynamo runs those of the outermost frame alone
+
+
+def _says(plain: Callable[..., None]) -> Callable[..., None]:
+    """Dynamo's reading of a call in Python."""
+    def call_function(self: Any, fn: Any, args: Any, kwargs: Any) -> None:
+        from onnxtrain._torch import DebuggingVariable
+
+        if isinstance(fn, DebuggingVariable):
+            self.push(_say(self, fn, args, kwargs))
+        else:
+            plain(self, fn, args, kwargs)
     return call_function
 
 
@@ -115,6 +125,6 @@ def _logs(plain: Callable[..., Any]) -> Callable[..., Any]:
         if quiet:
             return ConstantVariable.create(None)
         if name in _LEVELS and self.source is not None:
-            return DebuggingVariable(method, source=AttrSource(self.source, name)).call_function(tx, args, kwargs)
+            return _say(tx, DebuggingVariable(method, source=AttrSource(self.source, name)), args, kwargs)
         return plain(self, tx, name, args, kwargs)
     return call_method

@@ -354,17 +354,18 @@ def _chosen(instead: _Instead | None, given: Sequence[Any], named: dict[str, Any
 
 
 def _in_tensors(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """call_function of Dynamo's variable for a function of torch that goes into the graph."""
-    def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
-        from onnxtrain._torch import UserFunctionVariable
+    """Dynamo's reading of a call in Python, of a function of torch that goes into the graph."""
+    def call_function(self: Any, fn: Any, args: Any, kwargs: Any) -> None:
+        from onnxtrain._torch import LazyVariableTracker, TorchInGraphFunctionVariable, UserFunctionVariable
 
-        try:
-            chosen, instead = _IN_PYTHON.get(self.value), _INSTEAD.get(self.value)
-        except TypeError:  # it has no hash
-            chosen = instead = None
-        chosen = chosen or _chosen(instead, args, kwargs)
-        return plain(self, tx, args, kwargs) if chosen is None else UserFunctionVariable(
-            chosen).call_function(tx, list(args), kwargs)
+        fn = fn.realize() if isinstance(fn, LazyVariableTracker) else fn
+        if isinstance(fn, TorchInGraphFunctionVariable):
+            try:
+                chosen = _IN_PYTHON.get(fn.value) or _chosen(_INSTEAD.get(fn.value), args, kwargs)
+            except TypeError:  # it has no hash
+                chosen = None
+            fn = fn if chosen is None else UserFunctionVariable(chosen)
+        plain(self, fn, args, kwargs)
 
     return call_function
 
@@ -395,22 +396,21 @@ def _is_size(value: Any) -> bool:
 
 
 def _numbers_of_numpy(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """call_function of Dynamo's variable for a function of NumPy's."""
-    def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
-        from onnxtrain._torch import BaseListVariable, ConstantVariable, UserFunctionVariable
+    """Dynamo's reading of a call in Python, of a function of NumPy's."""
+    def call_function(self: Any, fn: Any, args: Any, kwargs: Any) -> None:
+        from onnxtrain._torch import BaseListVariable, ConstantVariable, NumpyVariable, UserFunctionVariable
 
-        if kwargs or not callable(self.value):
-            return plain(self, tx, args, kwargs)
+        if not isinstance(fn, NumpyVariable) or kwargs or not callable(fn.value):
+            return plain(self, fn, args, kwargs)
         values = [arg.as_python_constant() if arg.is_python_constant() else None for arg in args]
-        if isinstance(self.value, np.ufunc) and self.value.nout == 1 and all(
+        if isinstance(fn.value, np.ufunc) and fn.value.nout == 1 and all(
                 type(value) in (int, float) for value in values):
-            return ConstantVariable.create(self.value(*values).item())
-        instead = _OF_SIZES.get(self.value)
+            return self.push(ConstantVariable.create(fn.value(*values).item()))
+        instead = _OF_SIZES.get(fn.value)
         sizes = args if instead is _sqrt else [
             size for arg in args if isinstance(arg, BaseListVariable) for size in arg.items]
-        if instead is None or len(args) != 1 or not sizes or not all(map(_is_size, sizes)):
-            return plain(self, tx, args, kwargs)
-        return UserFunctionVariable(instead).call_function(tx, list(args), {})
+        fits = instead is not None and len(args) == 1 and sizes and all(map(_is_size, sizes))
+        return plain(self, UserFunctionVariable(instead) if fits else fn, args, kwargs)
 
     return call_function
 
@@ -441,8 +441,7 @@ def numbers_as_inputs() -> Iterator[None]:
     sizes as constants.
     """
     with _python_in_forward.followed(), \
-            wrapped("call_of_operator", _in_tensors), \
+            wrapped("call", _numbers_of_numpy), wrapped("call", _in_tensors), \
             wrapped("call_of_tensors_method", _methods_in_tensors), \
-            wrapped("call_of_numpy", _numbers_of_numpy), \
             wrapped("load_import_from", _scalars_of_numpy):
         yield

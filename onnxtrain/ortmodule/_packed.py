@@ -190,20 +190,35 @@ def _is_given_list(arguments: list[Any], named: dict[str, Any]) -> bool:
         item, LazyVariableTracker) and not item.is_realized() for item in items])
 
 
+def _instead(function: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """What Dynamo captures for a call of a function, given its first argument as well; None: that function."""
+    code: Any = getattr(function, "__code__", None)
+    instead = _INSTEAD.get(code)
+    if code in _FORWARDS:
+        instead = _instead_of_forward(args[0], [*args[1:], *kwargs.values()])
+    return None if instead is _pack_padded_sequence and _is_given_list(args, kwargs) else instead
+
+
 def _followed(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """call_function of Dynamo's variable for a function."""
+    """call_function of Dynamo's variable for a function that it reads."""
     def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
         from onnxtrain._torch import UserFunctionVariable
 
-        function = getattr(self, "fn", None) or getattr(self, "value", None)
-        code: Any = getattr(function, "__code__", None)
-        instead = _INSTEAD.get(code)
-        given: list[Any] = [*(self.self_args() if hasattr(self, "self_args") else ()), *args]
-        if code in _FORWARDS:
-            instead = _instead_of_forward(given[0], [*given[1:], *kwargs.values()])
-        if instead is None or instead is _pack_padded_sequence and _is_given_list(given, kwargs):
-            return plain(self, tx, args, kwargs)
-        return UserFunctionVariable(instead).call_function(tx, given, kwargs)
+        given = [*self.self_args(), *args]
+        instead = _instead(self.fn, given, kwargs)
+        return plain(self, tx, args, kwargs) if instead is None else UserFunctionVariable(
+            instead).call_function(tx, given, kwargs)
+
+    return call_function
+
+
+def _not_skipped(plain: Callable[..., None]) -> Callable[..., None]:
+    """Dynamo's reading of a call in Python, of a function that it does not read."""
+    def call_function(self: Any, fn: Any, args: Any, kwargs: Any) -> None:
+        from onnxtrain._torch import SkipFunctionVariable, UserFunctionVariable
+
+        instead = _instead(fn.value, args, kwargs) if isinstance(fn, SkipFunctionVariable) else None
+        plain(self, fn if instead is None else UserFunctionVariable(instead), args, kwargs)
 
     return call_function
 
@@ -211,7 +226,5 @@ def _followed(plain: Callable[..., Any]) -> Callable[..., Any]:
 @contextlib.contextmanager
 def followed() -> Iterator[None]:
     """Within, Dynamo captures calls of these functions as those of ours."""
-    with contextlib.ExitStack() as stack:
-        for name in ("call_of_function", "call_of_method", "call_of_skipped"):
-            stack.enter_context(wrapped(name, _followed))
+    with wrapped("call_of_function", _followed), wrapped("call", _not_skipped):
         yield

@@ -107,8 +107,12 @@ def test_the_numbers_are_the_same(name, monkeypatch):
     spared = steps(make, batches)
     for question, expected in (("is_final", final), ("unpromoted", promoted)):
         assert expected is None or (not seen[question] if question == "unpromoted" else seen[question]) is expected
-    monkeypatch.setattr(retrace, "translated", lambda program, opset, ours: torch.onnx.export(
-        program, opset_version=opset, optimize=False, verbose=False, custom_translation_table=ours))
+    monkeypatch.undo()
+    if retrace.OpTraceDispatchMode is None:
+        monkeypatch.setattr(retrace, "translated", lambda program, opset, ours: torch.onnx.export(
+            program, opset_version=opset, optimize=False, verbose=False, custom_translation_table=ours))
+    else:  # torch 2.10 cannot choose between two translations, nor promote by itself
+        monkeypatch.setattr(retrace, "is_final", lambda *_: False)
     for a, b in zip(spared, steps(make, batches), strict=True):
         assert (a is None) == (b is None) and (a is None or torch.equal(a, b))
 

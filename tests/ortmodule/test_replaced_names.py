@@ -74,7 +74,7 @@ PROGRAM = textwrap.dedent('''
     print(*[f"{count} {name}" for name, count in calls.items()], sep="\\n")
 ''')
 # What forward would have to call; and a list of functions, and what has its value changed, which are not called.
-OF_CALLERS = {"einsum", "tensordot", "chain_matmul", "collect_backward_inputs", "binary_operators", "active_ddp_module",
+OF_CALLERS = {"einsum", "tensordot", "collect_backward_inputs", "binary_operators", "active_ddp_module",
               "is_supported_random", *(["find_compatible_overload"] if _torch.OpTraceDispatchMode is None else [])}
 PUBLIC = ("torch.nn.functional.", "_ConfigEntry.")  # names, some of which forward would have to call
 
