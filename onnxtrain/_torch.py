@@ -146,15 +146,15 @@ TABLE: dict[str, Name] = dict((
     """, how="replaced for good"),
     # --- read ---------------------------------------------------------------------------------------------------------
     *_read("torch", "operators of graphs, and what they are called by in Python",
-           "assert_async=_assert_async python_assert=_assert _ctc_loss _foreach_add_ _grouped_mm "
-           "_native_batch_norm_legit _native_multi_head_attention _transformer_encoder_layer_fwd VF=_VF"),
+           "_assert_async python_assert=_assert _ctc_loss _foreach_add_ _grouped_mm "
+           "_native_batch_norm_legit _native_multi_head_attention _transformer_encoder_layer_fwd _VF"),
     *_read("torch._C", "operators of graphs, and what they are called by in Python",
            "nn_functions=_nn _is_tracing _set_grad_enabled _autograd._get_data_attr"),
     *_read("torch._ops", "operators of graphs", "OpOverload OpOverloadPacket"),
     *_read("torch.amp.autocast_mode", "operators of graphs", "_enter_autocast _exit_autocast"),
     *_read("torch.nn.functional", "what functions of PyTorch check first, and arguments of their older forms",
            "_Reduction _verify_batch_size _verify_spatial_size"),
-    *_read("torch.utils", "the leaves of arguments and results", "pytree=_pytree tree_map_only=_pytree.tree_map_only"),
+    *_read("torch.utils", "the leaves of arguments and results", "_pytree"),
     *_read("torch._C", "modes that decide whether the engine runs a call, and which program",
            "DisableTorchFunction _are_functorch_transforms_active _get_deterministic_algorithms "
            "fp32_precision=_get_fp32_precision_getter _get_function_stack_at _get_tracing_state "
@@ -197,7 +197,7 @@ TABLE: dict[str, Name] = dict((
     *_read("torch._dynamo.variables", "values as Dynamo follows them",
            "ConstantVariable LazyVariableTracker ListVariable SymNodeVariable TensorVariable "
            "NumpyVariable SkipFunctionVariable TorchInGraphFunctionVariable UserFunctionVariable "
-           "ValueMutationNew=base.ValueMutationNew VariableTracker=base.VariableTracker "
+           "UserMethodVariable ValueMutationNew=base.ValueMutationNew VariableTracker=base.VariableTracker "
            "wrap_fx_proxy=builder.wrap_fx_proxy BaseListVariable=lists.BaseListVariable "
            "SizeVariable=lists.SizeVariable DebuggingVariable=misc.DebuggingVariable "
            "StringFormatVariable=misc.StringFormatVariable UnknownVariable=misc.UnknownVariable"),
@@ -252,20 +252,19 @@ def _lost(short: str) -> ImportError:
 
 def _find(path: str) -> tuple[Any, str]:
     """The owner and the last name of a path. Raises ImportError or AttributeError where it is missing."""
-    module, _, names = path.partition(":")
-    if not names:
-        module, _, names = module.rpartition(".")
-        importlib.import_module(f"{module}.{names}")
-    owner: Any = importlib.import_module(module)
-    *owners, name = names.split(".")
+    module, names = path.split(":")
+    *owners, name = names.split(".") if names else module.split(".")[1:]
+    owner: Any = importlib.import_module(module if names else module.split(".")[0])
     for part in owners:
-        if inspect.ismodule(owner) and not hasattr(owner, part):
-            importlib.import_module(f"{owner.__name__}.{part}")
-        owner = getattr(owner, part)
+        owner = _part(owner, part)
+    _part(owner, name)
+    return owner, name
+
+
+def _part(owner: Any, name: str) -> Any:
     if inspect.ismodule(owner) and not hasattr(owner, name):
         importlib.import_module(f"{owner.__name__}.{name}")
-    getattr(owner, name)
-    return owner, name
+    return getattr(owner, name)
 
 
 def __getattr__(short: str) -> Any:

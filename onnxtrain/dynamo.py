@@ -23,7 +23,7 @@ from torch.autograd.function import once_differentiable
 from torch.fx.experimental.proxy_tensor import PreDispatchTorchFunctionMode
 from torch.utils import checkpoint
 
-from onnxtrain import _report
+from onnxtrain import _report, _torch
 from onnxtrain._export import bitsandbytes, functions, messages
 from onnxtrain._export.captured import graph_of
 from onnxtrain._export.checkpoint import region
@@ -40,17 +40,6 @@ from onnxtrain._export.numbers import (
     sizes_from_tensors,
     wholes_as_tensors,
     without_unread,
-)
-from onnxtrain._torch import (
-    DisableTorchFunction,
-    assert_async,
-    enter_autocast,
-    exit_autocast,
-    get_current_function_mode_stack,
-    get_data_attr,
-    has_any_global_hook,
-    len_torch_function_stack,
-    set_grad_enabled,
 )
 from onnxtrain.ortmodule import ORTModule, _checks, _double
 from onnxtrain.ortmodule._captured import MAX_CAPTURES, Bound, changes
@@ -160,13 +149,13 @@ def _compiled(graph: torch.fx.GraphModule, parts: Callable[[], Any] | None,
             model = ORTModule(graph_of(graph, graph, [()] * len(placeholders(graph)), key(graph)), outputs=())
             model._announced.update((True, False))  # a table for each graph would bury what matters
             model.__dict__["_numbered"] = ready.numbered
-        if parts is None and has_any_global_hook():
+        if parts is None and _torch.has_any_global_hook():
             model._note("a global module hook would run for the captured graph, which is not a module of the user")
             _report.count(model._counters, fallback_steps=1)
             results = graph.forward(*inputs)
             return ready.numbers.put_back(results, given) if has_numbers else results
-        if len_torch_function_stack() and function_mode() is not None:
-            with DisableTorchFunction():  # the mode was asked when the graph was captured: not once more
+        if _torch.len_torch_function_stack() and function_mode() is not None:
+            with _torch.DisableTorchFunction():  # the mode was asked when the graph was captured: not once more
                 results = model._call(tuple(arguments), {})
         elif parts is not None and parts().seeds:
             results = model._by_torch("the module seeds torch's random generator, or reads or sets its state, inside "
@@ -295,7 +284,7 @@ def _in_torch(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
 def _refuse_writes_to_data(graph: torch.fx.GraphModule) -> None:
     """Raises LookupError where the `.data` of an argument is written, of which autograd must not know."""
     for node in graph.graph.nodes:
-        if node.target is not get_data_attr:
+        if node.target is not _torch.get_data_attr:
             continue
         is_argument = node.args[0].op == "placeholder" and not re.search(r"_(parameters|buffers)_", node.args[0].name)
         if is_argument and any(map(_writes, node.users)):
@@ -386,14 +375,14 @@ def _undo_operators(graph: torch.fx.GraphModule) -> None:
             body.recompile()
             read = [[*rows, *others][i] for i in kept][len(rows):]
             node.target, node.args = torch.ops.higher_order.scan, (name, [], rows, read)  # a scan that carries nothing
-        elif node.target is get_data_attr:  # a constant to a trace
+        elif node.target is _torch.get_data_attr:  # a constant to a trace
             node.target = torch.detach
         elif node.target is torch.Tensor.set_ and len(node.args) == 2:  # `tensor.data = value`
             _set_data(graph, node)
         elif bitsandbytes.is_product(node):  # of a call without a gradient
             node.target = bitsandbytes.gemm_4bit
         else:
-            regions += {enter_autocast: 1, exit_autocast: -1}.get(node.target, 0)
+            regions += {_torch.enter_autocast: 1, _torch.exit_autocast: -1}.get(node.target, 0)
             node.target = _MODES.get(node.target, node.target)
     graph.graph.eliminate_dead_code(lambda node: node.op != "get_attr")
     graph.recompile()
@@ -509,7 +498,7 @@ def _refuse_modes(bodies: Sequence[torch.fx.GraphModule], regions: int) -> None:
     inside = [part.graph for body in bodies for part in body.modules() if isinstance(part, torch.fx.GraphModule)]
     if regions or any(node.target in _MODES.values() for part in inside for node in part.nodes):
         raise LookupError("a torch.cond, while_loop or map is under autocast, or changes a mode within")
-    if any(node.target is assert_async for part in inside for node in part.nodes):
+    if any(node.target is _torch.assert_async for part in inside for node in part.nodes):
         raise LookupError("an assertion is inside a torch.cond, while_loop or map")
 
 
@@ -559,16 +548,17 @@ def _set_grad_enabled(enabled: bool) -> None:
     """torch's. Where it is traced, between regions of autocast: of one that reaches across, torch.export (2.13) loses
     the change.
     """
-    regions = [(mode, node) for mode in get_current_function_mode_stack()
+    regions = [(mode, node) for mode in _torch.get_current_function_mode_stack()
                if isinstance(mode, PreDispatchTorchFunctionMode) for node in mode.enter_autocast_nodes]
     for trace, _ in regions:
-        trace.__torch_function__(exit_autocast, ())
-    set_grad_enabled(enabled)
+        trace.__torch_function__(_torch.exit_autocast, ())
+    _torch.set_grad_enabled(enabled)
     for trace, entered in regions:
-        trace.__torch_function__(enter_autocast, (), entered.args)
+        trace.__torch_function__(_torch.enter_autocast, (), entered.args)
 
 
-_MODES = {enter_autocast: _enter_autocast, exit_autocast: _exit_autocast, set_grad_enabled: _set_grad_enabled}
+_MODES = {_torch.enter_autocast: _enter_autocast, _torch.exit_autocast: _exit_autocast,
+          _torch.set_grad_enabled: _set_grad_enabled}
 
 
 def _checkpointed(part: torch.fx.GraphModule) -> Callable[..., Any]:

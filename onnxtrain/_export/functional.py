@@ -17,20 +17,10 @@ import torch
 import torch.fx.traceback
 from torch import Tensor
 
+from onnxtrain import _torch
 from onnxtrain._export import messages
 from onnxtrain._export.errors import Untraceable
-from onnxtrain._torch import (
-    FunctionalTensor,
-    FunctionalTensorMode,
-    OpOverload,
-    from_functional_tensor,
-    functionalize_commit_update,
-    functionalize_replace,
-    functionalize_sync,
-    is_any_autocast_enabled,
-    pytree,
-    sync,
-)
+from onnxtrain._torch import FunctionalTensor, FunctionalTensorMode, OpOverload, pytree
 
 aten = torch.ops.aten
 _DROPOUTS = frozenset((aten.dropout.default, aten.alpha_dropout.default, aten.feature_dropout.default,
@@ -124,7 +114,7 @@ class _Memory:
         self.trace = torch.fx.traceback.get_current_meta().get("stack_trace")
         for alias, _ in self._aliases.values():
             if (tensor := alias()) is not None:
-                sync(tensor)
+                _torch.sync(tensor)
                 self.differentiable = self.differentiable or _wants_gradient(tensor)
 
 
@@ -182,7 +172,7 @@ class Functionalized(FunctionalTensorMode):  # type: ignore[misc]
             return None
         if func in _DROPOUTS or func in _IN_PLACE:
             return self._dropout(func, types, args, kwargs)
-        if func in _IN_PARTS or func in _IN_PARTS_UNCAST and not is_any_autocast_enabled():
+        if func in _IN_PARTS or func in _IN_PARTS_UNCAST and not _torch.is_any_autocast_enabled():
             with self:
                 if (parts := func.decompose(*args, **kwargs)) is not NotImplemented:
                     return parts
@@ -371,9 +361,9 @@ def _replace(tensor: FunctionalTensor, value: FunctionalTensor) -> FunctionalTen
     """Gives a tensor a value, as functionalization does for an operator in place. It would first run the operator on
     tensors of the same sizes, which Dynamo has done: with symbolic ones that takes half of some exports.
     """
-    functionalize_replace(tensor.elem, traced_value(value))
-    functionalize_commit_update(tensor.elem)
-    functionalize_sync(tensor.elem)
+    _torch.functionalize_replace(tensor.elem, traced_value(value))
+    _torch.functionalize_commit_update(tensor.elem)
+    _torch.functionalize_sync(tensor.elem)
     return tensor
 
 
@@ -420,4 +410,4 @@ def _may_want_gradient(tensor: FunctionalTensor) -> bool:
 
 def traced_value(tensor: Tensor) -> Tensor:
     """The tensor of the trace in one of ours: what is asked of that one is not recorded."""
-    return from_functional_tensor(tensor.elem) if isinstance(tensor, FunctionalTensor) else tensor
+    return _torch.from_functional_tensor(tensor.elem) if isinstance(tensor, FunctionalTensor) else tensor

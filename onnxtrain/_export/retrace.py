@@ -1,4 +1,4 @@
-"""Shortens two passes of torch.onnx that would trace a program again without changing it, and keeps its registry.
+"""torch.onnx.export() without the parts of two passes that would trace a program again and not change it.
 
 Between the traced program and its translation torch.onnx runs two passes. Each executes every node again with fake
 tensors and symbolic sizes: decompositions, which take most of its time, and type promotion. The first changes nothing
@@ -18,16 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from onnxtrain import _torch
 from onnxtrain._export.exported import OPSETS
 from onnxtrain._export.state import wrapped
-from onnxtrain._torch import (
-    OpOverload,
-    OpTraceDispatchMode,
-    enable_python_dispatcher,
-    is_any_autocast_enabled,
-    is_cia_op,
-    is_preservable_cia_op,
-)
 
 
 def _survives(node: torch.fx.Node) -> bool:
@@ -36,7 +29,7 @@ def _survives(node: torch.fx.Node) -> bool:
     Of those, the ones that only reshape have the same meaning without; translations.py writes them. So has dropout.
     """
     op = node.target
-    if not isinstance(op, OpOverload) or not is_cia_op(op) or is_preservable_cia_op(op):
+    if not isinstance(op, _torch.OpOverload) or not _torch.is_cia_op(op) or _torch.is_preservable_cia_op(op):
         return True
     aten = torch.ops.aten
     return op in (aten.reshape.default, aten.flatten.using_ints, aten.contiguous.default, aten.dropout.default)
@@ -46,7 +39,7 @@ def is_final(program: torch.export.ExportedProgram, registry: Any) -> bool:
     """Whether decompositions would leave the program, of which no operator writes in place, as it is: plain operators
     that have a translation.
     """
-    if is_any_autocast_enabled():
+    if _torch.is_any_autocast_enabled():
         return False  # tracing for the second time puts the casts in
     if len(list(program.graph_module.modules())) > 1:
         return False  # branches and regions
@@ -92,7 +85,7 @@ def _promote(nodes: Sequence[torch.fx.Node], interpreter: Any) -> None:
     graph = nodes[0].graph
     interpreter.env = {node: node.meta["val"] for node in graph.nodes if "val" in node.meta}
     mode = next(value.fake_mode for value in interpreter.env.values() if hasattr(value, "fake_mode"))
-    with mode, enable_python_dispatcher(), torch.fx.traceback.preserve_node_meta():
+    with mode, _torch.enable_python_dispatcher(), torch.fx.traceback.preserve_node_meta():
         for node in nodes:
             interpreter.env[node] = interpreter.run_node(node)
 
@@ -134,16 +127,11 @@ def _keep_names_of_outputs(module: torch.fx.GraphModule, outputs: tuple[Any, ...
 
 def _decomposed(program: torch.export.ExportedProgram, registry: Any) -> torch.export.ExportedProgram:
     """The program in operators that have a translation."""
-    from onnxtrain._torch import (
-        create_onnx_friendly_decomposition_table,
-        get_onnx_implemented_overloads,
-        patch_dynamic_shape_rnn_decompositions,
-    )
 
-    table = create_onnx_friendly_decomposition_table(set(get_onnx_implemented_overloads(registry)))
+    table = _torch.create_onnx_friendly_decomposition_table(set(_torch.get_onnx_implemented_overloads(registry)))
     if (nll_loss := torch.ops.aten.nll_loss.default) in table:
         table[nll_loss] = _nll_loss
-    recurrent = patch_dynamic_shape_rnn_decompositions  # of a torch that unrolls them for a fixed length otherwise
+    recurrent = _torch.patch_dynamic_shape_rnn_decompositions  # of a torch that unrolls them otherwise
     with contextlib.nullcontext() if recurrent is None else recurrent(program.range_constraints):
         return program.run_decompositions(table)
 
@@ -157,16 +145,15 @@ def _nll_loss(input: Tensor, target: Tensor, weight: Tensor | None = None, reduc
 @functools.cache
 def _interpreter() -> Any:
     """The class of torch.onnx that puts casts around nodes, for those that need them."""
-    from onnxtrain._torch import TypePromotionInterpreter
 
-    class Interpreter(TypePromotionInterpreter):  # type: ignore[misc]
+    class Interpreter(_torch.TypePromotionInterpreter):  # type: ignore[misc]
         def run_node(self, node):
             if _promoting_rule(node, self.type_promotion_table) is None:
                 return torch.fx.Interpreter.run_node(self, node)
             return super().run_node(node)
 
         def _rerun_node_after_type_promotion(self, node, expected_out_dtype):
-            if OpTraceDispatchMode is None:
+            if _torch.OpTraceDispatchMode is None:
                 return super()._rerun_node_after_type_promotion(node, expected_out_dtype)
             with wrapped("find_compatible_overload", lambda _: _overload_of):
                 return super()._rerun_node_after_type_promotion(node, expected_out_dtype)
@@ -176,31 +163,29 @@ def _interpreter() -> Any:
 
 def _overload_of(packet, args, kwargs):
     """For torch 2.10, which takes the first operator that it sees: one that asks for a device may be before."""
-    with OpTraceDispatchMode() as watched:
+    with _torch.OpTraceDispatchMode() as watched:
         packet(*args, **kwargs)
     return next(each for each in watched.traced_ops if each.overloadpacket == packet)
 
 
 def _promoting_rule(node: torch.fx.Node, table: Any) -> Any:
     """torch.onnx's rule for the types of a node's operands, if the engine needs it."""
-    from onnxtrain._torch import get_type_promotion_rule
 
-    rule = get_type_promotion_rule(node, table) if node.op == "call_function" else None
+    rule = _torch.get_type_promotion_rule(node, table) if node.op == "call_function" else None
     return None if rule is not None and (_is_clamp(node) or _rounds_by_itself(node, rule)) else rule
 
 
 def _promote_where_needed(module: torch.fx.GraphModule) -> None:
-    from onnxtrain._torch import InsertTypePromotion, TypePromotionTable, from_scalar_type_to_torch_dtype
 
-    table, parts = TypePromotionTable(), [*module.modules()]
+    table, parts = _torch.TypePromotionTable(), [*module.modules()]
     outputs: Any = module.graph.output_node().args[0]
     if len(parts) == 1:
-        nodes = unpromoted(module, lambda node: _promoting_rule(node, table), from_scalar_type_to_torch_dtype)
+        nodes = unpromoted(module, lambda node: _promoting_rule(node, table), _torch.from_scalar_type_to_torch_dtype)
         if nodes:
             _promote(nodes, _interpreter()(module, table))
     else:
         for part in parts:
-            whole = InsertTypePromotion(part, table)
+            whole = _torch.InsertTypePromotion(part, table)
             whole.interpreter = _interpreter()(part, table)
             whole.run()
     _keep_names_of_outputs(module, outputs)
@@ -210,21 +195,15 @@ def translated(program: torch.export.ExportedProgram, opset: int, ours: Mapping[
     """torch.onnx.export(program, opset_version=opset, optimize=False, custom_translation_table=ours), without what
     is_final() and unpromoted() say is for nothing.
     """
-    from onnxtrain._torch import (
-        convert_version,
-        exported_program_to_onnx_program,
-        fx_config,
-        remove_assertion_nodes,
-    )
 
     registry = _registry_with(opset, ours)
-    with fx_config.patch(backed_size_oblivious=True):
+    with _torch.fx_config.patch(backed_size_oblivious=True):
         if not is_final(program, registry):
             program = _decomposed(program, registry)
         _promote_where_needed(program.graph_module)
-        program._graph_module = remove_assertion_nodes(program.graph_module)
-    done = exported_program_to_onnx_program(program, registry=registry)
-    done.model = convert_version(done.model, opset)
+        program._graph_module = _torch.remove_assertion_nodes(program.graph_module)
+    done = _torch.exported_program_to_onnx_program(program, registry=registry)
+    done.model = _torch.convert_version(done.model, opset)
     return done
 
 
@@ -236,9 +215,8 @@ def _registry(opset: int) -> Any:
     """
     from onnxscript.function_libs.torch_lib import ops  # noqa: F401  fills its registry
 
-    from onnxtrain._torch import OnnxDecompMeta, ONNXRegistry, default_registry, get_overload, get_torchlib_ops
 
-    class Translation(OnnxDecompMeta):  # type: ignore[misc]
+    class Translation(_torch.OnnxDecompMeta):  # type: ignore[misc]
         """One whose signature is read from the function's source when it is asked for."""
 
         def __post_init__(self) -> None:
@@ -252,12 +230,12 @@ def _registry(opset: int) -> Any:
             super().__post_init__()
             return self.signature
 
-    registry = ONNXRegistry()
+    registry = _torch.ONNXRegistry()
     registry._opset_version = opset
-    for each in get_torchlib_ops():
+    for each in _torch.get_torchlib_ops():
         registry._register(each.fx_target, each)
-    for name, found in default_registry.items():
-        target = None if name.startswith("internal::") else get_overload(name)
+    for name, found in _torch.default_registry.items():
+        target = None if name.startswith("internal::") else _torch.get_overload(name)
         for is_complex, listed in ((False, found.overloads), (True, found.complex)) if target is not None else ():
             for function in listed:
                 registry._register(target, Translation(onnx_function=function, fx_target=target, signature=None,
@@ -271,7 +249,7 @@ def _registry_with(opset: int, ours: Mapping[Any, Callable[..., Any]]) -> Any:
     two, torch 2.10 cannot choose for a shape that is made of sizes.
     """
     registry = copy.copy(_registry(max(opset, OPSETS[0])))
-    names = {each.name() if isinstance(each, OpOverload) else each for each in ours}
+    names = {each.name() if isinstance(each, _torch.OpOverload) else each for each in ours}
     registry.functions = {target: [each for each in found if each.is_complex or target not in names]
                           for target, found in registry.functions.items()}
     for target, function in ours.items():

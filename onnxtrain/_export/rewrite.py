@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from onnxtrain import _torch
 from onnxtrain._export import checks, replacements
 from onnxtrain._export.checkpoint import noting
 from onnxtrain._export.complex_parts import set_item
@@ -27,7 +28,6 @@ from onnxtrain._export.lookups import INDEXED
 from onnxtrain._export.replacements import PATCHES
 from onnxtrain._export.special import SPECIAL, taken_apart
 from onnxtrain._export.state import replaced, wrapped
-from onnxtrain._torch import assert_async, native_batch_norm_legit
 
 
 def _torch_batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps, cudnn_enabled):
@@ -56,14 +56,14 @@ _REWRITES: dict[Any, Callable[..., Any]] = {
     **_REPLACED,
     **INDEXED,
     torch.Tensor.__setitem__: set_item,
-    assert_async: lambda *_: None,  # a condition; see checks.py
+    _torch.assert_async: lambda *_: None,  # a condition; see checks.py
     torch.Tensor.data.__get__: lambda x: x.detach(),  # type: ignore[attr-defined]  # .data is invisible to a trace
     torch.Tensor.register_hook: _refuse("Tensor.register_hook()"),
     torch.Tensor.retain_grad: _refuse("Tensor.retain_grad()"),
     torch.Tensor.grad.__get__: _refuse("the getter of Tensor.grad"),  # type: ignore[union-attr]
     torch.Tensor.backward: _refuse("Tensor.backward()"),
     torch.native_batch_norm: _refuse("torch.native_batch_norm()"),  # its statistics
-    native_batch_norm_legit: _refuse(f"torch.{native_batch_norm_legit.__name__}()"),
+    _torch.native_batch_norm_legit: _refuse(f"torch.{_torch.native_batch_norm_legit.__name__}()"),
 }
 
 

@@ -16,7 +16,7 @@ from torch import SymInt, Tensor
 
 from onnxtrain._export import domain  # noqa: F401  defines torch.ops.onnxtrain
 from onnxtrain._export.fast_paths import FAST_PATHS
-from onnxtrain._torch import VF, DisablePythonDispatcher, Reduction, disable_current_modes, tree_map_only
+from onnxtrain._torch import VF, DisablePythonDispatcher, Reduction, disable_current_modes, pytree
 
 # Since torch 2.14 a clamp has no slope at its bounds, and operands of clamp, fmax and fmin that are equal share theirs.
 FLAT_BOUNDS = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 14)
@@ -345,7 +345,7 @@ def cdist(x1: Tensor, x2: Tensor, p: float = 2.0,
 def _of_fixed_ends(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """torch reads the ends where they are tensors: they have no gradient."""
     def spaced(*args: Any, **kwargs: Any) -> Tensor:
-        args, kwargs = tree_map_only(Tensor, Tensor.detach, (args, kwargs))
+        args, kwargs = pytree.tree_map_only(Tensor, Tensor.detach, (args, kwargs))
         return function(*args, **kwargs)
 
     return spaced

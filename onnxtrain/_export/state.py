@@ -205,7 +205,7 @@ def settings(config: Any, **values: Any) -> Iterator[None]:
 def _after_fork() -> None:
     """Other threads are not in the child: what they had replaced is put back."""
     global _lock
-    _lock = threading.Lock()
+    _lock, _torch._lock = threading.Lock(), threading.RLock()
     here = threading.get_ident()
     for key, place in [*_places.items()]:
         for thread in [thread for thread in place.values if thread != here]:

@@ -9,13 +9,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from onnxtrain import _torch
 from onnxtrain._export.exported import PLAIN_TENSORS
-from onnxtrain._torch import (
-    DeviceContext,
-    get_deterministic_algorithms,
-    get_function_stack_at,
-    len_torch_function_stack,
-)
 
 
 class Key(NamedTuple):
@@ -38,10 +33,10 @@ def describe(leaf: Any) -> Any:
 def torch_modes() -> tuple[Any, ...]:
     """What of torch's global state goes into a graph."""
     return (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"), torch.is_autocast_enabled("cuda"),
-            torch.get_autocast_dtype("cuda"), torch.get_default_dtype(), get_deterministic_algorithms())
+            torch.get_autocast_dtype("cuda"), torch.get_default_dtype(), _torch.get_deterministic_algorithms())
 
 
 def function_mode() -> str | None:
     """The name of a TorchFunctionMode that is on, but for torch.set_default_device()'s, which a trace sees."""
-    modes = [get_function_stack_at(i) for i in range(len_torch_function_stack())]
-    return next((type(mode).__qualname__ for mode in modes if type(mode) is not DeviceContext), None)
+    modes = [_torch.get_function_stack_at(i) for i in range(_torch.len_torch_function_stack())]
+    return next((type(mode).__qualname__ for mode in modes if type(mode) is not _torch.DeviceContext), None)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.nn.parameter import is_lazy
 
-from onnxtrain import _C, UnsupportedError, _report, _timing, options
+from onnxtrain import _C, UnsupportedError, _report, _timing, _torch, options
 from onnxtrain._export import cache, exclusive, products
 from onnxtrain._export.captured import Graph
 from onnxtrain._export.errors import (
@@ -26,13 +26,6 @@ from onnxtrain._export.errors import (
 )
 from onnxtrain._export.exported import OPSETS
 from onnxtrain._export.function_apply import CustomFunctions
-from onnxtrain._torch import (
-    are_functorch_transforms_active,
-    get_tracing_state,
-    len_torch_dispatch_stack,
-    len_torch_function_stack,
-    place,
-)
 from onnxtrain.ortmodule import _announce, _checks, _memory_config, _named_methods, _outputs, _random, _special
 from onnxtrain.ortmodule._captured import Parts, is_cut, kind_of_call, names_of_call
 from onnxtrain.ortmodule._debug import DebugOptions
@@ -53,7 +46,7 @@ from onnxtrain.ortmodule._utils import leave_alone
 from onnxtrain.ortmodule._verify import VerificationError, compare, tolerance, verify
 from onnxtrain.ortmodule.options import RuntimeOptions
 
-_FORWARD_AD_LEVEL: Any = place("forward_ad_level")
+_FORWARD_AD_LEVEL: Any = _torch.place("forward_ad_level")
 _OWN = frozenset(("_module", "_debug", "_programs", "_known", "_counters", "_fallback", "_fallen", "_idle",
                   "_announced", "_parts", "_runtime", "_view", "_lazy", "_in_backward", "_outputs",
                   "_methods"))
@@ -148,18 +141,18 @@ class ORTModule(torch.nn.Module):
             if not self._fallback.always:
                 self._note(f"the policy {self._fallback.policy.name} forces every call into PyTorch")
             return self._in_torch(args, kwargs)
-        if are_functorch_transforms_active():
+        if _torch.are_functorch_transforms_active():
             if _TRANSFORMED not in self._fallen:
                 self._fall_back(_TRANSFORMED, FallbackPolicy.FALLBACK_UNSUPPORTED_TORCH_MODEL,
                                 "torch.func differentiates and batches with its own interpreters, which cannot see "
                                 "inside the engine", None)
             return self._in_torch(args, kwargs)
-        if (len_torch_dispatch_stack() or get_tracing_state() is not None
+        if (_torch.len_torch_dispatch_stack() or _torch.get_tracing_state() is not None
             or getattr(*_FORWARD_AD_LEVEL) >= 0):
             self._note("a trace, a mode of torch's dispatcher or forward-mode differentiation is active, and must "
                        "see every operator")
             return self._in_torch(args, kwargs)
-        if len_torch_function_stack() and (active := function_mode()) is not None:
+        if _torch.len_torch_function_stack() and (active := function_mode()) is not None:
             return self._by_torch(f"the mode {active} must see every function of torch", args, kwargs)
         if self._lazy and self._still_lazy():
             return self._in_torch(args, kwargs)

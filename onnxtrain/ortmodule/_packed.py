@@ -213,12 +213,20 @@ def _followed(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _not_skipped(plain: Callable[..., None]) -> Callable[..., None]:
-    """Dynamo's reading of a call in Python, of a function that it does not read."""
+    """Dynamo's reading of a call in Python, of a method, and of a function that it does not read."""
     def call_function(self: Any, fn: Any, args: Any, kwargs: Any) -> None:
-        from onnxtrain._torch import SkipFunctionVariable, UserFunctionVariable
+        from onnxtrain._torch import SkipFunctionVariable, UserFunctionVariable, UserMethodVariable
 
-        instead = _instead(fn.value, args, kwargs) if isinstance(fn, SkipFunctionVariable) else None
-        plain(self, fn if instead is None else UserFunctionVariable(instead), args, kwargs)
+        instead, given = None, args
+        if isinstance(fn, SkipFunctionVariable):
+            instead = _instead(fn.value, args, kwargs)
+        elif isinstance(fn, UserMethodVariable):
+            given = [*fn.self_args(), *args]
+            instead = _instead(fn.fn, given, kwargs)
+        if instead is None:
+            plain(self, fn, args, kwargs)
+        else:
+            plain(self, UserFunctionVariable(instead), given, kwargs)
 
     return call_function
 

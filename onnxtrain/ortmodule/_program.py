@@ -14,18 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onnxtrain import _C, UnsupportedError, _timing, options
+from onnxtrain import _C, UnsupportedError, _timing, _torch, options
 from onnxtrain._export import checkpoint, gradients, views
 from onnxtrain._export.errors import StaleError
 from onnxtrain._export.exported import Exported
-from onnxtrain._torch import (
-    get_deterministic_algorithms,
-    is_batchedtensor,
-    is_dead_tensor_wrapper,
-    is_legacy_batchedtensor,
-    keeps_graph,
-    unwrap_if_dead,
-)
 from onnxtrain.ortmodule import _double, _held, _random, graph_optimizer_registry
 from onnxtrain.ortmodule._chain import Chain, Run
 from onnxtrain.ortmodule._device import matmul_precision, tell_tf32
@@ -96,7 +88,7 @@ class _ChainFunction(torch.autograd.Function):
 
 
 def _of_chain(ctx: Any, grads: tuple[Tensor | None, ...]) -> Sequence[Tensor | None]:
-    found: Sequence[Tensor | None] = ctx.run.backward(grads, keeps_graph())
+    found: Sequence[Tensor | None] = ctx.run.backward(grads, _torch.keeps_graph())
     return found
 
 
@@ -145,14 +137,15 @@ def _gradients(ctx: Any, grads: tuple[Tensor | None, ...]) -> Sequence[Tensor | 
         raise
     except MemoryError as error:
         raise out_of_memory(error) from None
-    if not keeps_graph():
+    if not _torch.keeps_graph():
         run.forget()
     return found if len(grads) == 1 else ctx.program.reach.drop(run.differentiable, grads, found)
 
 
 def _refuse_batches(grads: tuple[Tensor | None, ...]) -> None:
     """Raises RuntimeError where vmap made the gradients of the outputs."""
-    if any(grad is not None and (is_batchedtensor(grad) or is_legacy_batchedtensor(grad)) for grad in grads):
+    if any(grad is not None and (_torch.is_batchedtensor(grad) or _torch.is_legacy_batchedtensor(grad))
+           for grad in grads):
         raise RuntimeError("the engine's backward does not run under vmap, which torch.autograd.grad(is_grads_batched="
                            "True) and torch.autograd.functional.jacobian(vectorize=True) use: call it for each row, "
                            "or use torch.func, for which PyTorch runs the module")
@@ -404,7 +397,7 @@ class Program:
         if self.changing and wanted:  # backward wants them as they were
             tensors = tuple([t.clone() if i in self.changing else t for i, t in enumerate(tensors)])
         global _modes
-        if _modes != (asked := (matmul_precision(), get_deterministic_algorithms())):
+        if _modes != (asked := (matmul_precision(), _torch.get_deterministic_algorithms())):
             _C.set_matmul_precision(asked[0])
             _C.set_deterministic(asked[1])
             _modes = asked
@@ -427,8 +420,8 @@ class Program:
                 outputs, _ = self.session.forward(tensors, mask, self.seed() if self.random else 0)
         except (ValueError, TypeError, BufferError, IndexError) as error:
             self._check_weights(tensors)
-            if any([isinstance(leaf, Tensor) and is_dead_tensor_wrapper(leaf) for leaf in leaves]):
-                return self(_changed(leaves, unwrap_if_dead), grad_enabled)
+            if any([isinstance(leaf, Tensor) and _torch.is_dead_tensor_wrapper(leaf) for leaf in leaves]):
+                return self(_changed(leaves, _torch.unwrap_if_dead), grad_enabled)
             if (any([isinstance(leaf, Tensor) and leaf.is_neg() for leaf in leaves]) and not self._written
                 and self._views is None):
                 return self(_changed(leaves, Tensor.resolve_neg), grad_enabled)

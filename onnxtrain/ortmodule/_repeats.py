@@ -16,16 +16,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from onnxtrain import _torch
 from onnxtrain._export.state import wrapped
-from onnxtrain._torch import (
-    FakeTensor,
-    FakeTensorMode,
-    TorchDispatchModeKey,
-    get_dispatch_mode,
-    in_kernel_invocation_manager,
-    len_torch_function_stack,
-    peek_interpreter_stack,
-)
+from onnxtrain._torch import FakeTensor, FakeTensorMode
 
 _PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -47,7 +40,7 @@ class Result(NamedTuple):
     in_a_row: bool
 
     def again(self) -> FakeTensor:
-        with in_kernel_invocation_manager(self.mode), _without_guards(self.mode):
+        with _torch.in_kernel_invocation_manager(self.mode), _without_guards(self.mode):
             if self.in_a_row:
                 empty = torch.empty(self.shape, dtype=self.dtype, device="meta")
             else:
@@ -121,10 +114,10 @@ def _modes() -> tuple[Any, ...]:
     """What results depend on beyond arguments; a `with` of the module's may change it within a capture, and Dynamo
     begins again with another mode of its own.
     """
-    if len_torch_function_stack() or peek_interpreter_stack() is not None:
+    if _torch.len_torch_function_stack() or _torch.peek_interpreter_stack() is not None:
         raise Unknown
     cpu, cuda, of_cuda = "cpu", "cuda", torch.backends.cuda
-    mode = get_dispatch_mode(TorchDispatchModeKey.FAKE)
+    mode = _torch.get_dispatch_mode(_torch.TorchDispatchModeKey.FAKE)
     if mode is None:
         raise Unknown
     return (mode, torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_default_dtype(),

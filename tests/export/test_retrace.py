@@ -8,6 +8,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 import onnxtrain
+from onnxtrain import _torch
 from onnxtrain._export import retrace
 from onnxtrain.ortmodule import ORTModule
 
@@ -108,7 +109,7 @@ def test_the_numbers_are_the_same(name, monkeypatch):
     for question, expected in (("is_final", final), ("unpromoted", promoted)):
         assert expected is None or (not seen[question] if question == "unpromoted" else seen[question]) is expected
     monkeypatch.undo()
-    if retrace.OpTraceDispatchMode is None:
+    if _torch.OpTraceDispatchMode is None:
         monkeypatch.setattr(retrace, "translated", lambda program, opset, ours: torch.onnx.export(
             program, opset_version=opset, optimize=False, verbose=False, custom_translation_table=ours))
     else:  # torch 2.10 cannot choose between two translations, nor promote by itself
