@@ -257,8 +257,9 @@ def explain(model: Any) -> str:
                      f"{counts['specialise_seconds']:.2f} s, the latest in {counts['last_specialise_seconds']:.2f} s")
     lines += [f"  Dynamo cuts the graph, and Python runs in between: {reason}" for reason in counts["graph_breaks"]]
     lines += [f"  in PyTorch because: {reason}" for reason in counts["reasons"]]
-    lines += [f"  this PyTorch is left alone at {name}; `python -m onnxtrain doctor` says what for"
-              for name in _torch.left_alone()]
+    if names := _torch.left_alone():
+        lines.append(f"  PyTorch is left alone at {', '.join(names)}, which it has in another form: `python -m "
+                     "onnxtrain doctor` says what for")
     graphs = [(key.training, program) for key, programs in model._all_programs() for program in programs]
     shown = sorted(graphs, key=lambda graph: -graph[1].step_seconds)[:MOST_GRAPHS]
     for graph in graphs:

@@ -16,8 +16,6 @@ import importlib
 import inspect
 import itertools
 import logging
-import re
-import sys
 import threading
 from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
@@ -36,7 +34,7 @@ class Name(NamedTuple):
         use: what for, in a few words.
         how: whether it is read, or replaced by a function of onnxtrain's: for a while, or once for the process.
         needed: onnxtrain does not run without it.
-        known: digest() of each source that it was checked against; of what is only read, none.
+        known: digest() of each source that it was checked against; of what is read, none.
         lacks: the CHECKED releases that have no such name.
     """
 
@@ -326,19 +324,15 @@ def _is_expected(name: Name, state: str) -> bool:
 
 
 def digest(value: Any) -> str:
-    """The beginning of the SHA-256 of a function's or a class's source; the kind of what has none in Python."""
+    """The beginning of the SHA-256 of a function's source; the kind of what is no function in Python."""
     value = inspect.unwrap(getattr(value, "__func__", value))
     code = getattr(value, "__code__", None)
-    if code is not None:
-        file, first = code.co_filename, code.co_firstlineno
-    elif isinstance(value, type):
-        file = str(sys.modules[value.__module__].__file__)
-        with open(file, encoding="utf-8") as text:
-            start = re.compile(rf"class {value.__name__}\b")
-            first = next(number for number, line in enumerate(text, 1) if start.match(line))
-    else:
+    if code is None:
         return type(value).__name__
-    return hashlib.sha256(_block(file, first)).hexdigest()[:12]
+    try:
+        return hashlib.sha256(_block(code.co_filename, code.co_firstlineno)).hexdigest()[:12]
+    except OSError:
+        return "without source"
 
 
 def _block(file: str, first: int) -> bytes:
@@ -351,7 +345,7 @@ def _block(file: str, first: int) -> bytes:
             indent = indent if taken else len(line) - len(text)
             if begun and text and len(line) - len(text) <= indent and not text.startswith((b")", b"]")):
                 break
-            begun = begun or text.startswith((b"def ", b"class ", b"async def "))
+            begun = begun or text.startswith(b"def ")
             taken.append(line)
     return b"".join(taken).rstrip()
 

@@ -127,7 +127,6 @@ def _keep_names_of_outputs(module: torch.fx.GraphModule, outputs: tuple[Any, ...
 
 def _decomposed(program: torch.export.ExportedProgram, registry: Any) -> torch.export.ExportedProgram:
     """The program in operators that have a translation."""
-
     table = _torch.create_onnx_friendly_decomposition_table(set(_torch.get_onnx_implemented_overloads(registry)))
     if (nll_loss := torch.ops.aten.nll_loss.default) in table:
         table[nll_loss] = _nll_loss
@@ -145,7 +144,6 @@ def _nll_loss(input: Tensor, target: Tensor, weight: Tensor | None = None, reduc
 @functools.cache
 def _interpreter() -> Any:
     """The class of torch.onnx that puts casts around nodes, for those that need them."""
-
     class Interpreter(_torch.TypePromotionInterpreter):  # type: ignore[misc]
         def run_node(self, node):
             if _promoting_rule(node, self.type_promotion_table) is None:
@@ -170,13 +168,11 @@ def _overload_of(packet, args, kwargs):
 
 def _promoting_rule(node: torch.fx.Node, table: Any) -> Any:
     """torch.onnx's rule for the types of a node's operands, if the engine needs it."""
-
     rule = _torch.get_type_promotion_rule(node, table) if node.op == "call_function" else None
     return None if rule is not None and (_is_clamp(node) or _rounds_by_itself(node, rule)) else rule
 
 
 def _promote_where_needed(module: torch.fx.GraphModule) -> None:
-
     table, parts = _torch.TypePromotionTable(), [*module.modules()]
     outputs: Any = module.graph.output_node().args[0]
     if len(parts) == 1:
@@ -195,7 +191,6 @@ def translated(program: torch.export.ExportedProgram, opset: int, ours: Mapping[
     """torch.onnx.export(program, opset_version=opset, optimize=False, custom_translation_table=ours), without what
     is_final() and unpromoted() say is for nothing.
     """
-
     registry = _registry_with(opset, ours)
     with _torch.fx_config.patch(backed_size_oblivious=True):
         if not is_final(program, registry):
@@ -214,7 +209,6 @@ def _registry(opset: int) -> Any:
     ONNXRegistry.from_torchlib() parses the source of 500 functions, which takes one second.
     """
     from onnxscript.function_libs.torch_lib import ops  # noqa: F401  fills its registry
-
 
     class Translation(_torch.OnnxDecompMeta):  # type: ignore[misc]
         """One whose signature is read from the function's source when it is asked for."""
