@@ -3,6 +3,7 @@
 Private is a name with an underscore in its path below torch; the dicts of torch.nn.Module and operators are not. Other
 files import the short names that are read from here (`from onnxtrain._torch import pytree`), and give those that are
 replaced to state.wrapped(). `python -m onnxtrain doctor` prints the table. csrc/py/torch_abi.c has its own, of C++.
+Attributes of objects have no path: ATTRIBUTES has those. METHODS has what is replaced on objects of other libraries.
 
 A name that is replaced is *needed* where results would be wrong, or be lost, without; it is replaced in any torch. The
 others are *wanted*: for speed, or for fewer cuts of a graph. Of these the source must be one that was checked, so that
@@ -32,7 +33,8 @@ class Name(NamedTuple):
     Attributes:
         path: MODULE:NAME, or MODULE:CLASS.NAME; MODULE: is the module itself.
         use: what for, in a few words.
-        how: whether it is read, or replaced by a function of onnxtrain's: for a while, or once for the process.
+        how: whether it is read, or replaced by a function of onnxtrain's: for a while, once for the process, or on one
+            object.
         needed: onnxtrain does not run without it.
         known: digest() of each source that it was checked against; of what is read, none.
         lacks: the CHECKED releases that have no such name.
@@ -40,7 +42,7 @@ class Name(NamedTuple):
 
     path: str
     use: str
-    how: Literal["read", "replaced for a while", "replaced for good"] = "read"
+    how: Literal["read", "replaced for a while", "replaced for good", "replaced on an object"] = "read"
     needed: bool = True
     known: tuple[str, ...] = ()
     lacks: tuple[str, ...] = ()
@@ -69,62 +71,59 @@ NEEDED, WANTED = True, False
 TABLE: dict[str, Name] = dict((
     # --- replaced -----------------------------------------------------------------------------------------------------
     *_replaced("captures do not import what they only compare with, nor make texts for logs that are off", WANTED, """
-        get_compiler_fn torch._dynamo.eval_frame:get_compiler_fn 9eb3ccfd9649 0edb7e1c6f86 8d8132173a91
-        throw_if_in_functorch torch._dynamo.symbolic_convert:InstructionTranslator._throw_if_in_functorch 3161677a22d8
-        uninteresting_files torch.fx.experimental.symbolic_shapes:uninteresting_files 13631633423c 45b2a509b71f
-        uninteresting_files_of_graphs torch._dynamo.output_graph:uninteresting_files 13631633423c 45b2a509b71f
-        get_funcname torch._dynamo.symbolic_convert:get_funcname 20fb484c5a97 92c1161c4fc1
+        get_compiler_fn torch._dynamo.eval_frame:get_compiler_fn ac4ba1ac88f7 9109d3d1cd47 f6add13b2b66
+        throw_if_in_functorch torch._dynamo.symbolic_convert:InstructionTranslator._throw_if_in_functorch 4b3bb2150553
+        uninteresting_files torch.fx.experimental.symbolic_shapes:uninteresting_files 754bb46f20ce a12fcde8b3fb
+        uninteresting_files_of_graphs torch._dynamo.output_graph:uninteresting_files 754bb46f20ce a12fcde8b3fb
+        get_funcname torch._dynamo.symbolic_convert:get_funcname c8c36f11edf3 fe761affe6d6
     """),
     *_replaced("captures do not import a class of torch.export's to leave it out", WANTED, """
         side_effect_sources torch._dynamo.output_graph:OutputGraph.get_replayed_side_effect_source_refs
-            f7b822f8f21d 150bee7e9f55
+            eb0782bab02c 75f5912534f4
     """, lacks=("2.10.0",)),
     *_replaced("captures in which the second of two equal layers takes its results' sizes from the first", WANTED, """
-        run_node torch._dynamo.utils:run_node 322935f272c1 5adf604ac751 998627965c73
+        run_node torch._dynamo.utils:run_node 682535cfcae8 689d505456b5 01b357c808b2
     """),
     *_replaced("sizes whose formulas grow too long become constants", WANTED, """
-        evaluate_expr torch.fx.experimental.symbolic_shapes:ShapeEnv.evaluate_expr cc98e9bad081 5e7ad75c20e7
+        evaluate_expr torch.fx.experimental.symbolic_shapes:ShapeEnv.evaluate_expr 13318234adec 932cc2a8db0d
     """),
     *_replaced("print(), packed sequences, NumPy of numbers, and numbers that change do not cut the graph", NEEDED, """
-        call torch._dynamo.symbolic_convert:InstructionTranslatorBase.call_function 0971bb86b1b8 aeb3ba1d6ba8
+        call torch._dynamo.symbolic_convert:InstructionTranslatorBase.call_function da8145a4d6de 4647bcdd46c9
     """),
     *_replaced("packed sequences and recurrent layers stay in the graph", WANTED, """
         call_of_function torch._dynamo.variables:UserFunctionVariable.call_function
-            41b7f7a0d1ae 0d9ff668bd68 7add8ae9c70e
+            4f53ead6166f 625ee85b426f daca84b90ecd
     """),
     *_replaced("numbers that change are inputs of the graph", WANTED, """
-        call_of_tensors_method torch._dynamo.variables:TensorVariable.call_method 578ecd0446b6 cbc1cdf30c06 5625b6279d7a
+        call_of_tensors_method torch._dynamo.variables:TensorVariable.call_method ffd43059d2a4 d14b339ec2a1 42deed482385
     """),
     *_replaced("numbers of NumPy's are numbers, and not arrays", NEEDED, """
-        load_import_from torch._dynamo.codegen:PyCodegen.load_import_from c6e4fbec949b
+        load_import_from torch._dynamo.codegen:PyCodegen.load_import_from 815768e956ce
     """),
     *_replaced("texts of sizes, and calls that Python refuses, do not cut the graph", WANTED, """
-        call_of_texts_method torch._dynamo.variables:ConstantVariable.call_method d484beb53a8c 8bf8c81211a7 09f4f68c72cd
-        call_of_builtin torch._dynamo.variables:BuiltinVariable.call_function b6b1a464c31d b364bd294c7e b5bcdab60d1a
-        bind_args torch._dynamo.variables:UserFunctionVariable.bind_args 23d0c1b59a22 56175f9a1b11
+        call_of_texts_method torch._dynamo.variables:ConstantVariable.call_method 03fc9785fca9 fc4dd8849f98 c796bda3129c
+        call_of_builtin torch._dynamo.variables:BuiltinVariable.call_function dbd1cf98ace9 7e1a12fc51ac 3b46d5d9bdb9
+        bind_args torch._dynamo.variables:UserFunctionVariable.bind_args d81f8ef2367b 51d79c4454d7
     """),
     *_replaced("what Dynamo gets wrong or does not take cuts: deque(maxlen=...), shuffle(), sparse tensors", NEEDED, """
-        wrap_value torch._dynamo.variables.builder:VariableBuilder._wrap c3fad7b9f127 4c4bcd56a0fb d356b8f15bb4
+        wrap_value torch._dynamo.variables.builder:VariableBuilder._wrap f468a27e6476 4f2d4895968d 423e3e9acc7b
         is_supported_random torch._dynamo.variables.misc:RandomVariable.is_supported_random_obj
-            a5c3095d7074 4fc02e15c2d8
+            1bd06d3c87e5 085d59eb2330
     """),
     *_replaced("an operator with a sparse tensor cuts the graph at its line", WANTED, """
         binary_operators torch._dynamo.symbolic_convert:_binary_op_lookup list
     """),
     *_replaced("checks that only raise stay in the graph", WANTED, """
-        translate_step torch._dynamo.symbolic_convert:InstructionTranslatorBase.step 23361fc95ac7 798e1c86f7aa
+        translate_step torch._dynamo.symbolic_convert:InstructionTranslatorBase.step e3ce14d1a152 b0f37496add0
     """),
     *_replaced("what forward prints, logs and warns of does not cut the graph", WANTED, """
         call_of_logger torch._dynamo.variables.misc:LoggingLoggerVariable.call_method
-            2f53e138fbea 0d4ceface03f 654c0594dbc1
+            85bfed88c099 5369e8f5fd44 186048bd3534
     """),
     *_replaced("torch.autograd.grad() in forward stays in the graph", WANTED, """
-        collect_backward_inputs torch._dynamo.variables.tensor:TensorVariable._collect_backward_inputs ce6c7bae9bf8
-        check_leaks torch._dynamo.output_graph:OutputGraph._check_requires_grad_intermediate_outputs 5258032e016e
+        collect_backward_inputs torch._dynamo.variables.tensor:TensorVariable._collect_backward_inputs 80ef0273d77b
+        check_leaks torch._dynamo.output_graph:OutputGraph._check_requires_grad_intermediate_outputs 238a78574ed3
     """, lacks=("2.10.0",)),
-    *_replaced("a part of DistributedDataParallel's module is captured whole", WANTED, """
-        active_ddp_module torch.nn.parallel:DistributedDataParallel._active_ddp_module NoneType
-    """),
     *_replaced("operators of Python functions of PyTorch's are traced in a form that has a gradient", NEEDED, """
         einsum torch:_VF.einsum builtin_function_or_method
         tensordot torch:_VF.tensordot builtin_function_or_method
@@ -132,15 +131,15 @@ TABLE: dict[str, Name] = dict((
     """),
     *_replaced("torch.onnx finds the operator for operands that were cast", NEEDED, """
         find_compatible_overload torch.onnx._internal.fx.passes.type_promotion:find_compatible_op_overload
-            670b40e5bc81 e3a37b08cc2f
+            407a435a5c2b 756282813c1b
     """),
     *_replaced("numbers of Python have float64's digits in a graph", NEEDED, """
         process_python_constants torch.onnx._internal.exporter:_building._process_python_constants
-            2fe6328447ce 444032d3dc12
-        set_shape_type torch.onnx._internal.exporter:_core._set_shape_type f3e0e9296dc8 3301c6367bef 666a585af068
+            894106863fde 19e963ebe91a
+        set_shape_type torch.onnx._internal.exporter:_core._set_shape_type 85a38940873d a689b7c9baad
     """),
     *_replaced("masks of torch's transformers do not cut the graph", WANTED, """
-        detect_is_causal_mask torch.nn.modules.transformer:_detect_is_causal_mask f6afad323263
+        detect_is_causal_mask torch.nn.modules.transformer:_detect_is_causal_mask 02aea7d2142a
     """, how="replaced for good"),
     # --- read ---------------------------------------------------------------------------------------------------------
     *_read("torch", "operators of graphs, and what they are called by in Python",
@@ -168,6 +167,8 @@ TABLE: dict[str, Name] = dict((
     *_read("torch._C", "what a backward asks of autograd", "_will_engine_execute_node "
            "keeps_graph=_autograd._get_current_graph_task_keep_graph"),
     *_read("torch.nn.modules.module", "global hooks, which a graph would not run", "_has_any_global_hook"),
+    *_read("torch.nn.parallel", "a part of DistributedDataParallel's module is captured whole",
+           "DistributedDataParallel._get_active_ddp_module", needed=WANTED),
     *_read("torch.optim.optimizer", "global hooks of optimizers",
            "_global_optimizer_pre_hooks _global_optimizer_post_hooks"),
     *_read("torch.autograd", "whether a profiler wants the names of operators",
@@ -189,13 +190,15 @@ TABLE: dict[str, Name] = dict((
     *_read("torch._dynamo", "which names a capture has changed", "AttributeMutationExisting="
            "variables.base.AttributeMutationExisting ValueMutationExisting=variables.base.ValueMutationExisting "
            "guards symbolic_convert output_graph._get_source_debug_name", needed=WANTED),
-    *_read("torch._C._dynamo", "how Dynamo treats a frame, and what it has captured of one", "eval_frame"),
+    *_read("torch._C._dynamo.eval_frame", "how Dynamo treats a frame, and what it has captured of one",
+           "_debug_get_cache_entry_list set_code_exec_strategy _FrameAction _FrameExecStrategy"),
     *_read("torch._dynamo.symbolic_convert", "modules that a capture has imported, which another may replace",
            "_import_module", needed=WANTED),
     *_read("torch._dynamo.variables", "values as Dynamo follows them",
            "ConstantVariable LazyVariableTracker ListVariable SymNodeVariable TensorVariable "
-           "NumpyVariable SkipFunctionVariable TorchInGraphFunctionVariable UserFunctionVariable "
-           "UserMethodVariable ValueMutationNew=base.ValueMutationNew VariableTracker=base.VariableTracker "
+           "NumpyVariable SkipFunctionVariable TorchInGraphFunctionVariable UserFunctionVariable UserMethodVariable "
+           "get_handlers=TorchInGraphFunctionVariable._get_handlers "
+           "ValueMutationNew=base.ValueMutationNew VariableTracker=base.VariableTracker "
            "wrap_fx_proxy=builder.wrap_fx_proxy BaseListVariable=lists.BaseListVariable "
            "SizeVariable=lists.SizeVariable DebuggingVariable=misc.DebuggingVariable "
            "StringFormatVariable=misc.StringFormatVariable UnknownVariable=misc.UnknownVariable"),
@@ -240,6 +243,43 @@ TABLE: dict[str, Name] = dict((
     *_read("torch.fx.experimental", "settings of sizes", "fx_config=_config"),
     *_read("torch.utils._sympy.printers", "formulas of sizes as Python", "PythonPrinter"),
 ))  # fmt: skip
+
+
+METHODS: dict[str, Name] = dict((
+    *_replaced("one pass over the gradients of ZeRO 1 and 2 for overflow, norm and clipping", WANTED, """
+        has_overflow_serial deepspeed.runtime.zero.stage_1_and_2:DeepSpeedZeroOptimizer.has_overflow_serial 589499f7025c
+        has_overflow_partitioned_grads_serial
+            deepspeed.runtime.zero.stage_1_and_2:DeepSpeedZeroOptimizer.has_overflow_partitioned_grads_serial
+            7b5357901255
+        get_grad_norm_direct deepspeed.runtime.zero.stage_1_and_2:DeepSpeedZeroOptimizer.get_grad_norm_direct
+        unscale_and_clip_grads deepspeed.runtime.zero.stage_1_and_2:DeepSpeedZeroOptimizer.unscale_and_clip_grads
+    """, how="replaced on an object"),
+    *_replaced("master gradients of Apex's O2 in one pass", WANTED, """
+        post_amp_backward apex.amp._process_optimizer:post_backward_with_master_weights
+    """, how="replaced on an object"),
+    *_replaced("models run in the engine, and are saved as they are", WANTED, """
+        prepare_model accelerate:Accelerator.prepare_model
+        unwrap_model accelerate:Accelerator.unwrap_model
+        wrap_model transformers:Trainer._wrap_model
+    """, how="replaced on an object"),
+))  # fmt: skip
+ATTRIBUTES = {
+    "memory and versions of tensors": "_base _cdata _is_view _version",
+    "hooks of tensors and optimizers, and backward of functions": (
+        "_backward_cls _backward_hooks _post_accumulate_grad_hooks _optimizer_step_post_hooks "
+        "_optimizer_step_pre_hooks"),
+    "operators": "_overloadname _schema",
+    "modules; the last one is False while a module that FSDP has flattened is captured": (
+        "_call_impl _flat_weights_names _fsdp_use_orig_params _is_fsdp_managed_module"),
+    "what Dynamo notes at functions, in captures, and of settings": (
+        "_config _get_modified_vars _is_dirty _suppress_guards_tls _torchdynamo_disable _torchdynamo_orig_callable"),
+    "exported programs, and torch.onnx's passes and translations": (
+        "_cleanup_registry_based_on_opset_version _graph_module _guards_code _opset_version _register "
+        "_rerun_node_after_type_promotion"),
+    "Python's lock, in Dynamo": "_at_fork_reinit _is_owned",
+    "Apex's optimizers and scalers, opt_einsum's list of shared results": (
+        "_amp_lazy_init _amp_stash _has_overflow _post_amp_backward _SHARING_STACK"),
+}
 
 
 def _lost(short: str) -> ImportError:
@@ -324,30 +364,36 @@ def _is_expected(name: Name, state: str) -> bool:
 
 
 def digest(value: Any) -> str:
-    """The beginning of the SHA-256 of a function's source; the kind of what is no function in Python."""
+    """The beginning of the SHA-256 of a function's source, without comments, blank lines and indentation; the kind of
+    what is no function in Python.
+    """
     value = inspect.unwrap(getattr(value, "__func__", value))
     code = getattr(value, "__code__", None)
     if code is None:
         return type(value).__name__
     try:
-        return hashlib.sha256(_block(code.co_filename, code.co_firstlineno)).hexdigest()[:12]
+        return hashlib.sha256("\n".join(_block(code.co_filename, code.co_firstlineno)).encode()).hexdigest()[:12]
     except OSError:
         return "without source"
 
 
-def _block(file: str, first: int) -> bytes:
-    """A definition from its first line on. inspect.getsource() takes 10 times as long, and keeps whole files."""
-    taken: list[bytes] = []
+def _block(file: str, first: int) -> list[str]:
+    """The lines of a function from its first one on. inspect.getsource() takes 10 times as long, and keeps whole files.
+    """
+    taken: list[str] = []
     begun, indent = False, 0
-    with open(file, "rb") as lines:
+    with open(file, encoding="utf-8") as lines:
         for line in itertools.islice(lines, first - 1, None):
-            text = line.lstrip()
-            indent = indent if taken else len(line) - len(text)
-            if begun and text and len(line) - len(text) <= indent and not text.startswith((b")", b"]")):
+            text = line.split("#")[0].strip()
+            if not text:
+                continue
+            depth = len(line) - len(line.lstrip())
+            indent = indent if taken else depth
+            if begun and depth <= indent and not text.startswith((")", "]")):
                 break
-            begun = begun or text.startswith(b"def ")
-            taken.append(line)
-    return b"".join(taken).rstrip()
+            begun = begun or text.startswith("def ")
+            taken.append(text)
+    return taken
 
 
 def check() -> None:
@@ -363,7 +409,7 @@ def check() -> None:
 
 
 def doctor() -> tuple[str, bool]:
-    """The table for this torch, with how many names there are of each kind; and whether all are as they were checked.
+    """The tables for this torch, with how many names there are of each kind; and whether all are as they were checked.
     """
     rows, counts, is_well = [], dict.fromkeys(("replaced for a while", "replaced for good", "read"), 0), True
     for short, name in TABLE.items():
@@ -376,4 +422,7 @@ def doctor() -> tuple[str, bool]:
     widths = [max(len(row[i]) for row in rows) for i in range(4)]
     lines = ["  ".join([text.ljust(width) for text, width in zip(row, widths)] + [row[4]]) for row in rows]
     ends = ", ".join(f"{count} {how}" for how, count in counts.items())
-    return "\n".join([f"Private names that onnxtrain uses, in torch {torch.__version__}:", *lines, ends]), is_well
+    return "\n".join([
+        f"Private names that onnxtrain uses, in torch {torch.__version__}:", *lines, ends,
+        f"Attributes of objects that it reads: {' '.join(ATTRIBUTES.values())}",
+        f"Methods that it replaces on objects: {' '.join(name.dotted() for name in METHODS.values())}"]), is_well

@@ -41,12 +41,24 @@ def pytest_addoption(parser: pytest.Parser) -> None:
                      help=f"every case of every sweep; without it, a run of whole folders without -k takes 1 of "
                           f"{PARTS} ({USUAL_PARTS}), others for each commit")
     parser.addoption("--one-in", type=int, default=1, help="of the tests that would run, 1 in so many, by the same number")
+    parser.addoption("--without-wanted", action="store_true",
+                     help="nothing inside PyTorch is replaced that results do not depend on (onnxtrain/_torch.py)")
     parser.addoption("--find-slow", action="store_true",
                      help=f"afterwards, write {SLOW.name}: the tests of this run of more than {SECONDS} s, and what was "
                           "known of others")
 
 
+def _leave_torch_alone() -> None:
+    """As with a release of torch that has another source of each function which onnxtrain would like to replace."""
+    from onnxtrain import _torch
+
+    _torch.TABLE.update({short: name._replace(known=()) for short, name in _torch.TABLE.items()
+                         if name.how != "read" and not name.needed})
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    if config.option.without_wanted:
+        _leave_torch_alone()
     os.environ.setdefault(SAMPLE, str(of_tree()))  # which the workers inherit
     os.environ.setdefault(PARTS, USUAL_PARTS)
     os.environ.setdefault("ORTMODULE_CACHE_DIR", "")  # tests must not read what others exported

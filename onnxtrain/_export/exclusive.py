@@ -24,11 +24,10 @@ def exclusive() -> Iterator[None]:
     export.
     """
     global owner
-    from onnxtrain._torch import TorchInGraphFunctionVariable, compile_lock
+    from onnxtrain._torch import compile_lock, get_handlers
     from onnxtrain._torch import saved_tensors_hooks_set_tracing as set_tracing
 
-    with contextlib.suppress(AttributeError):  # Dynamo keeps this table as it first finds it: not with what is patched
-        TorchInGraphFunctionVariable._get_handlers()
+    get_handlers()  # Dynamo keeps this table as it first finds it: not with what is patched
     with compile_lock, _lock:  # Dynamo, in another thread, would read what is patched
         before, owner = owner, threading.get_ident()
         traced = set_tracing(True) if set_tracing is not None else None

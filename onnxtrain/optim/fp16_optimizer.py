@@ -7,7 +7,6 @@ it is called with one number per gradient in place of the gradient.
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 import types
 import warnings
@@ -18,11 +17,12 @@ import torch
 from torch import Tensor
 
 from onnxtrain import _C
+from onnxtrain._torch import METHODS, digest
 from onnxtrain.optim._clip import Lists, all_finite, all_plain, finite_there, there
 from onnxtrain.optim._engine import FusedOptimizer
 
-# Functions that are replaced whole, by the digest of their code; these of DeepSpeed 0.18.9 to 0.19.8
-ZERO_KNOWN = {"has_overflow_serial": {"589499f7"}, "has_overflow_partitioned_grads_serial": {"7b535790"}}
+# Methods that are replaced whole, where their source is known: that of DeepSpeed 0.18.9 to 0.19.8
+ZERO_WHOLE = ("has_overflow_serial", "has_overflow_partitioned_grads_serial")
 ZERO_NEEDED = {"get_grad_norm_direct": ("gradients", "params", "norm_type"),
                "unscale_and_clip_grads": ("grad_groups_flat", "total_norm")}
 
@@ -66,16 +66,6 @@ def FP16_Optimizer(optimizer: Any, **kwargs: Any) -> Any:
 def _named(value: Any, *names: str) -> bool:
     """Whether the value's class itself, not only a base of it, is one of these: a subclass may do otherwise."""
     return f"{type(value).__module__}.{type(value).__qualname__}" in names
-
-
-def digest(function: Any) -> str:
-    """Of a function's code, without comments, blank lines and indentation; empty where there is no source."""
-    try:
-        lines = inspect.getsource(function).splitlines()
-    except (OSError, TypeError):
-        return ""
-    text = "\n".join(line for line in (line.split("#")[0].strip() for line in lines) if line)
-    return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 # ---- DeepSpeed ZeRO 1 and 2 ----
@@ -130,9 +120,9 @@ class _Sums:
 def _patch_zero(optimizer: Any) -> str | None:
     """Returns why it was not done."""
     cls = type(optimizer)
-    for name, known in ZERO_KNOWN.items():
-        found = digest(getattr(cls, name, None)) if hasattr(cls, name) else "missing"
-        if found not in known:
+    for name in ZERO_WHOLE:
+        found = digest(getattr(cls, name)) if hasattr(cls, name) else "missing"
+        if found not in METHODS[name].known:
             return f"onnxtrain does not know {name}() of this version of DeepSpeed ({found})"
     for name, expected in ZERO_NEEDED.items():
         if tuple(inspect.signature(getattr(optimizer, name)).parameters)[: len(expected)] != expected:

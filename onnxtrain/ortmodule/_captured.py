@@ -33,7 +33,7 @@ from onnxtrain._export.captured import Place, graph_of, layouts_of, places_of
 from onnxtrain._export.checkpoint import loses_gradients
 from onnxtrain._export.state import replaced, settings
 from onnxtrain._export.twins import Twins
-from onnxtrain._torch import TABLE, has_any_global_hook, import_module, place, pytree
+from onnxtrain._torch import TABLE, get_active_ddp_module, has_any_global_hook, import_module, place, pytree
 from onnxtrain.ortmodule import (
     _announce,
     _attributes,
@@ -242,15 +242,24 @@ def capturing(args: tuple[Any, ...], kwargs: dict[str, Any], wanted: dict[str, A
         stack.enter_context(_double.followed())
         stack.enter_context(_lean.collector.paused())
         stack.enter_context(said_later())
-        if hasattr(torch.compiler.config, "dynamic_sources"):
-            sources = [torch.compiler.config.dynamic_sources, *_dynamic_sizes(args, kwargs)]
-            named = ",".join(filter(None, sources))
-            stack.enter_context(settings(torch.compiler.config, dynamic_sources=named))
+        sources = [torch.compiler.config.dynamic_sources, *_dynamic_sizes(args, kwargs)]
+        stack.enter_context(settings(torch.compiler.config, dynamic_sources=",".join(filter(None, sources))))
         yield
 
 
+def _uncut() -> contextlib.AbstractContextManager[None]:
+    """While a part of a DistributedDataParallel's module runs. Dynamo would cut its graph where the gradients of the
+    whole fill a bucket, and asks for that before it says that a capture begins.
+    """
+    if get_active_ddp_module is None or get_active_ddp_module() is None:
+        return _NOTHING
+    from onnxtrain._torch import dynamo_config as config
+
+    return settings(config, optimize_ddp=False)
+
+
 _running = _Running()
-_ddp, _active = place("active_ddp_module") or (types.SimpleNamespace(active=None), "active")
+_NOTHING = contextlib.nullcontext()
 _lock = threading.Lock()
 _entries = itertools.count()
 # Functions that Dynamo cuts a graph for, in the reason that it gives.
@@ -301,12 +310,11 @@ def _call_of(module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
 
 
 def _captures(entry: Callable[..., Any]) -> int:
-    """How many calls of this function Dynamo has captured, as far as it can be asked."""
-    from onnxtrain._torch import eval_frame
+    """How many calls of this function Dynamo has captured."""
+    from onnxtrain._torch import debug_get_cache_entry_list
 
-    entries = getattr(eval_frame, "_debug_get_cache_entry_list", None)
     function = getattr(entry, "_torchdynamo_orig_callable", None)
-    return 0 if entries is None or function is None else len(entries(function.__code__))
+    return 0 if function is None else len(debug_get_cache_entry_list(function.__code__))
 
 
 def changes(what: str) -> str:
@@ -634,11 +642,9 @@ class Parts:
         engine, by_torch, kept = counters.engine_graphs, counters.torch_graphs, self.keeps_contents
         outer, _running.call = _running.call, (current := _Call(self, whole, args, kwargs, call))
         _hear_of_captures()
-        # Dynamo would cut the graph where this module's gradients fill a bucket.
-        around = getattr(_ddp, _active)
-        setattr(_ddp, _active, None)
         try:
-            result = call(module, *args, **kwargs)
+            with _uncut():
+                result = call(module, *args, **kwargs)
         except CheckError as error:
             return whole._checked_by_torch(error, args, kwargs)
         except Exception as error:
@@ -660,7 +666,6 @@ class Parts:
             return result
         finally:
             _running.call = outer
-            setattr(_ddp, _active, around)
             current.is_over()
         ran = counters.engine_graphs - engine
         if current.before is not None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
 from typing import Any
 
 import numpy as np
 import torch
+
+from onnxtrain._torch import FrameAction, FrameExecStrategy, set_code_exec_strategy
 
 
 def get_device_index(device: str | int | torch.device) -> int:
@@ -47,9 +48,5 @@ def set_random_states(states: tuple[Any, Any, torch.Tensor, torch.Tensor | None]
 def leave_alone(function: Any) -> None:
     """Makes torch.compile skip this function and its callees: around an ORTModule it compiles the rest of a model."""
     function._torchdynamo_disable = True
-    # Torch's own switch of a frame, without importing its compiler.
-    with contextlib.suppress(ImportError, AttributeError):
-        from onnxtrain._torch import eval_frame
-
-        skip = eval_frame._FrameAction.SKIP
-        eval_frame.set_code_exec_strategy(function.__code__, eval_frame._FrameExecStrategy(skip, skip))
+    skip = FrameAction.SKIP  # torch's own switch of a frame, without importing its compiler
+    set_code_exec_strategy(function.__code__, FrameExecStrategy(skip, skip))

@@ -4,7 +4,6 @@ and Apex's attributes by stand-ins.
 
 from __future__ import annotations
 
-import copy
 import math
 import types
 
@@ -12,7 +11,7 @@ import pytest
 import torch
 
 from onnxtrain.optim import SGD
-from onnxtrain.optim.fp16_optimizer import FP16_Optimizer, digest
+from onnxtrain.optim.fp16_optimizer import FP16_Optimizer
 
 
 def test_unknown_types_are_left_alone_with_a_warning():
@@ -46,15 +45,6 @@ def test_subclasses_are_left_alone():
     Mine.__module__, Mine.__qualname__ = "deepspeed.runtime.zenflow", "ZenFlowZeroOptimizer"
     with pytest.warns(UserWarning, match="onnxtrain does not know this type"):
         FP16_Optimizer(Mine([torch.nn.Parameter(torch.ones(2))]))
-
-
-def test_digest_is_of_the_code():
-    def a(x):  # a comment
-
-        return x
-
-    same, other = copy.copy(a), lambda x: x + 1
-    assert digest(a) == digest(same) != digest(other) and digest(len) == ""
 
 
 # ---- Apex AMP, O2: the attributes that its optimizers have after amp.initialize, on the CPU ----

@@ -73,9 +73,9 @@ PROGRAM = textwrap.dedent('''
             print(calls.pop(f"{owner}.{attribute}", 0), short)
     print(*[f"{count} {name}" for name, count in calls.items()], sep="\\n")
 ''')
-# What forward would have to call; and a list of functions, and what has its value changed, which are not called.
-OF_CALLERS = {"einsum", "tensordot", "collect_backward_inputs", "binary_operators", "active_ddp_module",
-              "is_supported_random", *(["find_compatible_overload"] if _torch.OpTraceDispatchMode is None else [])}
+# What forward would have to call; and a list of functions, which is not called.
+OF_CALLERS = {"einsum", "tensordot", "collect_backward_inputs", "binary_operators", "is_supported_random",
+              *(["find_compatible_overload"] if _torch.OpTraceDispatchMode is None else [])}
 PUBLIC = ("torch.nn.functional.", "_ConfigEntry.")  # names, some of which forward would have to call
 
 

@@ -23,6 +23,10 @@ VERSION = torch.__version__.split("+")[0]
 # Of torch.nn.Module, of a namedtuple, of Python; and operators, which are the words of a graph.
 PUBLIC = re.compile(r"\._(parameters|buffers|modules|replace|forward_(pre_)?hooks|backward_(pre_)?hooks)\b|\.__\w+__"
                     r"|^torch\.ops\..*")
+OPERATORS = re.compile(r"^(aten|torch\.ops\.\w+|sys|functools)\._\w+")  # and Python's
+BY_NAME = ("getattr", "setattr", "hasattr", "delattr", "replaced")
+# Of Python, and notes of ours at functions, tensors, classes and optimizers.
+OTHERS = {"_fields", "_initializing", "_of_ortmodule", "_onnxtrain_patched", "_packed", "_plain_class", "_wrapped_class"}
 PRIVATE = re.compile(r"\b(?:torch|transformers|onnxscript)(?:\.\w+)*?[.:]_\w+|\btorch\.[\w.]*:\w")
 
 
@@ -78,6 +82,46 @@ def test_a_private_name_is_found(line):
     assert mentions(line)
     assert not mentions("import torch\ntorch.nn.Module._parameters\ntorch.ops.aten._softmax(x)\nmodule._private\n"
                         "torch.Tensor.__add__\n'torch.nn: a text'")
+
+
+def classes_and_uses():
+    """Names with an underscore that the package's modules and classes define, and (file, line, name) of those that it
+    reads or sets of an object.
+    """
+    own, used = set(), []
+    for path in PACKAGE.rglob("*.py"):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute) and node.attr.startswith("_"):
+                of_self = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
+                if of_self and isinstance(node.ctx, ast.Store):
+                    own.add(node.attr)
+                if not OPERATORS.search(ast.unparse(node)):
+                    used.append((path.name, node.lineno, node.attr))
+            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in BY_NAME:
+                used += [(path.name, node.lineno, name.value) for name in node.args[1:2]
+                         if isinstance(name, ast.Constant) and name.value.startswith("_")]
+            elif isinstance(node, (ast.ClassDef, ast.Module)):
+                for part in node.body:
+                    own.update(getattr(name, "name", getattr(name, "id", "")) for name in (
+                        [part] if isinstance(part, (ast.FunctionDef, ast.ClassDef)) else ast.walk(part)
+                        if isinstance(part, (ast.Assign, ast.AnnAssign)) else []))
+    return own, used
+
+
+def test_every_private_attribute_of_an_object_is_listed():
+    own, used = classes_and_uses()
+    listed = {name for names in _torch.ATTRIBUTES.values() for name in names.split()}
+    known = own | listed | OTHERS | {"_wrap_model"}
+    assert not [use for use in used if use[2] not in known and not PUBLIC.search(f".{use[2]}")]
+    assert listed <= {name for _, _, name in used}
+
+
+def test_methods_of_other_libraries_are_replaced_where_the_table_says():
+    source = "".join(path.read_text() for path in [
+        PACKAGE / "optim/fp16_optimizer.py", *PACKAGE.glob("integrations/*.py")])
+    assert not [name.path for name in _torch.METHODS.values()
+                if not re.search(rf"\b{re.split('[.:]', name.path)[-1]}\b", source)]
 
 
 def test_this_torch_has_every_name_as_it_was_checked():
@@ -163,10 +207,12 @@ def test_another_torch_is_looked_through_at_the_import(monkeypatch, caplog):
 
 def test_doctor(monkeypatch, capsys):
     status = main(["doctor"])
-    head, *rows, counts = capsys.readouterr().out.splitlines()
+    head, *rows, counts, attributes, methods = capsys.readouterr().out.splitlines()
     assert head == f"Private names that onnxtrain uses, in torch {torch.__version__}:" and len(rows) == len(_torch.TABLE)
     assert rows[0].startswith("torch._dynamo.") and re.search(r"  (wanted|needed)  \w+ source +\w", rows[0])
     assert re.fullmatch(r"\d+ replaced for a while, \d+ replaced for good, \d+ read", counts)
+    assert attributes.startswith("Attributes of objects that it reads: _base ")
+    assert methods.endswith(" transformers.Trainer._wrap_model")
     if VERSION in _torch.CHECKED:
         assert status == 0
     monkeypatch.setitem(_torch.TABLE, "run_node", _torch.TABLE["run_node"]._replace(known=()))
@@ -187,7 +233,8 @@ def test_a_digest_is_of_one_definition(tmp_path):
 
     one = digests("def first(\n    a,\n):\n    return a\n\n\nx = 1\n")
     assert one == digests("\nimport os\n\ndef first(\n    a,\n):\n    return a\n# a remark\ndef second(): pass\n")
-    assert one != digests("def first(\n    a,\n):\n    return  a\n")
+    assert one == digests("def first(\n    a,\n):\n    # a remark\n\n    return a  # another\n")
+    assert one != digests("def first(\n    a,\n):\n    return +a\n")
     assert _torch.digest(len) == "builtin_function_or_method" and _torch.digest([]) == "list"
     path.unlink()
     assert _torch.digest(here["first"]) == "without source"
