@@ -113,7 +113,7 @@ TABLE: dict[str, Name] = dict((
     *_replaced("an operator with a sparse tensor cuts the graph at its line", WANTED, """
         binary_operators torch._dynamo.symbolic_convert:_binary_op_lookup list
     """),
-    *_replaced("checks that only raise stay in the graph", WANTED, """
+    *_replaced("checks that only raise stay in the graph, and raise what forward raises", NEEDED, """
         translate_step torch._dynamo.symbolic_convert:InstructionTranslatorBase.step e3ce14d1a152 b0f37496add0
     """),
     *_replaced("what forward prints, logs and warns of does not cut the graph", WANTED, """
