@@ -22,38 +22,31 @@ class Counters:
     export_seconds: float = 0.0
     build_seconds: float = 0.0
     capture_seconds: float = 0.0
-    forward_seconds: float = 0.0  # of calls that were not captured
+    forward_seconds: float = 0.0  # of calls that were not captured; added without a lock, as engine_step() does
     reasons: list[str] = dataclasses.field(default_factory=list)
     graph_breaks: list[str] = dataclasses.field(default_factory=list)
     sizes: list[str] = dataclasses.field(default_factory=list)  # of the tensors of calls that were captured
-    whole: Counters | None = None  # of the ORTModule of which this counts one graph: the steps are the whole's
-    engine_graphs: int = 0  # that ran for this one's steps, in the engine and in PyTorch
+    engine_graphs: int = 0  # of an ORTModule's that ran for its steps, in the engine and in PyTorch
     torch_graphs: int = 0
     methods: dict[str, int] | None = dataclasses.field(default_factory=dict)  # looked up so often; None: that is said
 
 
-_process = Counters()
+process = Counters()  # of all modules
 _lock = threading.Lock()
 
 
 def count(module_counters: Counters, **amounts: Any) -> None:
     """Adds to a module's counters and to the process's."""
-    if module_counters.whole is not None:
-        whole, by_torch = module_counters.whole, amounts.pop("fallback_steps", 0)
-        whole.torch_graphs += by_torch
-        module_counters.fallback_steps += by_torch
-        count(whole, **amounts)
-        return
     with _lock:
         for name, amount in amounts.items():
-            for counters in (module_counters, _process):
+            for counters in (module_counters, process):
                 setattr(counters, name, getattr(counters, name) + amount)
 
 
 def note(module_counters: Counters, what: str, text: str) -> None:
     """Adds a text to the reasons, graph_breaks or sizes of a module and of the process, once."""
     with _lock:
-        for counters in (module_counters, _process):
+        for counters in (module_counters, process):
             if text not in (texts := getattr(counters, what)):
                 texts.append(text)
 
@@ -62,16 +55,7 @@ def engine_step(module_counters: Counters) -> None:
     """Counts a step of the engine. It takes no lock, for speed: the interpreter switches threads only at calls and
     jumps, and an increment has neither."""
     module_counters.engine_steps += 1
-    if module_counters.whole is not None:
-        module_counters.whole.engine_graphs += 1
-        return
-    _process.engine_steps += 1
-
-
-def forward_took(module_counters: Counters, seconds: float) -> None:
-    """Adds the time of a call that was not captured. Without a lock, as engine_step()."""
-    module_counters.forward_seconds += seconds
-    _process.forward_seconds += seconds
+    process.engine_steps += 1
 
 
 _programs: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -104,13 +88,13 @@ def stats(model: Any = None) -> dict[str, Any]:
         TypeError: model is none.
     """
     if model is None:
-        counters, programs = _process, list(_programs)
+        counters, programs = process, list(_programs)
     else:
         check(model, "stats")
         counters, programs = model._counters, [program for _, known in model._all_programs() for program in known]
     with _lock:
-        result = dataclasses.asdict(dataclasses.replace(counters, whole=None))
-    for name in ("whole", "engine_graphs", "torch_graphs", "methods", "sizes"):
+        result = dataclasses.asdict(counters)
+    for name in ("engine_graphs", "torch_graphs", "methods", "sizes"):
         del result[name]
     seconds = result.pop("forward_seconds")
     engine = sum(program.step_seconds - program.first_seconds for program in programs)  # the first ones are captures

@@ -7,7 +7,6 @@ of the package (group "torch_dynamo_backends"), so nothing has to be imported.
 
 from __future__ import annotations
 
-import collections
 import functools
 import inspect
 import itertools
@@ -41,9 +40,10 @@ from onnxtrain._export.numbers import (
     wholes_as_tensors,
     without_unread,
 )
-from onnxtrain.ortmodule import ORTModule, _checks, _double
-from onnxtrain.ortmodule._captured import MAX_CAPTURES, Bound, changes
+from onnxtrain.ortmodule import _checks, _double
+from onnxtrain.ortmodule._captured import MAX_CAPTURES, changes
 from onnxtrain.ortmodule._key import function_mode
+from onnxtrain.ortmodule._runner import GraphRunner
 
 _log = logging.getLogger("onnxtrain")
 _ONCE = once_differentiable(lambda _: None).__code__
@@ -110,78 +110,56 @@ def _compiled(graph: torch.fx.GraphModule, parts: Callable[[], Any] | None,
     enables_grad = any(node.target is _set_grad_enabled and node.args == (True,) for node in ready.graph.graph.nodes)
     results = [example(node) for node in output_of(ready.graph).args[0] if isinstance(node, torch.fx.Node)]
     enables_grad = enables_grad and any(isinstance(value, Tensor) and value.requires_grad for value in results)
-    bounds: collections.deque[Bound] = collections.deque()  # by its weights: equal layers may share Dynamo's capture
-    model: Any = None
+    runner: GraphRunner | None = None
+    pick = ready.picker()
     has_numbers = bool(ready.numbers)
     seen: set[tuple[Any, ...]] = set()  # the numbers that exports have as constants
 
     def call(*given: Any) -> Any:
-        nonlocal ready, model, seen
+        nonlocal ready, pick, runner, seen
+        inputs = given if pick is None else pick(given)
+        if ready.constants:
+            numbers = tuple([inputs[i] for i in ready.constants])
+            if numbers not in seen and len(seen) == MAX_CAPTURES - 1:  # the first number had an export of its own
+                return by_torch()(*given)
+            seen.add(numbers)
+        if runner is None:
+            runner = made(inputs)
         try:
-            return run(*given)
+            if parts is None and _has_any_global_hook():
+                results = runner._by_torch("a global module hook would run for the captured graph, which is not a "
+                                           "module of the user", inputs)
+            elif torch._C._len_torch_function_stack() and function_mode() is not None:
+                with torch._C.DisableTorchFunction():  # the mode was asked when the graph was captured: not once more
+                    results = runner(inputs)
+            elif parts is not None and parts().seeds:
+                results = runner._by_torch("the module seeds torch's random generator, or reads or sets its state, "
+                                           "inside forward, and needs torch's own numbers", inputs)
+            elif enables_grad and not torch.is_grad_enabled():
+                results = runner._by_torch("it enables gradients under its caller's no_grad()", inputs)
+            else:
+                results = runner(inputs)  # no hook of all modules is for a graph
         except ConstantsWanted:
-            ready, model = prepared(whole, constants=True), None
-            bounds.clear()
+            ready = prepared(whole, constants=True)
+            pick, runner = ready.picker(), None
             if parts is not None:  # Dynamo may capture an equal graph again
                 seen = parts().constants.setdefault(key(ready.graph), seen)
-            return run(*given)
+            return call(*given)
+        return ready.numbers.put_back(results, given) if has_numbers else results
+
+    def made(inputs: Sequence[Any]) -> GraphRunner:
+        if parts is not None:
+            return cast(GraphRunner, parts().runner(ready.graph, inputs, ready.numbered))
+        alone = GraphRunner(graph_of(ready.graph, ready.graph, [()] * len(inputs)))
+        alone.numbered = ready.numbered
+        return alone
 
     @functools.cache
     def by_torch() -> Callable[..., Any]:
         reason = changes(f"a number that the graph has as a constant, {_number(ready)}, is another one at each call")
         return parts().by_torch(_in_torch(whole), reason) if parts is not None else _counted(_in_torch(whole), reason)
 
-    def run(*given: Any) -> Any:
-        nonlocal model
-        arguments = inputs = ready.inputs(given)
-        if ready.constants:
-            numbers = tuple([inputs[i] for i in ready.constants])
-            if numbers not in seen and len(seen) == MAX_CAPTURES - 1:  # the first number had an export of its own
-                return by_torch()(*given)
-            seen.add(numbers)
-        graph = ready.graph
-        if parts is not None:
-            bound = _bound(bounds, inputs, lambda: parts().bind(graph, inputs))
-            model = bound.model
-            model.__dict__["_numbered"] = ready.numbered
-            arguments = [inputs[i] for i in bound.arguments]
-        elif model is None:
-            model = ORTModule(graph_of(graph, graph, [()] * len(placeholders(graph)), key(graph)), outputs=())
-            model._announced.update((True, False))  # a table for each graph would bury what matters
-            model.__dict__["_numbered"] = ready.numbered
-        if parts is None and _torch.has_any_global_hook():
-            model._note("a global module hook would run for the captured graph, which is not a module of the user")
-            _report.count(model._counters, fallback_steps=1)
-            results = graph.forward(*inputs)
-            return ready.numbers.put_back(results, given) if has_numbers else results
-        if _torch.len_torch_function_stack() and function_mode() is not None:
-            with _torch.DisableTorchFunction():  # the mode was asked when the graph was captured: not once more
-                results = model._call(tuple(arguments), {})
-        elif parts is not None and parts().seeds:
-            results = model._by_torch("the module seeds torch's random generator, or reads or sets its state, inside "
-                                      "forward, and needs torch's own numbers", tuple(arguments), {})
-        elif enables_grad and not torch.is_grad_enabled():
-            results = model._by_torch("it enables gradients under its caller's no_grad()", tuple(arguments), {})
-        else:
-            results = model._call(tuple(arguments), {})  # no hook of all modules is for a graph
-        return ready.numbers.put_back(results, given) if has_numbers else results
-
     return call
-
-
-def _bound(bounds: collections.deque[Bound], inputs: Sequence[Any], bind: Callable[[], Bound]) -> Bound:
-    """The first of `bounds` from now on: the one that has these weights, made if there is none. Layers are called in
-    turn, so that it is most often the next one.
-    """
-    for _ in range(len(bounds)):
-        if bounds[0].holds(inputs):
-            return bounds[0]
-        bounds.rotate(-1)
-    made = bind()
-    for other in [other for other in bounds if other.model is made.model]:  # with weights that are not the module's now
-        bounds.remove(other)
-    bounds.appendleft(made)
-    return made
 
 
 class Prepared(NamedTuple):
@@ -195,6 +173,12 @@ class Prepared(NamedTuple):
     numbered: bool  # whether numbers are tensors of the graph
     constants: list[int]  # which of the graph's own arguments are numbers
     plain: bool  # whether it takes Dynamo's arguments as they are
+
+    def picker(self) -> Callable[[Sequence[Any]], Sequence[Any]] | None:
+        """What does inputs() in a step; None where there is nothing to do."""
+        if self.plain or self.floats or self.wholes or len(self.kept) < 2:
+            return None if self.plain else self.inputs
+        return operator.itemgetter(*self.kept)
 
     def inputs(self, given: Sequence[Any]) -> Sequence[Any]:
         """The graph's arguments, of those of Dynamo's graph."""

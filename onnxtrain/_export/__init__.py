@@ -4,6 +4,5 @@ captured: a graph of Dynamo's as a module. exported: what an export is. state: l
 changes in place and views by PyTorch's functionalization. rewrite, with replacements, special, lookups, checkpoint,
 function_apply and checks: what torch.onnx gets wrong, put right while tracing. simplify, retrace: a traced program made
 simpler. translations, with arguments, elementary, parts and domain: what torch.onnx writes. views: results that share
-memory. guards: when an export may be reused. graph: weights out, inputs and outputs bound. twins: one export for equal
-graphs. cache: exports on disk.
+memory. guards: when an export may be reused. graph: weights out, inputs and outputs bound. cache: exports on disk.
 """

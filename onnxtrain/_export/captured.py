@@ -40,6 +40,10 @@ class Place(NamedTuple):
     path: str  # of that module
     kind: str  # "_parameters" or "_buffers"
 
+    @property
+    def full_name(self) -> str:
+        return f"{self.path}.{self.name}".lstrip(".")
+
 
 class _Notes(NamedTuple):
     """What Dynamo has noted at a graph's nodes."""
@@ -61,7 +65,6 @@ class Operations:
         module: the user's.
         graph: the operations, which take parameters and buffers as arguments.
         places: for each argument every place in `module` that holds it; empty for those that are arguments of `root`.
-        key: equal for operations that compute the same.
         user: gives the user's module, or the clone of it, that runs; None: `module`.
 
     Attributes:
@@ -73,15 +76,15 @@ class Operations:
         lasting: of each of its own arguments whether it is an attribute of something, which the next call reads again.
         layouts: how the elements of each argument lie in memory, where that is not row by row: it decides which
             results are views.
-        version: how many tensors have been put into `root`.
+        places: as given.
     """
 
     def __init__(self, root: torch.nn.Module, module: torch.nn.Module, graph: torch.fx.GraphModule,
-                 places: Sequence[Sequence[Place]], key: Any = None,
+                 places: Sequence[Sequence[Place]],
                  user: Callable[[], torch.nn.Module] | None = None) -> None:
         noted = _notes(graph)
         self._root: Callable[[], Any] = weakref.ref(root)
-        self.user, self.graph, self._key = user or (lambda: module), graph, key
+        self.user, self.graph = user or (lambda: module), graph
         self.dynamic = _dynamic(noted, places)
         self.reads_strides, self.layouts, self.unrolled = noted.reads_strides, noted.layouts, noted.unrolled
         self.held = [None if not held else (getattr(_owner(root, held[0].path), held[0].kind), held[0].name)
@@ -89,40 +92,33 @@ class Operations:
         self.lasting = [lasts for lasts, held in zip(noted.lasting, places, strict=True) if not held]
         self._kinds = {name: {kinds} for name, kinds in noted.kinds.items()}
         self._orders = dict(noted.orders)
-        self.version = 0
         self.argument_names = _names(module, graph, places)
-        self._hold(root, places)
+        self.places = places
+        self.hold([held[0].store[held[0].name] if held else None for held in places])
 
-    def again(self, graph: torch.fx.GraphModule, places: Sequence[Sequence[Place]]) -> None:
-        """Dynamo captured the same operations again: takes the tensors that stand at these places now."""
+    def again(self, graph: torch.fx.GraphModule) -> None:
+        """Dynamo captured the same operations again, perhaps of another layer: takes what it has noted."""
         noted = _notes(graph)
         for name, kinds in noted.kinds.items():
             self._kinds.setdefault(name, set()).add(kinds)
         self._orders.update(noted.orders)
-        found = _dynamic(noted, places)
+        found = _dynamic(noted, self.places)
         self.dynamic = [one | other for one, other in zip(self.dynamic, found, strict=True)]
-        self._hold(self._root(), places)
 
-    def _hold(self, root: torch.nn.Module, places: Sequence[Sequence[Place]]) -> None:
-        self._places = places
-        for held in places:
+    def hold(self, inputs: Sequence[Any]) -> None:
+        """Has `root` hold the weights among these arguments of the graph, in the place of others."""
+        for held, tensor in zip(self.places, inputs, strict=True):
             for place in held:
-                store, tensor = getattr(_owner(root, place.path), place.kind), place.store[place.name]
-                if store.get(place.name) is not tensor:
-                    store[place.name] = tensor
-                    self.version += 1
+                getattr(_owner(self._root(), place.path), place.kind)[place.name] = tensor
 
     def names(self) -> list[list[str]]:
         """For each argument the names of the parameter or buffer that it is."""
-        return [[f"{place.path}.{place.name}".lstrip(".") for place in held] for held in self._places]
+        return [[place.full_name for place in held] for held in self.places]
 
-    def computes(self) -> tuple[Any, ...]:
-        """What is computed, whatever the weights hold: with equal ones, one export serves both."""
-        tensors = [None if held is None else held[0][held[1]] for held in self.held]
-        kinds = [None if tensor is None else (len(places), places[0].kind, tensor.dtype, tensor.shape, tensor.device,
-                                              tensor.requires_grad, tensor.stride())
-                 for places, tensor in zip(self._places, tensors, strict=True)]
-        return self._key, self.layouts, tuple(kinds), tuple([frozenset(axes) for axes in self.dynamic])
+    def positions(self) -> dict[int | str, int]:
+        """Which argument of the graph each argument of `root` is, by its number, and each weight, by its names."""
+        own = [i for i, held in enumerate(self.places) if not held]
+        return {**dict(enumerate(own)), **{name: i for i, names in enumerate(self.names()) for name in names}}
 
     @property
     def text(self) -> str | None:
@@ -283,11 +279,11 @@ class Graph(torch.nn.Module):
 
 
 def graph_of(module: torch.nn.Module, operations: torch.fx.GraphModule, places: Sequence[Sequence[Place]],
-             key: Any, user: Callable[[], torch.nn.Module] | None = None) -> Graph:
+             user: Callable[[], torch.nn.Module] | None = None) -> Graph:
     """A Graph whose class has the name of the user's module, for what is said of it; arguments as Operations has them.
     """
     graph = type(type(module).__name__, (Graph,), {})()
-    graph.__dict__["_captured"] = Operations(graph, module, operations, places, key, user)
+    graph.__dict__["_captured"] = Operations(graph, module, operations, places, user)
     return graph
 
 
@@ -426,3 +422,9 @@ def places_of(module: torch.nn.Module, inputs: Sequence[Any]) -> list[list[Place
                 if tensor is not None and (kind == "_buffers" or isinstance(tensor, torch.nn.Parameter)):
                     held.setdefault(id(tensor), []).append(Place(store, name, path, kind))
     return [held.get(id(value), []) if isinstance(value, Tensor) else [] for value in inputs]
+
+
+def kinds_of(inputs: Sequence[Any], places: Sequence[Sequence[Place]]) -> tuple[Any, ...]:
+    """What an export depends on of the weights among the inputs of a graph: others of these kinds may stand there."""
+    return tuple([(len(held), held[0].kind, tensor.dtype, tensor.shape, tensor.requires_grad, tensor.stride())
+                  if held else None for tensor, held in zip(inputs, places, strict=True)])

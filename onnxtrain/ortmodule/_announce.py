@@ -87,16 +87,19 @@ def beside_loss(model: Any, program: Any) -> None:
     on rank 0.
 
     Args:
-        model: of the graph, which is one of an ORTModule's.
+        model: the ORTModule.
     """
-    parts = model.__dict__.get("_part_of", lambda: None)()
-    if program.beside_loss and parts is not None and parts._model()._outputs is None and _rank() == 0:
+    if program.beside_loss and model._outputs is None and _rank() == 0:
         model._debug.log(logging.WARNING, "ORTModule: %s. If the script reads the loss alone, ORTModule(model, "
                          "outputs=) with the loss's name or place among the results, 'loss' or 0, leaves them out, and "
                          "rows without a label and padding; ORTMODULE_OUTPUTS says the same", program.beside_loss)
 
 
-def memory(model: Any, program: Any) -> None:
+def _mode(graph: torch.nn.Module) -> str:
+    return "training" if graph.training and torch.is_grad_enabled() else "inference"
+
+
+def memory(graph: torch.nn.Module, program: Any) -> None:
     """ORTMODULE_PRINT_MEMORY_STATS: prints planned and held bytes, on rank 0, in the first ten steps and then in steps
     that are powers of two.
     """
@@ -104,9 +107,8 @@ def memory(model: Any, program: Any) -> None:
     if _rank() != 0 or step > 10 and step & (step - 1):
         return
     totals = program.totals()
-    mode = "training" if model._is_training() else "inference"
-    parameters = sum(p.nbytes for p in model.parameters())
-    print(f"step {step}, {mode}: activations {totals['slab_bytes'] / 2**20:.2f} MiB (at least "
+    parameters = sum(p.nbytes for p in graph.parameters())
+    print(f"step {step}, {_mode(graph)}: activations {totals['slab_bytes'] / 2**20:.2f} MiB (at least "
           f"{totals['slab_lower_bound'] / 2**20:.2f}; forward {totals['forward_bytes'] / 2**20:.2f}, kept "
           f"{totals['kept_bytes'] / 2**20:.2f}, backward {totals['backward_bytes'] / 2**20:.2f}), parameters "
           f"{parameters / 2**20:.2f} MiB, outputs and gradients {totals['pool_live_bytes'] / 2**20:.2f} "
@@ -114,7 +116,7 @@ def memory(model: Any, program: Any) -> None:
           "peak")
 
 
-def density(model: Any, program: Any) -> None:
+def density(graph: torch.nn.Module, program: Any) -> None:
     """ORTMODULE_PRINT_INPUT_DENSITY: prints how many of all rows this step computed, rounded up to one of 64 sizes."""
     if _rank() != 0:
         return
@@ -124,4 +126,4 @@ def density(model: Any, program: Any) -> None:
         rows, all_rows = totals.get(f"{kind}_rows", 0), totals.get(f"{kind}_rows_of", 0)
         parts.append(f"{name} density {100 * rows / all_rows:.1f}% ({rows} of {all_rows} rows)" if all_rows
                      else f"{name} density 100.0%")
-    print(f"step {program.steps}, {'training' if model._is_training() else 'inference'}: {', '.join(parts)}")
+    print(f"step {program.steps}, {_mode(graph)}: {', '.join(parts)}")

@@ -1,8 +1,7 @@
 """ORTModule on Dynamo: what the user's Python does is recorded and guarded by PyTorch, its graphs run in the engine.
 
 Dynamo reads the bytecode of forward, guards every value that it read, replays what forward changes, and cuts the graph
-where it cannot follow. A separate ORTModule runs each graph that arrives, over a Graph, which is those tensor
-operations as a module that has the user's parameters and buffers. Used by _module.py.
+where it cannot follow. A GraphRunner runs each graph that arrives. Used by _module.py.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ import inspect
 import itertools
 import logging
 import math
-import operator
 import re
 import sys
 import threading
@@ -29,11 +27,9 @@ import torch
 
 from onnxtrain import _report
 from onnxtrain._export import formulas, messages
-from onnxtrain._export.captured import Place, graph_of, layouts_of, places_of
+from onnxtrain._export.captured import graph_of, kinds_of, layouts_of, places_of
 from onnxtrain._export.checkpoint import loses_gradients
 from onnxtrain._export.state import replaced, settings
-from onnxtrain._export.twins import Twins
-from onnxtrain._torch import TABLE, get_active_ddp_module, has_any_global_hook, import_module, place, pytree
 from onnxtrain.ortmodule import (
     _announce,
     _attributes,
@@ -47,13 +43,13 @@ from onnxtrain.ortmodule import (
     _utils,
 )
 from onnxtrain.ortmodule._checks import CheckError, kept_as_checks
-from onnxtrain.ortmodule._device import names_of
 from onnxtrain.ortmodule._fallback import FallbackPolicy
 from onnxtrain.ortmodule._gone import forget
-from onnxtrain.ortmodule._key import describe
 from onnxtrain.ortmodule._logging import quiet, said_later
 from onnxtrain.ortmodule._methods import Methods
 from onnxtrain.ortmodule._numbers import numbers_as_inputs
+from onnxtrain.ortmodule._runner import GraphRunner
+from onnxtrain.ortmodule._running import kind_of, running
 
 TRY_AGAIN = 16  # calls in PyTorch, before Dynamo sees such a call again; then as many times that
 MAX_WRONG = 64  # kinds of arguments, of these sizes, that forward refuses
@@ -86,7 +82,7 @@ def follow_masks() -> None:
         torch.library.register_fake("aten::_transformer_encoder_layer_fwd", lambda src, *_: torch.empty_like(src))
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(slots=True)
 class _Call:
     """A call of an ORTModule that goes on."""
 
@@ -95,6 +91,7 @@ class _Call:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     entry: Callable[..., Any]
+    training: bool
     before: contextlib.ExitStack | None = None  # puts torch's settings back; None while Dynamo has captured nothing
     cuts: list[str] = dataclasses.field(default_factory=list)  # why Dynamo has cut graphs, in captures that are over
     counted: dict[str, int] | None = None  # the process's cuts when the capture began that goes on
@@ -150,39 +147,23 @@ class _Call:
         self.counted = self.error = None
 
     def is_over(self) -> None:
-        """Puts the settings back that were there before."""
-        if self.before is not None:
-            self.capture_ends()  # which Dynamo did not say, where another thread was in a capture as well
-            if not self.raised:
-                later = [text for text in self.failed[1:] if _ONCE_MORE not in text]
-                self.cuts += dict.fromkeys(later)  # the first one is this call's own function
-            self.is_whole = not self.cuts and _captures(self.entry) > self.captures
-            self.parts.note_cuts(self.cuts, self.noted)
-            self.before.close()
-
-
-class _Running(threading.local):
-    """The call of each thread that goes on."""
-
-    call: _Call | None = None
-
-    def capture_begins(self, _: Any = None) -> None:
-        """Dynamo begins a capture, of whatever module."""
-        if self.call is not None:
-            self.call.capture_begins()
-
-    def capture_ends(self, _: Any = None) -> None:
-        """A capture is over, whether it succeeded or not."""
-        if self.call is not None:
-            self.call.capture_ends()
+        """After a call with captures: puts the settings back that were there before."""
+        self.capture_ends()  # which Dynamo did not say, where another thread was in a capture as well
+        if not self.raised:
+            later = [text for text in self.failed[1:] if _ONCE_MORE not in text]
+            self.cuts += dict.fromkeys(later)  # the first one is this call's own function
+        self.is_whole = not self.cuts and _captures(self.entry) > self.captures
+        self.parts.note_cuts(self.cuts, self.noted)
+        assert self.before is not None
+        self.before.close()
 
 
 class _Limit(logging.Filter):
     """Takes what Dynamo logs where it has captured a module often enough: that is said as other reasons are."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        call = _running.call
-        if call is None or not str(record.msg).startswith(f"{TABLE['dynamo'].dotted()} hit config."):
+        call = running.call
+        if call is None or not str(record.msg).startswith("torch._dynamo hit config."):
             return True
         reason = str(record.args[3]) if isinstance(record.args, tuple) and len(record.args) > 3 else ""
         call.limit = reason.partition(": ")[2].partition("  # ")[0].strip() + messages.line(reason)
@@ -247,19 +228,6 @@ def capturing(args: tuple[Any, ...], kwargs: dict[str, Any], wanted: dict[str, A
         yield
 
 
-def _uncut() -> contextlib.AbstractContextManager[None]:
-    """While a part of a DistributedDataParallel's module runs. Dynamo would cut its graph where the gradients of the
-    whole fill a bucket, and asks for that before it says that a capture begins.
-    """
-    if get_active_ddp_module is None or get_active_ddp_module() is None:
-        return _NOTHING
-    from onnxtrain._torch import dynamo_config as config
-
-    return settings(config, optimize_ddp=False)
-
-
-_running = _Running()
-_NOTHING = contextlib.nullcontext()
 _lock = threading.Lock()
 _entries = itertools.count()
 # Functions that Dynamo cuts a graph for, in the reason that it gives.
@@ -271,12 +239,11 @@ def _hear_of_captures() -> None:
     """Lets Dynamo say when it begins one; torch.compiler.reset() makes it forget that."""
     from onnxtrain._torch import callback_handler
 
-    if _running.capture_begins not in callback_handler.start_callbacks:
-        with _lock:
-            follow_masks()
-        logging.getLogger(TABLE["convert_frame"].dotted()).addFilter(_limit)
-        callback_handler.register_start_callback(_running.capture_begins)
-        callback_handler.register_end_callback(_running.capture_ends)
+    with _lock:
+        follow_masks()
+    logging.getLogger("torch._dynamo.convert_frame").addFilter(_limit)
+    callback_handler.register_start_callback(running.capture_begins)
+    callback_handler.register_end_callback(running.capture_ends)
 
 
 def entry(wanted: _outputs.Wanted = ()) -> Callable[..., Any]:
@@ -348,46 +315,6 @@ def _cuts() -> dict[str, int]:
     return {**counters["graph_break"], _DECISION: decisions}
 
 
-def _kind(args: tuple[Any, ...], kwargs: dict[str, Any], sizes: bool = False) -> tuple[Any, ...]:
-    """What tells calls apart that Dynamo may or may not follow, or, with sizes, that forward may refuse."""
-    leaves, spec = pytree.tree_flatten((args, kwargs))
-    kind: tuple[Any, Any]
-    kind = tuple([describe(leaf) if isinstance(leaf, torch.Tensor) else type(leaf) for leaf in leaves]), spec
-    if sizes:
-        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        kind = (*kind[0], *[None if tensor.is_nested else tensor.shape for tensor in tensors]), spec
-    try:
-        hash(kind)
-    except TypeError:  # a spec may have a context without one
-        kind = kind[0], str(spec)
-    return kind
-
-
-def kind_of_call() -> tuple[Any, ...] | None:
-    """Of the arguments of the module's call that goes on in this thread: dtype, number of dimensions and device of the
-    tensors, types of the others, and how they are nested.
-    """
-    return None if _running.call is None else _kind(_running.call.args, _running.call.kwargs)
-
-
-def is_cut() -> bool:
-    """Whether the module's call that goes on in this thread has been captured in parts."""
-    call = _running.call
-    return call is not None and bool(call.cuts or call.new_cuts())
-
-
-def names_of_call() -> dict[int, str]:
-    """_device.names_of() of the module's call that goes on in this thread."""
-    call = _running.call
-    return {} if call is None else names_of(call.model._module.forward, call.args, call.kwargs)
-
-
-def note_derivative() -> None:
-    """Notes that the module's call that goes on in this thread, if there is one, wants gradients of the engine's."""
-    if _running.call is not None:
-        _running.call.derivative = _running.call.derivative or _double.differentiates_here()
-
-
 def _negative_zeros(values: Sequence[Any]) -> list[bool]:
     """Which arguments are -0.0, empty where none is: to a guard of Dynamo's it equals 0.0."""
     found = [type(value) is float and value == 0.0 and math.copysign(1.0, value) < 0.0 for value in values]
@@ -402,33 +329,10 @@ class _Refused:
     again: float = 0
 
 
-class Bound:
-    """The ORTModule of a graph, with the parameters and buffers that it was captured with.
-
-    Attributes:
-        model: the ORTModule.
-        arguments: which of the graph's inputs are the model's.
-    """
-
-    def __init__(self, model: Any, places: Sequence[Sequence[Place]]) -> None:
-        self.model = model
-        self.arguments = [i for i, held in enumerate(places) if not held]
-        self._operations = model._module._captured
-        self._version = self._operations.version
-        self._picked = [i for i, held in enumerate(self._operations.held) if held is not None]
-        self._held = [held[0][held[1]] for held in self._operations.held if held is not None]
-
-    def holds(self, inputs: Sequence[Any]) -> bool:
-        """Whether the model has these parameters and buffers: the user may have put others in their places."""
-        return self._version == self._operations.version and all(
-            map(operator.is_, map(inputs.__getitem__, self._picked), self._held))
-
-
 class Parts:
     """The graphs of one ORTModule and of its clones, and the functions that run them.
 
     Attributes:
-        twins: the exports of the graphs.
         constants: of graphs, by what they compute, the numbers that exports of theirs have as constants.
         seeds: Dynamo has cut a graph where forward seeds torch's random generator, or reads or sets its state. What it
             draws from there on it may draw again elsewhere, as a backward that recomputes does, which PyTorch runs.
@@ -437,9 +341,8 @@ class Parts:
     def __init__(self, model: Any) -> None:
         self._latest: Callable[[], Any] = weakref.ref(model)  # the one that was called last
         self._here: Callable[[], Any] = weakref.ref(self)  # for what Dynamo keeps, which must not keep this
-        self._graphs: dict[tuple[Any, ...], Any] = {}  # the ORTModule of each, by what it computes
-        self._numbered: dict[bool, list[Any]] = {}
-        self.twins = Twins()
+        self._graphs: dict[tuple[Any, ...], GraphRunner] = {}  # by what they compute
+        self._numbered: dict[bool, list[GraphRunner]] = {}
         self.constants: dict[Any, set[tuple[Any, ...]]] = {}
         # By mode: each has its own code, and few sets of guards to try.
         self._calls: dict[tuple[Any, ...], Callable[..., Any]] = {}
@@ -458,7 +361,7 @@ class Parts:
 
     def _model(self) -> Any:
         """The ORTModule whose call goes on in this thread, or the latest one."""
-        call = _running.call
+        call = running.call
         return call.model if call is not None and call.parts is self else self._latest()
 
     @property
@@ -466,16 +369,16 @@ class Parts:
         module: torch.nn.Module = self._model()._module
         return module
 
-    def models(self) -> Iterable[Any]:
-        """The ORTModules of the graphs."""
+    def runners(self) -> Iterable[GraphRunner]:
+        """What runs the graphs."""
         return self._graphs.values()
 
-    def number(self, model: Any, training: bool) -> int:
-        """Which of the graphs of a mode this one is, in the order in which they are asked for."""
+    def number(self, runner: GraphRunner, training: bool) -> int:
+        """Which of the graphs of a mode this one's is, in the order in which they are asked for."""
         numbered = self._numbered.setdefault(training, [])
-        if model not in numbered:
-            numbered.append(model)
-        return numbered.index(model)
+        if runner not in numbered:
+            numbered.append(runner)
+        return numbered.index(runner)
 
     def flattened(self) -> list[torch.nn.Module]:
         """Those whose weights FullyShardedDataParallel makes views of one: Dynamo refuses them for that mark alone."""
@@ -487,11 +390,11 @@ class Parts:
             from onnxtrain import dynamo
 
             derivative = None
-            if _running.call is not None:
-                here()._note_seeds([*_running.call.cuts, *_running.call.new_cuts()])  # before a graph behind a cut runs
+            if running.call is not None:
+                here()._note_seeds([*running.call.cuts, *running.call.new_cuts()])  # before a graph behind a cut runs
                 if here()._module.training or _double.has_paths(graph):  # else the engine's gradients may be enough
-                    _running.call.derivative = _running.call.derivative or _double.differentiates(graph)
-                derivative = _running.call.derivative
+                    running.call.derivative = running.call.derivative or _double.differentiates(graph)
+                derivative = running.call.derivative
             if dynamo.checks_contents(graph):
                 here().keeps_contents = False
                 raise LookupError(_ONCE_MORE)
@@ -510,31 +413,24 @@ class Parts:
         with _lean.backend_as_it_is():
             return torch.compile(called, backend=backend, **limit)
 
-    def bind(self, operations: torch.fx.GraphModule, inputs: Sequence[Any]) -> Bound:
-        """What runs a graph for as long as these tensors, those that are no arguments, stand where they stand.
+    def runner(self, operations: torch.fx.GraphModule, inputs: Sequence[Any], numbered: bool) -> GraphRunner:
+        """What runs a graph, of which these inputs are some call's.
 
-        An equal graph has its ORTModule already: Dynamo captures again whenever a Python value that it read has
-        changed.
+        A graph that computes the same has one already, which takes other weights as well: equal layers between cuts
+        share it, and Dynamo captures again whenever a Python value that it read has changed.
         """
         from onnxtrain import dynamo
-        from onnxtrain.ortmodule._module import ORTModule
 
-        here, places, layouts = self._here, places_of(self._module, inputs), layouts_of(operations)
-        key = dynamo.key(operations), layouts, *[tuple([(place.path, place.name) for place in held]) for held in places]
-        model = self._graphs.get(key)
-        if model is None:
-            whole = self._model()
-            model = self._graphs[key] = ORTModule(graph_of(
-                self._module, operations, places, key[0], lambda: here()._module), whole._debug, outputs=())
-            model._fallback, model._runtime, model._announced = whole._fallback, whole._runtime, whole._announced
-            model._counters = _report.Counters(whole=whole._counters, reasons=whole._counters.reasons)
-            model._in_backward = whole.__dict__.get("_in_backward")
-            model.__dict__["_part_of"] = self._here
+        here, places = self._here, places_of(self._module, inputs)
+        key = dynamo.key(operations), layouts_of(operations), kinds_of(inputs, places)
+        runner = self._graphs.get(key)
+        if runner is None:
+            graph = graph_of(self._module, operations, places, lambda: here()._module)
+            runner = self._graphs[key] = GraphRunner(graph, here)
         else:
-            model._module._captured.again(operations, places)
-        if (view := self._model().__dict__.get("_view")) is not None:
-            model.__dict__["_view"] = weakref.proxy(view)
-        return Bound(model, places)
+            runner.captured_again(operations)
+        runner.numbered = numbered
+        return runner
 
     def by_torch(self, operations: Callable[..., Any], reason: str) -> Callable[..., Any]:
         """What PyTorch runs, where the policy allows it."""
@@ -562,7 +458,7 @@ class Parts:
 
     def _settled(self, mode: tuple[bool, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether PyTorch runs this call since Dynamo captured nothing of one like it."""
-        refused = self._refused.get((mode, _kind(args, kwargs)))
+        refused = self._refused.get((mode, kind_of(args, kwargs)))
         if refused is None or self._model()._fallback.retry:
             return False
         refused.calls += 1
@@ -579,7 +475,7 @@ class Parts:
         if self.keeps_contents:  # the next call may be captured in parts
             self.keeps_contents = False
             return
-        refused = self._refused.setdefault((mode, _kind(args, kwargs)), _Refused())
+        refused = self._refused.setdefault((mode, kind_of(args, kwargs)), _Refused())
         refused.again = TRY_AGAIN * max(refused.again, 1)
 
     def _leave(self, call: _Call, mode: tuple[bool, ...]) -> None:
@@ -588,7 +484,7 @@ class Parts:
         self._fall_back(str(call.derivative))
 
     def _stay_in_torch(self, mode: tuple[bool, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._refused[mode, _kind(args, kwargs)] = _Refused(again=math.inf)
+        self._refused[mode, kind_of(args, kwargs)] = _Refused(again=math.inf)
 
     def _repeated(self, call: _Call, mode: tuple[bool, ...]) -> Any:
         """PyTorch's result for a call that has failed in parts, with the random numbers that it began with."""
@@ -604,23 +500,25 @@ class Parts:
         self._drop(mode)
         if len(self._wrong) == MAX_WRONG:
             self._wrong.clear()
-        wrong = mode, _kind(args, kwargs, sizes=True)
+        wrong = mode, kind_of(args, kwargs, sizes=True)
         self._wrong[wrong] = self._wrong.get(wrong, 0) + 1
 
     def __call__(self, whole: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """One call of an ORTModule's module: in the engine if each of its graphs is."""
+        from torch._dynamo.callback import callback_handler
+
         self._latest = weakref.ref(whole)
         module, counters = whole._module, whole._counters
-        mode: tuple[Any, ...] = (
-            module.training, torch.is_grad_enabled(), torch.is_inference_mode_enabled(),
-            *_negative_zeros((*args, *kwargs.values())))
+        mode: tuple[Any, ...] = module.training, torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+        if float in map(type, (*args, *kwargs.values())):
+            mode += tuple(_negative_zeros((*args, *kwargs.values())))
         if not GUARDS_WEIGHTS:
             mode += tuple([(parameter.dtype, parameter.requires_grad) for parameter in module.parameters()])
         if mode in self._varied:
-            mode += (_kind(args, kwargs),)
+            mode += (kind_of(args, kwargs),)
         if self._refused and self._settled(mode, args, kwargs):
             return whole._in_torch(args, kwargs)
-        if self._wrong and self._wrong.get(wrong := (mode, _kind(args, kwargs, sizes=True)), 0) > 1:
+        if self._wrong and self._wrong.get(wrong := (mode, kind_of(args, kwargs, sizes=True)), 0) > 1:
             result = whole._in_torch(args, kwargs)
             self._wrong.pop(wrong, None)
             return result
@@ -640,8 +538,11 @@ class Parts:
                                         else self.by_torch(_reading(wanted), reason))
             self._methods = self._methods or Methods(module)
         engine, by_torch, kept = counters.engine_graphs, counters.torch_graphs, self.keeps_contents
-        outer, _running.call = _running.call, (current := _Call(self, whole, args, kwargs, call))
-        _hear_of_captures()
+        outer, running.call = running.call, (current := _Call(self, whole, args, kwargs, call, mode[0]))
+        if running.capture_begins not in callback_handler.start_callbacks:
+            _hear_of_captures()
+        # Dynamo would cut the graph where this module's gradients fill a bucket.
+        around, DistributedDataParallel._active_ddp_module = DistributedDataParallel._active_ddp_module, None
         try:
             with _uncut():
                 result = call(module, *args, **kwargs)
@@ -665,13 +566,15 @@ class Parts:
             self._refuse(mode, args, kwargs)
             return result
         finally:
-            _running.call = outer
-            current.is_over()
+            running.call = outer
+            DistributedDataParallel._active_ddp_module = around
+            if current.before is not None:
+                current.is_over()
         ran = counters.engine_graphs - engine
         if current.before is not None:
             self._most[mode] = max(ran, self._most.get(mode, 0))
             kinds = self._kinds.setdefault(mode, set())
-            kinds.add(_kind(args, kwargs))
+            kinds.add(kind_of(args, kwargs))
             if len(kinds) > 1 and _captures(call) >= MAX_CAPTURES - 1:
                 self._varied.add(mode)
             if current.is_whole and (engine, by_torch) == (counters.engine_graphs, counters.torch_graphs):

@@ -5,7 +5,7 @@ them. So the node of a forward, asked for one, calls the module as it was called
 and leaves the rest to autograd. Called by _program.py.
 
 A forward that differentiates, as for forces, is found where its graph ends (differentiates()), or where it asks a node
-for such gradients (_captured.note_derivative()): PyTorch runs its later calls.
+for such gradients (gradients()): PyTorch runs its later calls.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ import torch
 from torch import Tensor
 
 from onnxtrain._export import derivatives, messages, state
-from onnxtrain._torch import place, will_engine_execute_node
+from onnxtrain._export.captured import Graph
 from onnxtrain.ortmodule import _masks
 from onnxtrain.ortmodule._fallback import FallbackPolicy, ORTModuleTorchModelException
 from onnxtrain.ortmodule._methods import HOOKS, Methods
+from onnxtrain.ortmodule._running import running
 
 _NOTE = ("backward(create_graph=True) runs the module a second time, in PyTorch, whose gradients can be differentiated "
          "again")
@@ -137,9 +138,8 @@ def gradients(ctx: Any, grads: tuple[Tensor | None, ...], plain: Callable[..., A
         plain: gives the engine's own, for a graph that PyTorch cannot run again: these raise where they are
             differentiated.
     """
-    from onnxtrain.ortmodule import _captured  # which has the calls, and imports this
-
-    _captured.note_derivative()
+    if running.call is not None:
+        running.call.derivative = running.call.derivative or differentiates_here()
     program = ctx.program
     lacking = _lacking(program)
     if lacking is None:
@@ -187,14 +187,14 @@ class Double:
     """How one program's module is called again.
 
     Args:
-        module: the wrapped one.
+        module: the Graph.
         key: what the program was exported for, with torch's modes.
         fallback: the policy.
         counters: of the module; gets the note, once.
         debug: writes it to the log.
     """
 
-    def __init__(self, module: torch.nn.Module, key: Any, fallback: Any, counters: Any, debug: Any) -> None:
+    def __init__(self, module: Graph, key: Any, fallback: Any, counters: Any, debug: Any) -> None:
         self._module, self._key, self._fallback, self._counters, self._debug = module, key, fallback, counters, debug
         self._source: _masks.Source | None = None
 
@@ -218,7 +218,7 @@ class Double:
         inputs = [tensor.view_as(tensor) for tensor in run.inputs]  # of which no other depends on another
         placed = [tensor.clone() if i in program.changing or source.kind == "buffer" else tensor  # what may be written
                   for i, (tensor, source) in enumerate(zip(inputs, program.exported.inputs))]
-        with self._modes(), state.random_unchanged(), state.unchanged(self._module), masks or contextlib.nullcontext():
+        with self._modes(), state.random_unchanged(), masks or contextlib.nullcontext():
             outputs = self._outputs(program, placed, run.call, grads)
         if masks is not None:
             masks.check(outputs)
@@ -233,18 +233,16 @@ class Double:
         self._refuse_lost(program, grads, wanted, found)
         return found
 
-    def _outputs(self, program: Any, inputs: Sequence[Tensor], leaves: Sequence[Any],
+    def _outputs(self, program: Any, inputs: Sequence[Tensor], call: Sequence[Any],
                  grads: tuple[Tensor | None, ...]) -> list[Tensor | None]:
-        """Calls the module, on whose attributes the inputs stand meanwhile; its results by the graph's outputs."""
-        given = list(leaves)
-        places: dict[int, Tensor] = {}
-        for (owner, name), tensor in zip(program.sources, inputs):
+        """Calls the graph's operations as `call` did, with these inputs; the results by the program's outputs."""
+        operations = self._module._captured
+        given = [value.clone() if held and held[0].kind == "_buffers" else value  # which forward may write
+                 for value, held in zip(call, operations.places, strict=True)]
+        for (owner, place), tensor in zip(program.sources, inputs):
             if owner is None:
-                given[name] = tensor
-            elif isinstance(owner[name], Tensor):
-                places[id(owner[name])] = tensor
-        _substitute(self._module, places)
-        results = self._module(*given)
+                given[place] = tensor
+        results, places = operations.graph.forward(*given), operations.positions()
         outputs: list[Tensor | None] = []
         for target, grad in zip(program.exported.outputs, grads):
             if grad is None:
@@ -252,7 +250,7 @@ class Double:
             elif target.kind == "user":
                 outputs.append(results[target.target])
             elif target.kind == "argument":
-                outputs.append(given[target.target])
+                outputs.append(given[places[target.target]])
             else:
                 raise RuntimeError(f"create_graph=True: a gradient comes through the {target.kind} {target.name} that "
                                    "forward sets, which is not supported")
@@ -289,15 +287,3 @@ def _executes(node: Any) -> bool:
         return will_engine_execute_node(node)
     except RuntimeError:  # a leaf of torch.autograd.grad()
         return True
-
-
-def _substitute(module: torch.nn.Module, places: dict[int, Any]) -> None:
-    """Puts tensors in the places of others, wherever the module holds these; state.unchanged() takes them back.
-
-    Buffers that are in no place are exchanged for copies, since forward may write them.
-    """
-    for child in module.modules():
-        child._buffers.update([(name, places.get(id(buffer), buffer.clone())) for name, buffer in child._buffers.items()
-                               if buffer is not None])
-        child._parameters.update([(name, places[id(value)]) for name, value in child._parameters.items()
-                                  if id(value) in places])

@@ -1,11 +1,17 @@
-"""What runs in PyTorch when the engine cannot: the policies and the exceptions they are keyed on."""
+"""What runs in PyTorch when the engine cannot: the policies, the exceptions they are keyed on, and how it is said."""
 
 from __future__ import annotations
 
 import enum
+import logging
+from collections.abc import Callable
+from typing import Any
 
-from onnxtrain import UnsupportedError, options
+from onnxtrain import UnsupportedError, _report, _timing, options
+from onnxtrain._export import exclusive
 from onnxtrain._export.errors import ExportError
+from onnxtrain.ortmodule._key import is_transformed, torch_modes
+from onnxtrain.ortmodule._running import is_cut
 
 
 class ORTModuleFallbackException(Exception):
@@ -67,6 +73,7 @@ class FallbackPolicy(enum.IntFlag):
 
 
 _FallbackPolicy = FallbackPolicy  # the name that scripts import
+_TRANSFORMED = "a transform of torch.func"
 
 
 class Fallback:
@@ -119,3 +126,86 @@ class Fallback:
     def give_up(self) -> None:
         """The module can never run in the engine; the policy has allowed that."""
         self.always = self.forced = True
+
+
+class FallsBack:
+    """What the engine runs, or PyTorch where the engine cannot: an ORTModule, and what runs one of its graphs.
+
+    It says why, once for each kind of call, counts what PyTorch runs, and raises where the policy forbids that.
+    """
+
+    _module: Any
+    _debug: Any
+    _counters: _report.Counters
+    _fallback: Fallback
+    _fallen: dict[Any, str]  # by the kind of call, why PyTorch runs it
+    _counted = "fallback_steps"  # what a call in PyTorch is among the counters
+
+    def _eager(self, *given: Any) -> Any:
+        """The results of a call, by PyTorch."""
+        raise NotImplementedError
+
+    def _outside(self) -> Callable[..., Any] | None:
+        """How PyTorch runs a call now that an export, the policy or a mode of torch's asks for it; None where none
+        does. Waits for another thread's export.
+        """
+        if exclusive.here():
+            return self._eager  # a part of what is being exported
+        exclusive.wait()
+        if self._fallback.forced:
+            self._fallback.note_forced()
+            if not self._fallback.always:
+                self._note(f"the policy {self._fallback.policy.name} forces every call into PyTorch")
+            return self._in_torch
+        if is_transformed():
+            if _TRANSFORMED not in self._fallen:
+                self._fall_back(_TRANSFORMED, FallbackPolicy.FALLBACK_UNSUPPORTED_TORCH_MODEL,
+                                "torch.func differentiates and batches with its own interpreters, which cannot see "
+                                "inside the engine", None)
+            return self._in_torch
+        if torch_modes() is None:
+            self._note("a trace, a mode of torch's dispatcher or forward-mode differentiation is active, and must see "
+                       "every operator")
+            return self._in_torch
+        return None
+
+    def _by_torch(self, reason: str, *given: Any) -> Any:
+        """Runs a call in PyTorch that no graph can represent; warns once and notes the reason."""
+        if reason not in self._counters.reasons:
+            self._debug.log(logging.WARNING, "ORTModule: PyTorch runs this call of %s, because %s",
+                            type(self._module).__name__, reason)
+        self._note(reason)
+        return self._in_torch(*given)
+
+    def _in_torch(self, *given: Any) -> Any:
+        _report.count(self._counters, **{self._counted: 1})
+        with _timing.span("fallback", type(self._module).__name__):
+            return self._eager(*given)
+
+    def _checked_by_torch(self, error: Exception, *given: Any) -> Any:
+        """One call for which forward may have to raise; it does so itself."""
+        self._debug.log(logging.WARNING, "ORTModule: PyTorch runs this call, because %s", error)
+        self._note(f"in some calls {error}; PyTorch runs them and raises what forward would raise")
+        result = self._in_torch(*given)
+        self._fallback.check(FallbackPolicy.FALLBACK_UNSUPPORTED_TORCH_MODEL, f"{error}, and PyTorch did not raise.",
+                             error)
+        return result
+
+    def _note(self, reason: str) -> None:
+        """Notes a reason for stats() and explain(), once."""
+        _report.note(self._counters, "reasons", reason)
+
+    def _fall_back(self, key: Any, reason: FallbackPolicy, text: str, cause: Exception | None) -> None:
+        """Remembers that this kind of call runs in PyTorch and says so once; raises where the policy forbids it."""
+        text = " ".join(text.split()).rstrip(".")
+        self._fallback.check(reason, f"{text}.", cause)
+        if self._fallen.get(key) != text:
+            self._fallen[key] = text
+            self._note(text)
+            part = "a part of " if is_cut() else ""
+            self._debug.log(
+                logging.WARNING,
+                "ORTModule: %s%s runs in PyTorch, not in the onnxtrain engine, for this kind of call: %s. Results are "
+                "right, but not faster. onnxtrain.explain(model) lists what ran where. "
+                "ORTMODULE_FALLBACK_POLICY=FALLBACK_DISABLE makes this an error.", part, type(self._module).__name__,
+                text)

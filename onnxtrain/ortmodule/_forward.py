@@ -33,15 +33,13 @@ class Forward:
 
     class Bound:
         __slots__ = ("__self__",)  # without a __dict__, of which functools.wraps would copy
-
-        def __init__(self, model: Any) -> None:
-            self.__self__ = model
+        __self__: Any
 
         def __eq__(self, other: object) -> bool:
             return type(other) is type(self) and other.__self__ is self.__self__
 
         def __hash__(self) -> int:
-            return hash((Forward, id(getattr(self, "__self__", None))))  # Dynamo (2.15) asks before __init__()
+            return hash((Forward, id(getattr(self, "__self__", None))))  # Dynamo (2.15) asks before it has one
 
         def __call__(self, *args: Any, **kwargs: Any) -> Any:
             return self.__self__._call(args, kwargs)
@@ -85,7 +83,9 @@ class Forward:
 
     def __get__(self, model: Any, owner: type) -> Any:
         if model is not None:
-            return self.Bound(model)
+            bound = object.__new__(Forward.Bound)
+            bound.__self__ = model
+            return bound
         wrapped = getattr(owner, "_wrapped_class", None)
         return self if wrapped is None else Forward(wrapped)
 

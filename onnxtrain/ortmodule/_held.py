@@ -22,12 +22,12 @@ class Held:
     """What one program's steps need: the anchor, and how to run backward.
 
     Args:
-        forward: (ctx, program, mask, leaves, tensors) -> outputs; saves on ctx what `gradients` wants.
+        forward: (ctx, program, mask, leaves, *tensors) -> outputs; saves on ctx what `gradients` wants.
         gradients: (ctx, gradients of the outputs) -> one per input of the graph, or None.
         inputs: for each input of the graph, whether autograd has to see it: those of the user's call.
     """
 
-    def __init__(self, forward: Callable[[Any, Any, bytes, Any, Sequence[Tensor]], Any],
+    def __init__(self, forward: Callable[..., Any],
                  gradients: Callable[[Any, tuple[Tensor | None, ...]], Sequence[Tensor | None]],
                  inputs: Sequence[bool]) -> None:
         self.forward, self.gradients = forward, gradients
@@ -52,7 +52,7 @@ class HeldFunction(torch.autograd.Function):
                 *seen: Tensor) -> Any:
         ctx.held = held
         ctx.weights = [tensors[index] if mask[index] else None for index in held.hidden]
-        return held.forward(ctx, program, mask, leaves, tensors)
+        return held.forward(ctx, program, mask, leaves, *tensors)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:

@@ -8,6 +8,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
+from torch.autograd import forward_ad
+from torch.utils._device import DeviceContext
 
 from onnxtrain import _torch
 from onnxtrain._export.exported import PLAIN_TENSORS
@@ -30,10 +32,18 @@ def describe(leaf: Any) -> Any:
     return type(leaf), repr(leaf) if isinstance(leaf, (float, complex)) else leaf  # -0.0 is not 0.0, NaN is NaN
 
 
-def torch_modes() -> tuple[Any, ...]:
-    """What of torch's global state goes into a graph."""
+def torch_modes() -> tuple[Any, ...] | None:
+    """What of torch's global state goes into a graph; None where a mode is active that must see every operator."""
+    if (torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack()
+            or torch._C._get_tracing_state() is not None or forward_ad._current_level >= 0):
+        return None
     return (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"), torch.is_autocast_enabled("cuda"),
             torch.get_autocast_dtype("cuda"), torch.get_default_dtype(), _torch.get_deterministic_algorithms())
+
+
+def is_transformed() -> bool:
+    """Whether a transform of torch.func is active."""
+    return torch._C._are_functorch_transforms_active()
 
 
 def function_mode() -> str | None:

@@ -7,6 +7,7 @@ Called by _captured.py. torch's own classes are left out.
 from __future__ import annotations
 
 import gc
+import operator
 import types
 from collections.abc import Iterator
 from typing import Any
@@ -17,6 +18,7 @@ from onnxtrain import _C
 
 HOOKS = ("register_hook", "retain_grad")
 _ABSENT = object()
+_code = operator.attrgetter("__code__")
 
 
 class Methods:
@@ -49,11 +51,11 @@ class Methods:
         self._watch = _C.Watch([(gc.get_referents(cls.__dict__)[0], tuple(known), tuple(known.values()))
                                 for cls, known in found.items() if known], _ABSENT)
         self._functions = list(functions)
-        self._codes = [function.__code__ for function in self._functions]
+        self._codes = list(map(_code, self._functions))
 
     def changed(self) -> bool:
         """Whether a class has another function now, or a function other code."""
-        return self._watch.changed() >= 0 or [function.__code__ for function in self._functions] != self._codes
+        return self._watch.changed() >= 0 or list(map(_code, self._functions)) != self._codes
 
 
 def _classes(module: torch.nn.Module) -> list[type]:

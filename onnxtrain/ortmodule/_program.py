@@ -20,12 +20,13 @@ from onnxtrain._export.errors import StaleError
 from onnxtrain._export.exported import Exported
 from onnxtrain.ortmodule import _double, _held, _random, graph_optimizer_registry
 from onnxtrain.ortmodule._chain import Chain, Run
-from onnxtrain.ortmodule._device import matmul_precision, tell_tf32
+from onnxtrain.ortmodule._device import fp32_precision, matmul_precision, tell_tf32
 from onnxtrain.ortmodule._reach import Reach
 from onnxtrain.ortmodule._utils import leave_alone
 
 PROGRAMS = 64  # kept of a graph: batches differ in sizes, and in how many rows count
-_modes = ("highest", False)  # precision of products and determinism, as the engine was told last
+_keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
+_modes: tuple[str, bool] | None = None  # precision of products and determinism, as the engine was told last
 
 
 class CheckError(Exception):
@@ -55,7 +56,21 @@ class _ORTModuleFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, program: Program, mask: bytes, leaves: Any, *tensors: Tensor) -> Any:
-        return _forward(ctx, program, mask, leaves, tensors)
+        """Runs the engine, and marks and saves what an autograd node has to."""
+        seed = program.seed() if program.random else 0
+        outputs, run = program.session.forward(tensors, mask, seed)
+        ctx.set_materialize_grads(False)
+        ctx.program, ctx.seed = program, seed
+        if run is None:
+            ctx.mark_non_differentiable(*outputs)
+            return outputs
+        ctx.run = run
+        saved = run.saved(tensors, outputs, leaves)
+        if 0 in run.differentiable:
+            plain = {id(output): output for output, flag in zip(outputs, run.differentiable) if not flag}
+            ctx.mark_non_differentiable(*plain.values())
+        ctx.save_for_backward(*saved)
+        return outputs
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
@@ -98,7 +113,7 @@ class _SteppingFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, program: Program, mask: bytes, stepping: Any, targets: Any, *tensors: Tensor) -> Any:
         ctx.stepping, ctx.targets = stepping, targets
-        return _forward(ctx, program, mask, None, tensors)
+        return _ORTModuleFunction.forward(ctx, program, mask, None, *tensors)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
@@ -106,24 +121,6 @@ class _SteppingFunction(torch.autograd.Function):
             return (None, None, None, None, *ctx.stepping.gradients(ctx, grads))
         except MemoryError as error:
             raise out_of_memory(error) from None
-
-
-def _forward(ctx: Any, program: Program, mask: bytes, leaves: Any, tensors: Sequence[Tensor]) -> Any:
-    """Runs the engine, and marks and saves what an autograd node has to."""
-    seed = program.seed() if program.random else 0
-    outputs, run = program.session.forward(tensors, mask, seed)
-    ctx.set_materialize_grads(False)
-    ctx.program, ctx.seed = program, seed
-    if run is None:
-        ctx.mark_non_differentiable(*outputs)
-        return outputs
-    ctx.run = run
-    saved = run.saved(tensors, outputs, leaves)
-    if 0 in run.differentiable:
-        plain = {id(output): output for output, flag in zip(outputs, run.differentiable) if not flag}
-        ctx.mark_non_differentiable(*plain.values())
-    ctx.save_for_backward(*saved)
-    return outputs
 
 
 def _gradients(ctx: Any, grads: tuple[Tensor | None, ...]) -> Sequence[Tensor | None]:
@@ -169,9 +166,12 @@ def is_node(node: Any, stepping: Any = None) -> bool:
     return type(node) is _ORTModuleFunction._backward_cls
 
 
-def _changed(leaves: Sequence[Any], change: Callable[[Tensor], Tensor]) -> list[Any]:
-    """The leaves of a call with other tensors."""
-    return [change(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+def _changed(change: Callable[[Tensor], Tensor], leaves: Sequence[Any], inputs: Sequence[Any] | None,
+             grad_enabled: bool) -> tuple[list[Any], bool, list[Any] | None]:
+    """The arguments of Program.__call__() with other tensors in the place of the user's."""
+    changed = {id(leaf): change(leaf) for leaf in leaves if isinstance(leaf, Tensor)}
+    placed = [[changed.get(id(value), value) for value in values or ()] for values in (leaves, inputs)]
+    return placed[0], grad_enabled, None if inputs is None else placed[1]
 
 
 _UNSEEN = ("buffer", "check")  # results without a gradient
@@ -212,11 +212,17 @@ class Agent:
 class Program:
     """A session and where each of its inputs and outputs lives in the user's module and call.
 
+    Args:
+        module: whose graph it is.
+        places: among the inputs that each call gives, where the user's arguments are, by their numbers, and the
+            weights, by their names. None: a call gives the user's arguments, and weights are read from the module.
+
     Raises ValueError or UnsupportedError as Session does.
     """
 
     def __init__(self, module: torch.nn.Module, exported: Exported, model: bytes | None = None, device: str = "cpu",
-                 memory: Mapping[str, Any] = MappingProxyType({})) -> None:
+                 memory: Mapping[str, Any] = MappingProxyType({}),
+                 places: Mapping[int | str, int] | None = None) -> None:
         start = time.perf_counter()
         model = exported.model if model is None else model
         model = graph_optimizer_registry.applied(model, type(module).__name__, device)
@@ -246,13 +252,15 @@ class Program:
         self.reach = Reach(model)
         self._held: _held.Held | None = None
         if self.chain is None and options.read("ORTMODULE_ENABLE_MEM_EFFICIENT_GRAD_MGMT"):
-            self._held = _held.Held(_forward, _gradients, [source.kind != "parameter" for source in exported.inputs])
+            self._held = _held.Held(_ORTModuleFunction.forward, _gradients,
+                                    [source.kind != "parameter" for source in exported.inputs])
         self.double: _double.Double | None = None  # how backward under create_graph=True runs the module
         self.in_backward: Any = None  # onnxtrain.optim.StepInBackward: what updates parameters meanwhile
         self.beside_loss = ""  # what results beside the loss cost, where that is much
         self.steps = 0
         self.step_seconds = self.first_seconds = 0.0  # of all its forwards, and of the first
         self.used = 0.0  # when; the clock of time.monotonic()
+        self._places = places
         self._bind_inputs(module)
         self._bind_outputs(module)
         self._aside = self._without_gradient() if b"StopGradient" in model else frozenset[int]()
@@ -262,7 +270,8 @@ class Program:
         self.whole_step: Any = None  # onnxtrain.training._whole_step.Learned: a trainer's step in one call
 
     def _bind_inputs(self, module: torch.nn.Module) -> None:
-        """Weights are looked up in their owners at each step, so a replaced parameter is seen."""
+        """Weights that a call does not give are looked up in their owners, so that a replaced parameter is seen."""
+        places = self._places
         self.sources: list[tuple[dict[str, Any] | None, Any]] = []
         self._expected: list[tuple[str, torch.dtype, torch.Size] | None] = []
         for source in self.exported.inputs:
@@ -271,18 +280,18 @@ class Program:
                 path, _, name = source.target.rpartition(".")
                 owner = module.get_submodule(path)
                 store = owner._parameters if source.kind == "parameter" else owner._buffers
-                self.sources.append((store, name))
+                self.sources.append((store, name) if places is None else (None, places[source.target]))
                 tensor: Any = store[name]
                 expected = (source.target, tensor.dtype, tensor.shape)
             elif source.kind == "constant":
                 self.sources.append(({"constant": source.target}, "constant"))
             else:
-                self.sources.append((None, source.target))
+                self.sources.append((None, source.target if places is None else places[source.target]))
             self._expected.append(expected)
 
     def _bind_outputs(self, module: torch.nn.Module) -> None:
         self._user_outputs: list[tuple[int, int]] = []  # (output, result)
-        self._buffers: list[tuple[int, dict[str, Any], str]] = []
+        self._buffers: list[tuple[int, dict[str, Any] | None, Any]] = []  # (output, owner, name), or where it is given
         self._checks: list[int] = []
         self._written: list[tuple[int, int]] = []  # (output, argument)
         for index, target in enumerate(self.exported.outputs):
@@ -292,6 +301,8 @@ class Program:
                 self._checks.append(index)
             elif target.kind == "argument":
                 self._written.append((index, target.target))
+            elif self._places is not None:
+                self._buffers.append((index, None, self._places[target.target]))
             else:
                 path, _, name = target.target.rpartition(".")
                 owner: Any = module.get_submodule(path)
@@ -366,8 +377,12 @@ class Program:
         """What this run's dropout follows from."""
         return _random.seed(self.session, self.device)
 
-    def __call__(self, leaves: Sequence[Any], grad_enabled: bool) -> Any:
+    def __call__(self, leaves: Sequence[Any], grad_enabled: bool, inputs: Sequence[Any] | None = None) -> Any:
         """Runs one forward for the arguments of the graph; returns its results.
+
+        Args:
+            leaves: the user's arguments.
+            inputs: where the program was made with places, these and the weights.
 
         Raises:
             StaleError: a weight has another dtype or shape than at the export, or is gone.
@@ -376,11 +391,12 @@ class Program:
             OutOfMemoryError: an allocation failed.
         """
         start = time.monotonic()
+        given = leaves if inputs is None else inputs
         try:
-            tensors, mask = _C.gather(self.sources, leaves, grad_enabled)
+            tensors, mask = _C.gather(self.sources, given, grad_enabled)
         except (AttributeError, KeyError):
             raise StaleError("the module no longer has one of its weights") from None
-        if any([mask[i] for i in self._aside]):
+        if self._aside and any([mask[i] for i in self._aside]):
             tensors = tuple([t.detach() if i in self._aside and mask[i] else t for i, t in enumerate(tensors)])
             mask = bytes([flag and i not in self._aside for i, flag in enumerate(mask)])
         self.latest_mask = mask
@@ -394,11 +410,13 @@ class Program:
         wanted = 1 in mask
         if self._written:
             _refuse_shared(leaves, self._written)
+        if self._places is not None and self._buffers and len({*map(id, tensors)}) < len(tensors):
+            self._refuse_tied(tensors, given)
         if self.changing and wanted:  # backward wants them as they were
             tensors = tuple([t.clone() if i in self.changing else t for i, t in enumerate(tensors)])
         global _modes
-        if _modes != (asked := (matmul_precision(), _torch.get_deterministic_algorithms())):
-            _C.set_matmul_precision(asked[0])
+        if _modes != (asked := (fp32_precision("mkldnn", "matmul"), torch._C._get_deterministic_algorithms())):
+            _C.set_matmul_precision(matmul_precision())
             _C.set_deterministic(asked[1])
             _modes = asked
         if self.device != "cpu":
@@ -409,22 +427,24 @@ class Program:
         outputs: Any
         try:
             if self.chain is not None and (wanted and not self.chain.draws and self._may_differentiate_again(leaves)):
-                outputs = _ChainFunction.apply(self, mask, leaves, *tensors)
+                outputs = _ChainFunction.apply(self, mask, given, *tensors)
             elif self.chain is not None:
                 outputs = self.chain(tensors, grad_enabled)
             elif wanted:
                 outputs = None if self.whole_step is None else self.whole_step.steps.run(self, tensors, mask)
-                if outputs is None:
-                    outputs = self._under_autograd(tensors, mask, leaves)
+                if outputs is None and self.in_backward is None and self._held is None:
+                    outputs = _apply(self, mask, given, *tensors)
+                elif outputs is None:
+                    outputs = self._under_autograd(tensors, mask, given)
             else:
                 outputs, _ = self.session.forward(tensors, mask, self.seed() if self.random else 0)
         except (ValueError, TypeError, BufferError, IndexError) as error:
             self._check_weights(tensors)
-            if any([isinstance(leaf, Tensor) and _torch.is_dead_tensor_wrapper(leaf) for leaf in leaves]):
-                return self(_changed(leaves, _torch.unwrap_if_dead), grad_enabled)
+            if any([isinstance(leaf, Tensor) and is_dead_tensor_wrapper(leaf) for leaf in leaves]):
+                return self(*_changed(unwrap_if_dead, leaves, inputs, grad_enabled))
             if (any([isinstance(leaf, Tensor) and leaf.is_neg() for leaf in leaves]) and not self._written
                 and self._views is None):
-                return self(_changed(leaves, Tensor.resolve_neg), grad_enabled)
+                return self(*_changed(Tensor.resolve_neg, leaves, inputs, grad_enabled))
             # What a check would have found, perhaps, or PyTorch finds as well. A device reports an index a call later.
             if random is not None or isinstance(error, IndexError) and self.device == "cpu":
                 if random is not None:
@@ -439,12 +459,21 @@ class Program:
         for index, leaf in self._written:
             leaves[leaf].copy_(outputs[index])  # under autograd, as forward's own change was
         if self._buffers:
-            self._write_back(outputs)
+            self._write_back(outputs, given)
         self.steps += 1
         self.used = time.monotonic()
         self.step_seconds += self.used - start
         self.first_seconds = self.first_seconds or self.step_seconds
-        return outputs[:self.exported.results] if self._plain else self._results(outputs, leaves)
+        return outputs[:self.exported.results] if self._plain else self._results(outputs, leaves, given)
+
+    def _refuse_tied(self, tensors: Sequence[Tensor], given: Sequence[Any]) -> None:
+        """Raises SharedMemoryError where a buffer that forward changes is another one, too, of this layer, and was none
+        of that which was captured.
+        """
+        for _, _, place in self._buffers:
+            if [tensor is given[place] for tensor in tensors].count(True) > 1:
+                raise SharedMemoryError("a tensor that forward changes stands in two places of a layer, and in one of "
+                                        "an equal layer")
 
     def _may_differentiate_again(self, leaves: Sequence[Any]) -> bool:
         """Whether the caller may ask for gradients of gradients: of arguments that it made for their gradients, as for
@@ -476,25 +505,28 @@ class Program:
                 raise StaleError(f"{name} is {tensor.dtype} {tuple(tensor.shape)} on {tensor.device}, but was {dtype} "
                                  f"{tuple(shape)}")
 
-    def _write_back(self, outputs: Sequence[Tensor]) -> None:
+    def _write_back(self, outputs: Sequence[Tensor], given: Sequence[Any]) -> None:
         with torch.no_grad():
             for index, owner, name in self._buffers:
-                buffer, value = owner.get(name), outputs[index].detach()
-                if buffer is None or buffer.shape != value.shape or buffer.dtype != value.dtype:
+                value = outputs[index].detach()
+                buffer: Any = given[name] if owner is None else owner.get(name)
+                if owner is not None and (buffer is None or buffer.shape != value.shape or buffer.dtype != value.dtype):
                     owner[name] = value  # forward put a new one in its place
                 else:
                     buffer.copy_(value)
 
-    def _weight(self, kind: str, name: str) -> Tensor:
+    def _weight(self, given: Sequence[Any], kind: str, name: str) -> Tensor:
+        if self._places is not None:
+            return given[self._places[name]]
         path, _, last = name.rpartition(".")
         owner: Any = self._module.get_submodule(path)
         tensor: Tensor = (owner._parameters if last in owner._parameters else owner._buffers)[last]
         return tensor
 
-    def _results(self, outputs: Sequence[Tensor], leaves: Sequence[Any]) -> tuple[Tensor, ...]:
+    def _results(self, outputs: Sequence[Tensor], leaves: Sequence[Any], given: Sequence[Any]) -> tuple[Tensor, ...]:
         flat: list[Any] = [None] * self.exported.results
         for index, leaf in self._user_outputs:
             flat[leaf] = outputs[index]
         if self._views is not None:
-            self._views(flat, leaves, self._weight)
+            self._views(flat, leaves, functools.partial(self._weight, given))
         return tuple(flat)

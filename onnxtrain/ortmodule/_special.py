@@ -13,8 +13,6 @@ from typing import Any
 
 import torch
 
-from onnxtrain._export.captured import Graph
-
 # Methods that write the name of their object's class into a configuration file: they get the module itself.
 _SAVING = frozenset(("save_pretrained", "save_config", "push_to_hub"))
 _OF_EVERY_CLASS = frozenset(("__class__", "__dict__", "__doc__", "__module__", "__weakref__", "__slots__",
@@ -47,8 +45,6 @@ def _operation(name: str) -> Any:
 def classed(kind: type, module: torch.nn.Module) -> type:
     """The subclass of `kind` and of the module's class; of `kind` alone, where no class can have both as bases."""
     kind, wrapped = getattr(kind, "_plain_class", kind), type(module)
-    if isinstance(module, Graph):
-        return kind
     for made in type.__subclasses__(wrapped):
         if vars(made).get("_plain_class") is kind:
             return made

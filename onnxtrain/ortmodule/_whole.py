@@ -110,5 +110,5 @@ def _captured(module: torch.nn.Module, args: tuple[Any, ...],
     if len(found) != 1:
         raise ExportError("Dynamo captured no tensor operations of the module.")
     operations, inputs, places, results = found[0]
-    graph = graph_of(module, operations, places, dynamo.key(operations))
+    graph = graph_of(module, operations, places)
     return graph, [value for value, held in zip(inputs, places) if not held], results, list(tensors_of(result))

@@ -73,8 +73,3 @@ class RuntimeOptions:
         """Those that backward runs again. Raises ValueError for a malformed memory_optimizer_config."""
         plans = parse(self.memory_optimizer_config)
         return [] if self.memory_optimization_level else plans
-
-    @property
-    def prints(self) -> bool:
-        """Whether a step prints something."""
-        return self.print_memory_stats or self.print_input_density

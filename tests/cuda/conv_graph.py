@@ -29,7 +29,7 @@ from checks import every_nth, replayed, run_checks
 from torch import nn
 
 from onnxtrain import _C, _report
-from onnxtrain.ortmodule import ORTModule, _module
+from onnxtrain.ortmodule import ORTModule, _runner
 
 PLUGIN, DEVICE = "", "cpu"
 CONVOLUTIONS = ("Conv", "ConvGradInput", "ConvGradWeight")
@@ -444,7 +444,7 @@ def check_model(make: Callable[[], nn.Module], shape: tuple[int, ...], half: boo
 
 def models() -> set[str]:
     """Models whose images change their order in many places are as near to float32 as eager under autocast is."""
-    _module.device_of = lambda tensors: DEVICE
+    _runner.device_of = lambda tensors: DEVICE
     return set().union(*(check_model(*each) for each in MODELS))
 
 

@@ -20,7 +20,7 @@ from checks import every_nth, run_checks
 
 from onnxtrain import _C
 from onnxtrain.optim import SGD, _clip, _engine
-from onnxtrain.ortmodule import ORTModule, _module
+from onnxtrain.ortmodule import ORTModule, _runner
 
 DEVICE = PLACE = "cpu"
 LIBRARY: ctypes.CDLL
@@ -80,7 +80,7 @@ def module() -> None:
     """What a module returns, and the gradients that it leaves, are torch's own; an output that is dropped before its
     backward is freed.
     """
-    before, _module.device_of = _module.device_of, lambda tensors: DEVICE
+    before, _runner.device_of = _runner.device_of, lambda tensors: DEVICE
     try:
         torch.manual_seed(0)
         layers = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3)).to(PLACE)
@@ -99,7 +99,7 @@ def module() -> None:
         gc.collect()
         assert node() is None, "an output keeps its own run alive"
     finally:
-        _module.device_of = before
+        _runner.device_of = before
 
 
 def streams() -> None:

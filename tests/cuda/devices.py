@@ -21,7 +21,7 @@ from torch import nn
 
 from onnxtrain import _C, UnsupportedError, stats
 from onnxtrain.optim import FusedAdam, _clip, _engine
-from onnxtrain.ortmodule import ORTModule, _module
+from onnxtrain.ortmodule import ORTModule, _runner
 
 
 class Cuda:
@@ -45,9 +45,9 @@ class Emulated:
         self._library.ont_emulate_take.restype = ctypes.c_void_p
         self._library.ont_emulate_set_apart()
         self._library.ont_emulate_set_slow_epilogues(0)  # else the devices may choose differently, for other bits
-        describe = _module.describe
-        _module.device_of = self._device_of
-        _module.describe = lambda leaf: ((describe(leaf), self.owner(leaf)) if isinstance(leaf, torch.Tensor)
+        describe = _runner.describe
+        _runner.device_of = self._device_of
+        _runner.describe = lambda leaf: ((describe(leaf), self.owner(leaf)) if isinstance(leaf, torch.Tensor)
                                          else describe(leaf))
         _engine.device_of = lambda tensor: self.name(self.owner(tensor)) if self.owner(tensor) >= 0 else ""
         _C.signature = lambda args: None  # which knows torch's devices only

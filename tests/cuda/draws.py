@@ -27,7 +27,7 @@ from torch.utils.checkpoint import checkpoint
 import onnxtrain
 from onnxtrain import _C
 from onnxtrain._export import functions
-from onnxtrain.ortmodule import ORTModule, _module
+from onnxtrain.ortmodule import ORTModule, _runner
 
 DEVICE = "cpu"
 TYPES = {TensorProto.FLOAT: torch.float32, TensorProto.DOUBLE: torch.float64, TensorProto.FLOAT16: torch.float16,
@@ -228,7 +228,7 @@ def noisy(name: str) -> set[str]:
     where, used = place(DEVICE), set()
     made = {}
     for device, timing in (("cpu", False), (DEVICE, True), (DEVICE, False)):
-        _module.device_of = lambda tensors, device=device: device
+        _runner.device_of = lambda tensors, device=device: device
         _C.set_timing(timing)
         module, x = Noisy(draw, mix).to(place(device)), torch.linspace(-2, 2, 72).view(6, 12).to(place(device))
         model = ORTModule(module)
@@ -265,7 +265,7 @@ def memory_levels() -> set[str]:
 def recomputed() -> set[str]:
     """A region that backward runs again draws what it has drawn in forward."""
     results, x = [], torch.linspace(-2, 2, 72).view(6, 12).to(place(DEVICE))
-    _module.device_of = lambda tensors: DEVICE
+    _runner.device_of = lambda tensors: DEVICE
     for again, timing in ((False, False), (True, False), (True, True)):
         _C.set_timing(timing)
         model = ORTModule(Regions(again).to(place(DEVICE)))

@@ -28,7 +28,7 @@ from checks import Report, every_nth
 from torch import nn
 
 from onnxtrain import _C, _report
-from onnxtrain.ortmodule import ORTModule, _module
+from onnxtrain.ortmodule import ORTModule, _runner
 
 
 def images(module: nn.Module, *shape: int) -> Model:
@@ -115,9 +115,9 @@ def compare(name: str, half: bool, device: str) -> tuple[set[str], dict[str, int
     place = device if device.startswith("cuda") else "cpu"
     torch.manual_seed(0)
     module, batch, loss = MODELS[name]()
-    _module.device_of = lambda tensors: "cpu"
+    _runner.device_of = lambda tensors: "cpu"
     losses, want_grads, want, _ = train(ORTModule(copy.deepcopy(module)), batch, loss, half)
-    _module.device_of = lambda tensors: device
+    _runner.device_of = lambda tensors: device
     model = ORTModule(copy.deepcopy(module).to(place))
     batch = tuple(t.to(place) for t in batch)
     got_losses, grads, got, dtype = train(model, batch, loss, half)

@@ -24,7 +24,7 @@ import onnxtrain
 from onnxtrain import _C
 from onnxtrain.optim import SGD as Momentum
 from onnxtrain.optim import Adagrad, FusedAdam, Lamb, Lion, _engine
-from onnxtrain.ortmodule import ORTModule, _module
+from onnxtrain.ortmodule import ORTModule, _runner
 
 CHUNK = 16384
 LIBRARY: ctypes.CDLL
@@ -274,7 +274,7 @@ def step_in_backward() -> None:
     backward runs.
     """
     _engine.device_of = lambda _: DEVICE
-    before, _module.device_of = _module.device_of, lambda tensors: DEVICE
+    before, _runner.device_of = _runner.device_of, lambda tensors: DEVICE
     try:
         for make, kind, names in ((in_backward.Net, torch.float32, IN_BACKWARD),
                                   (Images, torch.float32, ("adam", "lamb")),
@@ -300,7 +300,7 @@ def step_in_backward() -> None:
                 counts = onnxtrain.stats(model)
                 assert counts["fallback_steps"] == 0, counts["reasons"]
     finally:
-        _module.device_of = before
+        _runner.device_of = before
 
 
 def groups_without_elements() -> None:

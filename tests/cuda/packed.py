@@ -18,7 +18,7 @@ import test_pack_rows
 import torch
 
 from onnxtrain import _C, _report
-from onnxtrain.ortmodule import ORTModule, _module
+from onnxtrain.ortmodule import ORTModule, _runner
 
 ASKED = ("ORTMODULE_ENABLE_LABEL_SPARSE_OPTIMIZER", "ORTMODULE_ENABLE_EMBEDDING_SPARSE_OPTIMIZER")
 GRAPHS = ("selected_by_data", "labels_behind_a_slice", "two_readers_read_the_union", "broadcast_operands",
@@ -152,7 +152,7 @@ def modules(device: str, place: str) -> set[str]:
     import padded_models
 
     _C.set_timing(True, True)
-    device_of, _module.device_of = _module.device_of, lambda tensors: device
+    device_of, _runner.device_of = _runner.device_of, lambda tensors: device
     try:
         for kind, make in padded_models.MODELS.items():
             torch.manual_seed(0)
@@ -162,7 +162,7 @@ def modules(device: str, place: str) -> set[str]:
             both_ways(padded_models, kind, model.double(), place, False, 1e-10)
         return {name for program in _report._programs for session in program.sessions for name in names_of(session)}
     finally:
-        _module.device_of = device_of
+        _runner.device_of = device_of
         _C.set_timing(True)
 
 

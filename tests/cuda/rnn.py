@@ -23,7 +23,7 @@ from checks import every_nth, replayed, run_checks
 from torch import nn
 
 from onnxtrain import _C, _report
-from onnxtrain.ortmodule import ORTModule, _module
+from onnxtrain.ortmodule import ORTModule, _runner
 
 PLUGIN, DEVICE = "", "cpu"
 LAYERS = {"cuda_rnn_dnn", "cuda_rnn_dnn_grad"}
@@ -268,7 +268,7 @@ def models() -> set[str]:
     """Layers as torch exports them: batch first, stacked, in both directions, with initial states."""
     torch.manual_seed(0)
     module = Tagger().to("cpu" if is_exact() else DEVICE)
-    _module.device_of = lambda tensors: DEVICE
+    _runner.device_of = lambda tensors: DEVICE
     model = ORTModule(copy.deepcopy(module))
     tensors = on_device([torch.randn(3, 8, 6), torch.randn(4, 3, 5), torch.randn(4, 3, 5)])
     found = []

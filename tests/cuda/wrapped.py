@@ -10,12 +10,12 @@ from compare import operators, place
 
 import onnxtrain
 from onnxtrain import _report
-from onnxtrain.ortmodule import ORTModule, _device, _module
+from onnxtrain.ortmodule import ORTModule, _device, _runner
 
 
 def ortmodule(device: str) -> set[str]:
     """ORTModule on the device: five steps of the sample's transformer as in eager, none of them in PyTorch."""
-    _module.device_of = lambda tensors: device
+    _runner.device_of = lambda tensors: device
     torch.manual_seed(0)
     model, data = smoke.language()
     model = model.to(place(device))

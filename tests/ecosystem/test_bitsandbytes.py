@@ -36,7 +36,7 @@ class Net(torch.nn.Module):
 
 def nodes_of(model):
     """The nodes of all graphs that were exported of a model."""
-    return [node for part in model._parts.models() for _, programs in part._all_programs() for program in programs
+    return [node for part in model._parts.runners() for _, programs in part.programs() for program in programs
             for node in onnx.load_from_string(program.exported.model).graph.node]
 
 

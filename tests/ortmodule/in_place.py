@@ -258,7 +258,7 @@ def judged(cases: list[Case], route: str) -> list[Verdict]:
 
 def compared(cases: list[Case], wrap: Callable[[nn.Module], Any]) -> tuple[list[str], dict[str, Any], dict[str, Any]]:
     """What differs of each case, and onnxtrain's counters before and after."""
-    for texts in (_report._process.reasons, _report._process.graph_breaks):
+    for texts in (_report.process.reasons, _report.process.graph_breaks):
         texts.clear()  # each is said once
     torch._dynamo.reset()
     want, before = seen(cases, lambda module: module), onnxtrain.stats()

@@ -14,7 +14,7 @@ from agree import Linear, X, Y, module
 
 import onnxtrain
 from onnxtrain import _C, UnsupportedError
-from onnxtrain.ortmodule import ORTModule, _module, _program
+from onnxtrain.ortmodule import ORTModule, _program, _runner
 from onnxtrain.ortmodule._fallback import (
     ORTModuleDeviceException,
     ORTModuleFallbackException,
@@ -87,7 +87,7 @@ def test_an_operator_that_the_engine_lacks(monkeypatch):
         return real(model, *args, **kwargs)
 
     monkeypatch.setattr(_program._C, "Session", session)
-    monkeypatch.setattr(_module, "MAX_BY_TORCH", 0)
+    monkeypatch.setattr(_runner, "MAX_BY_TORCH", 0)
     make = module(lambda self, x: self.fc(x).sin())
     model = ORTModule(make())
     model(Y)

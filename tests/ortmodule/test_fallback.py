@@ -13,7 +13,7 @@ from onnxscript import opset18 as op
 import onnxtrain
 from onnxtrain import _C, UnsupportedError, export
 from onnxtrain._export import functions
-from onnxtrain.ortmodule import ORTModule, ORTModuleTorchModelException, _fallback, _module, _program
+from onnxtrain.ortmodule import ORTModule, ORTModuleTorchModelException, _fallback, _program, _runner
 
 
 class Between(nn.Module):
@@ -130,7 +130,7 @@ def test_a_policy_that_forbids_it_raises(policy, monkeypatch):
 
 def test_an_operator_that_is_missing_is_named_once(monkeypatch, caplog):
     lack(monkeypatch, "Sin")
-    monkeypatch.setattr(_module, "MAX_BY_TORCH", 0)
+    monkeypatch.setattr(_runner, "MAX_BY_TORCH", 0)
     model, x = ORTModule(Between(lambda h, x: h.sin())), torch.randn(3, 4)
     with caplog.at_level(logging.WARNING, "onnxtrain"):
         for _ in range(3):

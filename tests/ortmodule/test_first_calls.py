@@ -138,14 +138,15 @@ def test_a_fork_while_another_thread_exports():
         child.append(pid)
 
     from onnxtrain._export import exclusive
-    plain = ORTModule._program
+    from onnxtrain.ortmodule._runner import GraphRunner
+    plain = GraphRunner._program
     def program(self, *args):
         if not child:
             helper = threading.Thread(target=fork)
             helper.start()
             helper.join()
         return plain(self, *args)
-    ORTModule._program = program
+    GraphRunner._program = program
     train(Net(2))
     deadline = time.time() + 300
     while (ended := os.waitpid(child[0], os.WNOHANG)) == (0, 0):
