@@ -126,11 +126,11 @@ def _compiled(graph: torch.fx.GraphModule, parts: Callable[[], Any] | None,
         if runner is None:
             runner = made(inputs)
         try:
-            if parts is None and _has_any_global_hook():
+            if parts is None and _torch.has_any_global_hook():
                 results = runner._by_torch("a global module hook would run for the captured graph, which is not a "
                                            "module of the user", inputs)
-            elif torch._C._len_torch_function_stack() and function_mode() is not None:
-                with torch._C.DisableTorchFunction():  # the mode was asked when the graph was captured: not once more
+            elif _torch.len_torch_function_stack() and function_mode() is not None:
+                with _torch.DisableTorchFunction():  # the mode was asked when the graph was captured: not once more
                     results = runner(inputs)
             elif parts is not None and parts().seeds:
                 results = runner._by_torch("the module seeds torch's random generator, or reads or sets its state, "

@@ -30,6 +30,7 @@ from onnxtrain._export import formulas, messages
 from onnxtrain._export.captured import graph_of, kinds_of, layouts_of, places_of
 from onnxtrain._export.checkpoint import loses_gradients
 from onnxtrain._export.state import replaced, settings
+from onnxtrain._torch import TABLE, get_active_ddp_module, has_any_global_hook, import_module, place, pytree
 from onnxtrain.ortmodule import (
     _announce,
     _attributes,
@@ -163,7 +164,7 @@ class _Limit(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         call = running.call
-        if call is None or not str(record.msg).startswith("torch._dynamo hit config."):
+        if call is None or not str(record.msg).startswith(f"{TABLE['dynamo'].dotted()} hit config."):
             return True
         reason = str(record.args[3]) if isinstance(record.args, tuple) and len(record.args) > 3 else ""
         call.limit = reason.partition(": ")[2].partition("  # ")[0].strip() + messages.line(reason)
@@ -228,6 +229,17 @@ def capturing(args: tuple[Any, ...], kwargs: dict[str, Any], wanted: dict[str, A
         yield
 
 
+def _uncut() -> contextlib.AbstractContextManager[None]:
+    """While a part of a DistributedDataParallel's module runs. Dynamo would cut its graph where the gradients of the
+    whole fill a bucket, and asks for that before it says that a capture begins.
+    """
+    from onnxtrain._torch import dynamo_config as config
+
+    return settings(config, optimize_ddp=False)
+
+
+_callbacks: Any = None  # of Dynamo, once it was asked to say when it begins a capture
+_NOTHING = contextlib.nullcontext()
 _lock = threading.Lock()
 _entries = itertools.count()
 # Functions that Dynamo cuts a graph for, in the reason that it gives.
@@ -237,11 +249,13 @@ _SEEDS = re.compile(r"`(manual_seed(_all)?|[gs]et_rng_state(_all)?)`|"
 
 def _hear_of_captures() -> None:
     """Lets Dynamo say when it begins one; torch.compiler.reset() makes it forget that."""
+    global _callbacks
     from onnxtrain._torch import callback_handler
 
     with _lock:
         follow_masks()
-    logging.getLogger("torch._dynamo.convert_frame").addFilter(_limit)
+    _callbacks = callback_handler
+    logging.getLogger(TABLE["convert_frame"].dotted()).addFilter(_limit)
     callback_handler.register_start_callback(running.capture_begins)
     callback_handler.register_end_callback(running.capture_ends)
 
@@ -505,8 +519,6 @@ class Parts:
 
     def __call__(self, whole: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """One call of an ORTModule's module: in the engine if each of its graphs is."""
-        from torch._dynamo.callback import callback_handler
-
         self._latest = weakref.ref(whole)
         module, counters = whole._module, whole._counters
         mode: tuple[Any, ...] = module.training, torch.is_grad_enabled(), torch.is_inference_mode_enabled()
@@ -539,12 +551,10 @@ class Parts:
             self._methods = self._methods or Methods(module)
         engine, by_torch, kept = counters.engine_graphs, counters.torch_graphs, self.keeps_contents
         outer, running.call = running.call, (current := _Call(self, whole, args, kwargs, call, mode[0]))
-        if running.capture_begins not in callback_handler.start_callbacks:
+        if _callbacks is None or running.capture_begins not in _callbacks.start_callbacks:
             _hear_of_captures()
-        # Dynamo would cut the graph where this module's gradients fill a bucket.
-        around, DistributedDataParallel._active_ddp_module = DistributedDataParallel._active_ddp_module, None
         try:
-            with _uncut():
+            with _NOTHING if get_active_ddp_module is None or get_active_ddp_module() is None else _uncut():
                 result = call(module, *args, **kwargs)
         except CheckError as error:
             return whole._checked_by_torch(error, args, kwargs)
@@ -567,7 +577,6 @@ class Parts:
             return result
         finally:
             running.call = outer
-            DistributedDataParallel._active_ddp_module = around
             if current.before is not None:
                 current.is_over()
         ran = counters.engine_graphs - engine

@@ -72,7 +72,6 @@ def configure() -> None:
 
 # Both of torch's interfaces set this. After fp32_precision was set, torch raises RuntimeError where allow_tf32 or
 # get_float32_matmul_precision() is read.
-fp32_precision = torch._C._get_fp32_precision_getter
 _OLDER_NAMES = {"bf16": "medium", "tf32": "high"}
 _tf32: tuple[bool, bool] | None = None  # as the engine was told last
 

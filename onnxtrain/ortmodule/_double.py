@@ -23,6 +23,7 @@ from torch import Tensor
 
 from onnxtrain._export import derivatives, messages, state
 from onnxtrain._export.captured import Graph
+from onnxtrain._torch import place, will_engine_execute_node
 from onnxtrain.ortmodule import _masks
 from onnxtrain.ortmodule._fallback import FallbackPolicy, ORTModuleTorchModelException
 from onnxtrain.ortmodule._methods import HOOKS, Methods
@@ -239,9 +240,9 @@ class Double:
         operations = self._module._captured
         given = [value.clone() if held and held[0].kind == "_buffers" else value  # which forward may write
                  for value, held in zip(call, operations.places, strict=True)]
-        for (owner, place), tensor in zip(program.sources, inputs):
+        for (owner, index), tensor in zip(program.sources, inputs):
             if owner is None:
-                given[place] = tensor
+                given[index] = tensor
         results, places = operations.graph.forward(*given), operations.positions()
         outputs: list[Tensor | None] = []
         for target, grad in zip(program.exported.outputs, grads):

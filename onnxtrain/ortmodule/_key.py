@@ -8,11 +8,11 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-from torch.autograd import forward_ad
-from torch.utils._device import DeviceContext
 
 from onnxtrain import _torch
 from onnxtrain._export.exported import PLAIN_TENSORS
+
+_FORWARD_AD_LEVEL: Any = _torch.place("forward_ad_level")
 
 
 class Key(NamedTuple):
@@ -34,8 +34,8 @@ def describe(leaf: Any) -> Any:
 
 def torch_modes() -> tuple[Any, ...] | None:
     """What of torch's global state goes into a graph; None where a mode is active that must see every operator."""
-    if (torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack()
-            or torch._C._get_tracing_state() is not None or forward_ad._current_level >= 0):
+    if (_torch.are_functorch_transforms_active() or _torch.len_torch_dispatch_stack()
+            or _torch.get_tracing_state() is not None or getattr(*_FORWARD_AD_LEVEL) >= 0):
         return None
     return (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"), torch.is_autocast_enabled("cuda"),
             torch.get_autocast_dtype("cuda"), torch.get_default_dtype(), _torch.get_deterministic_algorithms())
@@ -43,7 +43,7 @@ def torch_modes() -> tuple[Any, ...] | None:
 
 def is_transformed() -> bool:
     """Whether a transform of torch.func is active."""
-    return torch._C._are_functorch_transforms_active()
+    return bool(_torch.are_functorch_transforms_active())
 
 
 def function_mode() -> str | None:

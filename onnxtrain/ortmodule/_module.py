@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.nn.parameter import is_lazy
 
-from onnxtrain import _report, options
+from onnxtrain import _report, _torch, options
 from onnxtrain._export import exclusive
 from onnxtrain.ortmodule import _named_methods, _outputs, _special
 from onnxtrain.ortmodule._captured import Parts
@@ -103,7 +103,7 @@ class ORTModule(FallsBack, torch.nn.Module):
         if ((self._fallback.forced or exclusive.owner is not None or torch_modes() is None)
                 and (by_torch := self._outside()) is not None):
             return by_torch(args, kwargs)
-        if torch._C._len_torch_function_stack() and (active := function_mode()) is not None:
+        if _torch.len_torch_function_stack() and (active := function_mode()) is not None:
             return self._by_torch(f"the mode {active} must see every function of torch", args, kwargs)
         if self._lazy and self._still_lazy():
             return self._in_torch(args, kwargs)

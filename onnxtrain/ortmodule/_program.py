@@ -25,7 +25,6 @@ from onnxtrain.ortmodule._reach import Reach
 from onnxtrain.ortmodule._utils import leave_alone
 
 PROGRAMS = 64  # kept of a graph: batches differ in sizes, and in how many rows count
-_keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
 _modes: tuple[str, bool] | None = None  # precision of products and determinism, as the engine was told last
 
 
@@ -415,7 +414,7 @@ class Program:
         if self.changing and wanted:  # backward wants them as they were
             tensors = tuple([t.clone() if i in self.changing else t for i, t in enumerate(tensors)])
         global _modes
-        if _modes != (asked := (fp32_precision("mkldnn", "matmul"), torch._C._get_deterministic_algorithms())):
+        if _modes != (asked := (fp32_precision("mkldnn", "matmul"), _torch.get_deterministic_algorithms())):
             _C.set_matmul_precision(matmul_precision())
             _C.set_deterministic(asked[1])
             _modes = asked
@@ -440,8 +439,8 @@ class Program:
                 outputs, _ = self.session.forward(tensors, mask, self.seed() if self.random else 0)
         except (ValueError, TypeError, BufferError, IndexError) as error:
             self._check_weights(tensors)
-            if any([isinstance(leaf, Tensor) and is_dead_tensor_wrapper(leaf) for leaf in leaves]):
-                return self(*_changed(unwrap_if_dead, leaves, inputs, grad_enabled))
+            if any([isinstance(leaf, Tensor) and _torch.is_dead_tensor_wrapper(leaf) for leaf in leaves]):
+                return self(*_changed(_torch.unwrap_if_dead, leaves, inputs, grad_enabled))
             if (any([isinstance(leaf, Tensor) and leaf.is_neg() for leaf in leaves]) and not self._written
                 and self._views is None):
                 return self(*_changed(Tensor.resolve_neg, leaves, inputs, grad_enabled))

@@ -6,8 +6,8 @@ import threading
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
+from onnxtrain._torch import pytree
 from onnxtrain.ortmodule._device import names_of
 from onnxtrain.ortmodule._key import describe
 
