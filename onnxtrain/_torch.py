@@ -177,7 +177,7 @@ TABLE: dict[str, Name] = dict((
     *_read("torch.distributed.distributed_c10d", "the store of a process group", "_get_default_store"),
     *_read("torch._dynamo", "captures: settings, errors, cuts, and their locks and ends",
            "dynamo= dynamo_config=config callback_handler=callback.callback_handler "
-           "compile_lock=convert_frame.compile_lock exc TorchDynamoException=exc.TorchDynamoException "
+           "compile_lock=convert_frame.compile_lock TorchDynamoException=exc.TorchDynamoException "
            "raise_observed_exception=exc.raise_observed_exception unimplemented=exc.unimplemented graph_break "
            "reset_code counters=utils.counters graph_break_reasons=utils.graph_break_reasons "
            "break_graph_if_unsupported=symbolic_convert.break_graph_if_unsupported"),

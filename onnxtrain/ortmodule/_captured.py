@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from onnxtrain import _report
+from onnxtrain import _report, _torch
 from onnxtrain._export import formulas, messages
 from onnxtrain._export.captured import Place, graph_of, layouts_of, places_of
 from onnxtrain._export.checkpoint import loses_gradients
@@ -327,11 +327,9 @@ def _is_of_dynamo(error: Exception) -> bool:
     """Whether the capture raised it, and not what it captured."""
     from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
-    from onnxtrain._torch import TorchDynamoException, fake_tensor
-
-    return isinstance(error, (TorchDynamoException, GuardOnDataDependentSymNode,
-                              fake_tensor.DataDependentOutputException, fake_tensor.DynamicOutputShapeException,
-                              fake_tensor.UnsupportedFakeTensorException))
+    return isinstance(error, (_torch.TorchDynamoException, GuardOnDataDependentSymNode,
+                              _torch.DataDependentOutputException, _torch.DynamicOutputShapeException,
+                              _torch.UnsupportedFakeTensorException))
 
 
 _LEFT = "Dynamo could not trace a function, so Python runs it"

@@ -39,14 +39,14 @@ def followed() -> Iterator[None]:
     stores in a trace (2.13, 2.15) have no gradients of their own.
     """
     from onnxtrain._torch import dynamo_config as config
-    from onnxtrain._torch import exc
+    from onnxtrain._torch import unimplemented
 
     if place("collect_backward_inputs") is None or place("check_leaks") is None:
         yield
         return
 
     def cut(*_args: Any, **_kwargs: Any) -> None:
-        exc.unimplemented(gb_type="Unsupported Tensor.backward() call", context="", explanation="", hints=[])
+        unimplemented(gb_type="Unsupported Tensor.backward() call", context="", explanation="", hints=[])
 
     def leaks(plain: Callable[..., None]) -> Callable[..., None]:
         def check(self: Any, *args: Any) -> None:
