@@ -111,20 +111,17 @@ class _Call:
 
     def capture_begins(self) -> None:
         """Puts settings in force until the call is over. Until capture_ends() this thread holds Dynamo's lock."""
-        from onnxtrain._torch import dynamo_config as config
-        from onnxtrain._torch import graph_break_reasons
-
         self.counted, self.error = _cuts(), sys.exc_info()[1]
         _report.count(self.model._counters, captures=1)
         if self.before is not None:
             if not self.leaves_numpy and any(_OF_NUMPY in reason for reason in self.cuts):
                 self.leaves_numpy = True
-                self.before.enter_context(settings(config, trace_numpy=False))
+                self.before.enter_context(settings(_torch.dynamo_config, trace_numpy=False))
             return
         sizes = [str(tuple(leaf.shape)) for leaf in pytree.tree_leaves((self.args, self.kwargs))
                  if isinstance(leaf, torch.Tensor) and not leaf.is_nested]
         _report.note(self.model._counters, "sizes", ", ".join(sizes))
-        self.captures, self.noted = _captures(self.entry), len(graph_break_reasons)
+        self.captures, self.noted = _captures(self.entry), len(_torch.graph_break_reasons)
         self.random = _utils.get_random_states()
         self.leaves_numpy = any(isinstance(leaf, np.ndarray) for leaf in pytree.tree_leaves((self.args, self.kwargs)))
         wanted = CAPTURE | (CONTENTS if self.parts.keeps_contents else {}) | {"trace_numpy": not self.leaves_numpy}
@@ -227,12 +224,10 @@ def _dynamic_sizes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[st
 @contextlib.contextmanager
 def capturing(args: tuple[Any, ...], kwargs: dict[str, Any], wanted: dict[str, Any]) -> Iterator[None]:
     """Dynamo's settings for the capture of a call, those of `wanted` that this torch has among them."""
-    from onnxtrain._torch import dynamo_config as config
-
     with contextlib.ExitStack() as stack:
         if import_module is not None:
             import_module.cache_clear()  # another module may have taken a name
-        stack.enter_context(settings(config, **wanted))
+        stack.enter_context(settings(_torch.dynamo_config, **wanted))
         stack.enter_context(formulas.bounded())
         stack.enter_context(_lean.capturing())
         stack.enter_context(_repeats.remembered())
@@ -253,9 +248,7 @@ def _uncut() -> contextlib.AbstractContextManager[None]:
     """
     if get_active_ddp_module is None or get_active_ddp_module() is None:
         return _NOTHING
-    from onnxtrain._torch import dynamo_config as config
-
-    return settings(config, optimize_ddp=False)
+    return settings(_torch.dynamo_config, optimize_ddp=False)
 
 
 _running = _Running()
@@ -269,14 +262,12 @@ _SEEDS = re.compile(r"`(manual_seed(_all)?|[gs]et_rng_state(_all)?)`|"
 
 def _hear_of_captures() -> None:
     """Lets Dynamo say when it begins one; torch.compiler.reset() makes it forget that."""
-    from onnxtrain._torch import callback_handler
-
-    if _running.capture_begins not in callback_handler.start_callbacks:
+    if _running.capture_begins not in _torch.callback_handler.start_callbacks:
         with _lock:
             follow_masks()
         logging.getLogger(TABLE["convert_frame"].dotted()).addFilter(_limit)
-        callback_handler.register_start_callback(_running.capture_begins)
-        callback_handler.register_end_callback(_running.capture_ends)
+        _torch.callback_handler.register_start_callback(_running.capture_begins)
+        _torch.callback_handler.register_end_callback(_running.capture_ends)
 
 
 def entry(wanted: _outputs.Wanted = ()) -> Callable[..., Any]:
@@ -311,10 +302,8 @@ def _call_of(module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
 
 def _captures(entry: Callable[..., Any]) -> int:
     """How many calls of this function Dynamo has captured."""
-    from onnxtrain._torch import debug_get_cache_entry_list
-
     function = getattr(entry, "_torchdynamo_orig_callable", None)
-    return 0 if function is None else len(debug_get_cache_entry_list(function.__code__))
+    return 0 if function is None else len(_torch.debug_get_cache_entry_list(function.__code__))
 
 
 def changes(what: str) -> str:
@@ -340,10 +329,8 @@ _OF_DECISIONS = "data-dependent expression"  # in the reason that Dynamo gives
 
 def _cuts() -> dict[str, int]:
     """How often Dynamo has cut a graph in this process, by reason."""
-    from onnxtrain._torch import counters, graph_break_reasons
-
-    decisions = sum(_OF_DECISIONS in cut.reason for cut in graph_break_reasons)  # which Dynamo does not count
-    return {**counters["graph_break"], _DECISION: decisions}
+    decisions = sum(_OF_DECISIONS in cut.reason for cut in _torch.graph_break_reasons)  # which Dynamo does not count
+    return {**_torch.counters["graph_break"], _DECISION: decisions}
 
 
 def _kind(args: tuple[Any, ...], kwargs: dict[str, Any], sizes: bool = False) -> tuple[Any, ...]:
