@@ -351,12 +351,18 @@ def left_alone() -> list[str]:
 def status(short: str) -> Literal["known", "unknown", "missing"]:
     """Of a name in this torch, while it is not replaced."""
     name = TABLE[short]
+    source = _source(name)
+    return "missing" if source is None else "known" if name.how == "read" or source in name.known else "unknown"
+
+
+def _source(name: Name) -> str | None:
+    """The digest of what is replaced; None where the name is missing."""
     try:
         owner, attribute = _find(name.path)
     except (ImportError, AttributeError):
-        return "missing"
+        return None
     value = inspect.getattr_static(owner, attribute, None) or getattr(owner, attribute)
-    return "known" if name.how == "read" or digest(value) in name.known else "unknown"
+    return "" if name.how == "read" else digest(value)
 
 
 def _is_expected(name: Name, state: str) -> bool:
@@ -417,7 +423,7 @@ def doctor() -> tuple[str, bool]:
         counts[name.how] += state != "missing"
         is_well = is_well and (state == "known" or _is_expected(name, state))
         said = ("not in this torch" if _is_expected(name, state) else state if state == "missing" else
-                "there" if name.how == "read" else f"{state} source")
+                "there" if name.how == "read" else f"{state} source {_source(name)}")
         rows.append((name.dotted(), name.how, "needed" if name.needed else "wanted", said, name.use))
     widths = [max(len(row[i]) for row in rows) for i in range(4)]
     lines = ["  ".join([text.ljust(width) for text, width in zip(row, widths)] + [row[4]]) for row in rows]
