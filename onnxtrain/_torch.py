@@ -177,7 +177,7 @@ TABLE: dict[str, Name] = dict((
     *_read("torch.distributed.distributed_c10d", "the store of a process group", "_get_default_store"),
     *_read("torch._dynamo", "captures: settings, errors, cuts, and their locks and ends",
            "dynamo= dynamo_config=config callback_handler=callback.callback_handler "
-           "compile_lock=convert_frame.compile_lock exc TorchDynamoException=exc.TorchDynamoException "
+           "compile_lock=convert_frame.compile_lock TorchDynamoException=exc.TorchDynamoException "
            "raise_observed_exception=exc.raise_observed_exception unimplemented=exc.unimplemented graph_break "
            "reset_code counters=utils.counters graph_break_reasons=utils.graph_break_reasons "
            "break_graph_if_unsupported=symbolic_convert.break_graph_if_unsupported"),
@@ -351,12 +351,18 @@ def left_alone() -> list[str]:
 def status(short: str) -> Literal["known", "unknown", "missing"]:
     """Of a name in this torch, while it is not replaced."""
     name = TABLE[short]
+    source = _source(name)
+    return "missing" if source is None else "known" if name.how == "read" or source in name.known else "unknown"
+
+
+def _source(name: Name) -> str | None:
+    """The digest of what is replaced; None where the name is missing."""
     try:
         owner, attribute = _find(name.path)
     except (ImportError, AttributeError):
-        return "missing"
+        return None
     value = inspect.getattr_static(owner, attribute, None) or getattr(owner, attribute)
-    return "known" if name.how == "read" or digest(value) in name.known else "unknown"
+    return "" if name.how == "read" else digest(value)
 
 
 def _is_expected(name: Name, state: str) -> bool:
@@ -417,7 +423,7 @@ def doctor() -> tuple[str, bool]:
         counts[name.how] += state != "missing"
         is_well = is_well and (state == "known" or _is_expected(name, state))
         said = ("not in this torch" if _is_expected(name, state) else state if state == "missing" else
-                "there" if name.how == "read" else f"{state} source")
+                "there" if name.how == "read" else f"{state} source {_source(name)}")
         rows.append((name.dotted(), name.how, "needed" if name.needed else "wanted", said, name.use))
     widths = [max(len(row[i]) for row in rows) for i in range(4)]
     lines = ["  ".join([text.ljust(width) for text, width in zip(row, widths)] + [row[4]]) for row in rows]

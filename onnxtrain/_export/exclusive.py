@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Iterator
 
-from onnxtrain._torch import TABLE
+from onnxtrain import _torch
 
 _lock = threading.RLock()
 owner: int | None = None  # the exporting thread
@@ -24,11 +24,9 @@ def exclusive() -> Iterator[None]:
     export.
     """
     global owner
-    from onnxtrain._torch import compile_lock, get_handlers
-    from onnxtrain._torch import saved_tensors_hooks_set_tracing as set_tracing
-
-    get_handlers()  # Dynamo keeps this table as it first finds it: not with what is patched
-    with compile_lock, _lock:  # Dynamo, in another thread, would read what is patched
+    set_tracing = _torch.saved_tensors_hooks_set_tracing
+    _torch.get_handlers()  # Dynamo keeps this table as it first finds it: not with what is patched
+    with _torch.compile_lock, _lock:  # Dynamo, in another thread, would read what is patched
         before, owner = owner, threading.get_ident()
         traced = set_tracing(True) if set_tracing is not None else None
         try:
@@ -54,7 +52,7 @@ def wait() -> None:
 def _after_fork() -> None:
     """The thread that held the locks, torch's among them, is not in the child, unless it is the one that forked."""
     global _lock, owner
-    convert_frame = sys.modules.get(TABLE["convert_frame"].dotted())
+    convert_frame = sys.modules.get(_torch.TABLE["convert_frame"].dotted())
     if owner is not None and not here():
         _lock, owner = threading.RLock(), None
     if convert_frame is not None and not convert_frame.compile_lock._is_owned():

@@ -16,6 +16,7 @@ from typing import Any
 import sympy
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+from onnxtrain import _torch
 from onnxtrain._export.state import settings, wrapped
 
 LONGEST = 96  # terms of a formula: five strides in a row, as a ResNet has them, make 76
@@ -67,8 +68,6 @@ def bounded() -> Iterator[None]:
     """While a module is captured: no condition on a long formula is decided before it is shortened, and no result of
     symbolic sizes is kept, since it takes longer to keep than to make again.
     """
-    from onnxtrain._torch import dynamo_config as config
-
     with (wrapped("evaluate_expr", _bounding),
-          settings(config, fake_tensor_cache_enabled=False)):
+          settings(_torch.dynamo_config, fake_tensor_cache_enabled=False)):
         yield

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from onnxtrain import _torch
 from onnxtrain._export.errors import CustomFunctionError, NotKept
 from onnxtrain._torch import pytree
 from onnxtrain.utils.torch_io_helper import onnx_dtype_to_pytorch_dtype
@@ -235,11 +236,9 @@ def _torch_value(key: str, value: Any) -> Any:
 def _translation_of(own: Any, overload: Any, outputs: int) -> Callable[..., Any]:
     import onnxscript
 
-    from onnxtrain._torch import SymbolicTensor
-
     def translate(*args, **kwargs):
         leaves, spec = pytree.tree_flatten((args, kwargs))
-        where = tuple(i for i, leaf in enumerate(leaves) if isinstance(leaf, SymbolicTensor))
+        where = tuple(i for i, leaf in enumerate(leaves) if isinstance(leaf, _torch.SymbolicTensor))
         tensors = [leaves[i] for i in where]
         _calls.append(OperatorCall(overload, [None if i in where else leaf for i, leaf in enumerate(leaves)], where,
                                    spec, outputs == 1))

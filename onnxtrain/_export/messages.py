@@ -19,8 +19,8 @@ from collections.abc import Iterator
 
 import torch
 
+from onnxtrain import _torch
 from onnxtrain._export.errors import Untraceable
-from onnxtrain._torch import TABLE
 
 _FRAME = re.compile(r'File "(.+)", line (\d+), in .*\n\s*(.*)')
 _OF_GUARD = re.compile(r"  # (.+?)  # (\S+):(\d+) in ")
@@ -36,8 +36,8 @@ _NODE = re.compile(r"(?:translating node|While executing) %(\w+)")
 def quiet() -> Iterator[None]:
     """torch warns of what is put right here, and prints a traced graph when it fails."""
     loggers = [logging.getLogger(name) for name in (
-        "torch.onnx", "torch.export", TABLE["export_internals"].dotted(), "torch.fx", TABLE["fake_tensor"].dotted(),
-        "onnxscript", "onnx_ir")]
+        "torch.onnx", "torch.export", "torch.fx", "onnxscript", "onnx_ir",
+        *[_torch.TABLE[short].dotted() for short in ("export_internals", "fake_tensor")])]
     levels = [logger.level for logger in loggers]
     try:
         for logger in loggers:
@@ -88,10 +88,8 @@ def places(reason: str, found_by: str, noted: int | None) -> list[str]:
         found_by: the beginning of what Dynamo has noted for it, or a part of that.
         noted: how much Dynamo had noted before; None: the reason itself names the line.
     """
-    from onnxtrain._torch import graph_break_reasons
-
     text, part = " ".join(reason.split("\n")[0].split()), found_by.split("\n")[0]
-    cuts = [] if noted is None else [cut for cut in graph_break_reasons[noted:] if part in cut.reason]
+    cuts = [] if noted is None else [cut for cut in _torch.graph_break_reasons[noted:] if part in cut.reason]
     return list(dict.fromkeys(text + line("".join(traceback.format_list(cut.user_stack))) for cut in cuts)) or [text]
 
 

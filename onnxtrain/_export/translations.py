@@ -15,6 +15,7 @@ from typing import Any
 import onnx
 import torch
 
+from onnxtrain import _torch
 from onnxtrain._export import functions
 from onnxtrain._export.arguments import arguments
 from onnxtrain._export.bounds import bounds
@@ -658,8 +659,6 @@ def wide_numbers() -> Iterator[None]:
     """
     from onnxscript import ir
 
-    from onnxtrain._torch import resolve_parameter_dtypes
-
     mark = "onnxtrain number"
 
     def meeting(param, named_inputs, signature):
@@ -682,7 +681,7 @@ def wide_numbers() -> Iterator[None]:
                 dtype = meeting(signature.params_map[name], named_inputs, signature)
                 if dtype not in (None, value.dtype):
                     named_inputs[name] = opset.Cast(value, to=int(dtype))
-                    binding = resolve_parameter_dtypes(signature, named_inputs)
+                    binding = _torch.resolve_parameter_dtypes(signature, named_inputs)
         return constants(signature, named_inputs, binding, farm, opset)
 
     def with_types(types):

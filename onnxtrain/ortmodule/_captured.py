@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from onnxtrain import _report
+from onnxtrain import _report, _torch
 from onnxtrain._export import formulas, messages
 from onnxtrain._export.captured import graph_of, kinds_of, layouts_of, places_of
 from onnxtrain._export.checkpoint import loses_gradients
@@ -109,20 +109,17 @@ class _Call:
 
     def capture_begins(self) -> None:
         """Puts settings in force until the call is over. Until capture_ends() this thread holds Dynamo's lock."""
-        from onnxtrain._torch import dynamo_config as config
-        from onnxtrain._torch import graph_break_reasons
-
         self.counted, self.error = _cuts(), sys.exc_info()[1]
         _report.count(self.model._counters, captures=1)
         if self.before is not None:
             if not self.leaves_numpy and any(_OF_NUMPY in reason for reason in self.cuts):
                 self.leaves_numpy = True
-                self.before.enter_context(settings(config, trace_numpy=False))
+                self.before.enter_context(settings(_torch.dynamo_config, trace_numpy=False))
             return
         sizes = [str(tuple(leaf.shape)) for leaf in pytree.tree_leaves((self.args, self.kwargs))
                  if isinstance(leaf, torch.Tensor) and not leaf.is_nested]
         _report.note(self.model._counters, "sizes", ", ".join(sizes))
-        self.captures, self.noted = _captures(self.entry), len(graph_break_reasons)
+        self.captures, self.noted = _captures(self.entry), len(_torch.graph_break_reasons)
         self.random = _utils.get_random_states()
         self.leaves_numpy = any(isinstance(leaf, np.ndarray) for leaf in pytree.tree_leaves((self.args, self.kwargs)))
         wanted = CAPTURE | (CONTENTS if self.parts.keeps_contents else {}) | {"trace_numpy": not self.leaves_numpy}
@@ -209,12 +206,10 @@ def _dynamic_sizes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[st
 @contextlib.contextmanager
 def capturing(args: tuple[Any, ...], kwargs: dict[str, Any], wanted: dict[str, Any]) -> Iterator[None]:
     """Dynamo's settings for the capture of a call, those of `wanted` that this torch has among them."""
-    from onnxtrain._torch import dynamo_config as config
-
     with contextlib.ExitStack() as stack:
         if import_module is not None:
             import_module.cache_clear()  # another module may have taken a name
-        stack.enter_context(settings(config, **wanted))
+        stack.enter_context(settings(_torch.dynamo_config, **wanted))
         stack.enter_context(formulas.bounded())
         stack.enter_context(_lean.capturing())
         stack.enter_context(_repeats.remembered())
@@ -233,9 +228,7 @@ def _uncut() -> contextlib.AbstractContextManager[None]:
     """While a part of a DistributedDataParallel's module runs. Dynamo would cut its graph where the gradients of the
     whole fill a bucket, and asks for that before it says that a capture begins.
     """
-    from onnxtrain._torch import dynamo_config as config
-
-    return settings(config, optimize_ddp=False)
+    return settings(_torch.dynamo_config, optimize_ddp=False)
 
 
 _callbacks: Any = None  # of Dynamo, once it was asked to say when it begins a capture
@@ -250,14 +243,13 @@ _SEEDS = re.compile(r"`(manual_seed(_all)?|[gs]et_rng_state(_all)?)`|"
 def _hear_of_captures() -> None:
     """Lets Dynamo say when it begins one; torch.compiler.reset() makes it forget that."""
     global _callbacks
-    from onnxtrain._torch import callback_handler
 
     with _lock:
         follow_masks()
-    _callbacks = callback_handler
+    _callbacks = _torch.callback_handler
     logging.getLogger(TABLE["convert_frame"].dotted()).addFilter(_limit)
-    callback_handler.register_start_callback(running.capture_begins)
-    callback_handler.register_end_callback(running.capture_ends)
+    _torch.callback_handler.register_start_callback(running.capture_begins)
+    _torch.callback_handler.register_end_callback(running.capture_ends)
 
 
 def entry(wanted: _outputs.Wanted = ()) -> Callable[..., Any]:
@@ -292,10 +284,8 @@ def _call_of(module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
 
 def _captures(entry: Callable[..., Any]) -> int:
     """How many calls of this function Dynamo has captured."""
-    from onnxtrain._torch import debug_get_cache_entry_list
-
     function = getattr(entry, "_torchdynamo_orig_callable", None)
-    return 0 if function is None else len(debug_get_cache_entry_list(function.__code__))
+    return 0 if function is None else len(_torch.debug_get_cache_entry_list(function.__code__))
 
 
 def changes(what: str) -> str:
@@ -308,11 +298,9 @@ def _is_of_dynamo(error: Exception) -> bool:
     """Whether the capture raised it, and not what it captured."""
     from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
-    from onnxtrain._torch import TorchDynamoException, fake_tensor
-
-    return isinstance(error, (TorchDynamoException, GuardOnDataDependentSymNode,
-                              fake_tensor.DataDependentOutputException, fake_tensor.DynamicOutputShapeException,
-                              fake_tensor.UnsupportedFakeTensorException))
+    return isinstance(error, (_torch.TorchDynamoException, GuardOnDataDependentSymNode,
+                              _torch.DataDependentOutputException, _torch.DynamicOutputShapeException,
+                              _torch.UnsupportedFakeTensorException))
 
 
 _LEFT = "Dynamo could not trace a function, so Python runs it"
@@ -323,10 +311,8 @@ _OF_DECISIONS = "data-dependent expression"  # in the reason that Dynamo gives
 
 def _cuts() -> dict[str, int]:
     """How often Dynamo has cut a graph in this process, by reason."""
-    from onnxtrain._torch import counters, graph_break_reasons
-
-    decisions = sum(_OF_DECISIONS in cut.reason for cut in graph_break_reasons)  # which Dynamo does not count
-    return {**counters["graph_break"], _DECISION: decisions}
+    decisions = sum(_OF_DECISIONS in cut.reason for cut in _torch.graph_break_reasons)  # which Dynamo does not count
+    return {**_torch.counters["graph_break"], _DECISION: decisions}
 
 
 def _negative_zeros(values: Sequence[Any]) -> list[bool]:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from onnxtrain import _torch
 from onnxtrain._export.function_apply import is_traced
 from onnxtrain._export.state import settings, wrapped
 from onnxtrain._torch import assert_async
@@ -95,16 +96,16 @@ def _condition(tx: Any, value: Any) -> Any:
     """Dynamo's value of a branch as a tensor of one element; None where Dynamo knows it, or it is another one."""
     from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
-    from onnxtrain._torch import LazyVariableTracker, SymNodeVariable, TensorVariable, wrap_fx_proxy
-
-    value = value.realize() if isinstance(value, LazyVariableTracker) else value
-    if isinstance(value, SymNodeVariable):
+    value = value.realize() if isinstance(value, _torch.LazyVariableTracker) else value
+    if isinstance(value, _torch.SymNodeVariable):
         if not free_unbacked_symbols(value.sym_num):
             return None
         whole = all(symbol.is_integer for symbol in value.sym_num.node.expr.free_symbols)
-        return wrap_fx_proxy(tx, tx.output.create_proxy("call_function", torch.scalar_tensor, (value.as_proxy(),), {})
-                             ) if whole else _compared(tx, value.as_proxy().node)
-    if not isinstance(value, TensorVariable) or value.python_type() is not torch.Tensor:
+        if not whole:
+            return _compared(tx, value.as_proxy().node)
+        made = tx.output.create_proxy("call_function", torch.scalar_tensor, (value.as_proxy(),), {})
+        return _torch.wrap_fx_proxy(tx, made)
+    if not isinstance(value, _torch.TensorVariable) or value.python_type() is not torch.Tensor:
         return None
     count = value.proxy.node.meta["example_value"].numel()
     return value if isinstance(count, int) and count == 1 else None
@@ -112,8 +113,6 @@ def _condition(tx: Any, value: Any) -> Any:
 
 def _compared(tx: Any, node: torch.fx.Node) -> Any:
     """The comparison of floats that tensors held, which Python has in double precision, as one of tensors."""
-    from onnxtrain._torch import wrap_fx_proxy
-
     if node.target not in _COMPARISONS or any(each.target != "item" for each in node.all_input_nodes):
         return None
     create, operands = tx.output.create_proxy, []
@@ -121,9 +120,9 @@ def _compared(tx: Any, node: torch.fx.Node) -> Any:
         if isinstance(operand, torch.fx.Node):
             held: Any = operand.args[0]
             wide = create("call_method", "double", (torch.fx.Proxy(held, tx.output),), {})
-            operand = wrap_fx_proxy(tx, wide).as_proxy()
+            operand = _torch.wrap_fx_proxy(tx, wide).as_proxy()
         operands.append(operand)
-    return wrap_fx_proxy(tx, create("call_function", node.target, tuple(operands), {}))
+    return _torch.wrap_fx_proxy(tx, create("call_function", node.target, tuple(operands), {}))
 
 
 def _is_inside(tracer: Any) -> bool:
@@ -137,9 +136,7 @@ def _is_inside(tracer: Any) -> bool:
 
 def _becomes_check(tx: Any, place: int, jumps: bool) -> bool:
     """Whether a jump is one around an exception: the graph has it as a check then, and Dynamo goes on behind it."""
-    from onnxtrain._torch import ConstantVariable
-
-    if isinstance(tx.stack[-1], ConstantVariable):
+    if isinstance(tx.stack[-1], _torch.ConstantVariable):
         return False
     target = tx.indexof[tx.instructions[place].target]
     raises = _only_raises(tx, place + 1), _only_raises(tx, target)
@@ -158,8 +155,6 @@ def kept_as_checks(entry: Any, module: torch.nn.Module) -> contextlib.AbstractCo
     """While Dynamo captures calls of this function, which calls the module. Where it cuts the graph at that call,
     forward is the first code that it captures.
     """
-    from onnxtrain._torch import dynamo_config as config
-
     forward = None if module._forward_pre_hooks else getattr(module.forward, "__func__", None)
     called = getattr(entry, "_torchdynamo_orig_callable", entry), forward
     codes = [code for function in called if (code := getattr(function, "__code__", None)) is not None]
@@ -171,8 +166,8 @@ def kept_as_checks(entry: Any, module: torch.nn.Module) -> contextlib.AbstractCo
             if jumps is None or _is_inside(self.output.current_tracer):
                 return plain(self)
             if self.output.root_tx.f_code not in codes:
-                with settings(config, rewrite_assert_with_torch_assert=False):  # which loses the exception
-                    return plain(self)
+                with settings(_torch.dynamo_config, rewrite_assert_with_torch_assert=False):
+                    return plain(self)  # with it, the exception would be lost
             return _becomes_check(self, place, jumps) or plain(self)
 
         return step

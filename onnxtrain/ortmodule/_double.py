@@ -21,9 +21,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from onnxtrain import _torch
 from onnxtrain._export import derivatives, messages, state
 from onnxtrain._export.captured import Graph
-from onnxtrain._torch import place, will_engine_execute_node
 from onnxtrain.ortmodule import _masks
 from onnxtrain.ortmodule._fallback import FallbackPolicy, ORTModuleTorchModelException
 from onnxtrain.ortmodule._methods import HOOKS, Methods
@@ -40,15 +40,12 @@ def followed() -> Iterator[None]:
     """Has Dynamo trace torch.autograd.grad() in forward, and leave Tensor.backward() to Python: the gradients that it
     stores in a trace (2.13, 2.15) have no gradients of their own.
     """
-    from onnxtrain._torch import dynamo_config as config
-    from onnxtrain._torch import exc
-
-    if place("collect_backward_inputs") is None or place("check_leaks") is None:
+    if _torch.place("collect_backward_inputs") is None or _torch.place("check_leaks") is None:
         yield
         return
 
     def cut(*_args: Any, **_kwargs: Any) -> None:
-        exc.unimplemented(gb_type="Unsupported Tensor.backward() call", context="", explanation="", hints=[])
+        _torch.unimplemented(gb_type="Unsupported Tensor.backward() call", context="", explanation="", hints=[])
 
     def leaks(plain: Callable[..., None]) -> Callable[..., None]:
         def check(self: Any, *args: Any) -> None:
@@ -58,7 +55,7 @@ def followed() -> Iterator[None]:
 
         return check
 
-    with state.settings(config, trace_autograd_ops=True), \
+    with state.settings(_torch.dynamo_config, trace_autograd_ops=True), \
             state.wrapped("collect_backward_inputs", lambda _: cut), state.wrapped("check_leaks", leaks):
         yield
 
@@ -285,6 +282,6 @@ class Double:
 def _executes(node: Any) -> bool:
     """Whether the backward that runs goes on to this node."""
     try:
-        return will_engine_execute_node(node)
+        return _torch.will_engine_execute_node(node)
     except RuntimeError:  # a leaf of torch.autograd.grad()
         return True

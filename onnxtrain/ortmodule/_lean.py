@@ -18,8 +18,8 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from onnxtrain import _torch
 from onnxtrain._export.state import wrapped
-from onnxtrain._torch import TABLE, peek_interpreter_stack
 
 
 @contextlib.contextmanager
@@ -27,17 +27,15 @@ def backend_as_it_is() -> Iterator[None]:
     """While a function is made that captures: its backend is called directly, where no programs were asked for that
     repeat its failures.
     """
-    from onnxtrain._torch import dynamo_config as config
-
     with wrapped("get_compiler_fn",
-                 lambda plain: plain if config.repro_after is not None else lambda backend: backend):
+                 lambda plain: plain if _torch.dynamo_config.repro_after is not None else lambda backend: backend):
         yield
 
 
 def _in_functorch(plain: Callable[..., Any]) -> Callable[..., Any]:
     """InstructionTranslator._throw_if_in_functorch, which looks up a backend where no transform is active, too."""
     def throw(self: Any) -> None:
-        if peek_interpreter_stack() is not None:
+        if _torch.peek_interpreter_stack() is not None:
             plain(self)
 
     return throw
@@ -49,14 +47,12 @@ def _files(plain: Callable[[], set[str]]) -> Callable[[], set[str]]:
     """
     @functools.cache
     def uninteresting() -> set[str]:
-        from onnxtrain._torch import guards
-
-        if TABLE["export_trace"].dotted() in sys.modules:
+        if _torch.TABLE["export_trace"].dotted() in sys.modules:
             return plain()
         named = {sys.modules[name].__file__ for name in _UNINTERESTING if name in sys.modules}
         operators = {module.__file__ for name, module in [*sys.modules.items()]
-                     if name.startswith(f"{TABLE['higher_order_ops'].dotted()}.")}
-        return {file for file in named | operators if file is not None} | guards.uninteresting_files()
+                     if name.startswith(f"{_torch.TABLE['higher_order_ops'].dotted()}.")}
+        return {file for file in named | operators if file is not None} | _torch.guards.uninteresting_files()
 
     return uninteresting
 
@@ -64,23 +60,19 @@ def _files(plain: Callable[[], set[str]]) -> Callable[[], set[str]]:
 def _side_effects(plain: Callable[..., list[str]]) -> Callable[..., list[str]]:
     """OutputGraph.get_replayed_side_effect_source_refs, which imports a class of torch.export's to leave it out."""
     def refs(self: Any, *, populate_export_metadata: bool = False) -> list[str]:
-        from onnxtrain._torch import AttributeMutationExisting, ValueMutationExisting, get_source_debug_name
-
-        if populate_export_metadata or TABLE["export_trace"].dotted() in sys.modules:
+        if populate_export_metadata or _torch.TABLE["export_trace"].dotted() in sys.modules:
             return plain(self, populate_export_metadata=populate_export_metadata)
         changed = [variable for variable in self.side_effects._get_modified_vars() if isinstance(
-            getattr(variable, "mutation_type", None), (AttributeMutationExisting, ValueMutationExisting))]
-        return [get_source_debug_name(variable.source) for variable in changed]
+            getattr(variable, "mutation_type", None), (_torch.AttributeMutationExisting, _torch.ValueMutationExisting))]
+        return [_torch.get_source_debug_name(variable.source) for variable in changed]
 
     return refs
 
 
 def _funcname(plain: Callable[[str, int], str | None]) -> Callable[[str, int], str | None]:
     """symbolic_convert.get_funcname, which splits whole source files into tokens to name a line's function in logs."""
-    from onnxtrain._torch import symbolic_convert
-
     def get_funcname(file: str, line: int) -> str | None:
-        logs = symbolic_convert.trace_call_log, symbolic_convert.trace_source_log
+        logs = _torch.symbolic_convert.trace_call_log, _torch.symbolic_convert.trace_source_log
         return plain(file, line) if any(log.isEnabledFor(logging.DEBUG) for log in logs) else None
 
     return get_funcname
@@ -88,7 +80,7 @@ def _funcname(plain: Callable[[str, int], str | None]) -> Callable[[str, int], s
 
 _UNINTERESTING = (
     "torch", "torch.fx.experimental.recording", "torch.fx.experimental.sym_node",
-    "torch.fx.experimental.symbolic_shapes", "torch.fx.interpreter", *[TABLE[short].dotted() for short in (
+    "torch.fx.experimental.symbolic_shapes", "torch.fx.interpreter", *[_torch.TABLE[short].dotted() for short in (
         "compiler_switches", "custom_ops", "fake_impl", "fake_tensor", "frames", "logging_internals", "meta_utils",
         "sizevars", "structured_logs", "symbolic_trace")])
 

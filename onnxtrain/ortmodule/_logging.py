@@ -13,8 +13,8 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from onnxtrain import _torch
 from onnxtrain._export.state import replaced, settings, wrapped
-from onnxtrain._torch import TABLE
 
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "warn": logging.WARNING,
            "error": logging.ERROR, "exception": logging.ERROR, "critical": logging.CRITICAL, "fatal": logging.CRITICAL}
@@ -32,7 +32,7 @@ def quiet() -> Iterator[None]:
     try:
         with contextlib.ExitStack() as loggers:
             for name in ("convert_frame", "fake_tensor"):
-                logger = logging.getLogger(TABLE[name].dotted())
+                logger = logging.getLogger(_torch.TABLE[name].dotted())
                 loggers.enter_context(replaced(logger, "isEnabledFor", _is_critical))
             yield
     finally:
@@ -47,10 +47,8 @@ def _is_critical(level: int) -> bool:
 @contextlib.contextmanager
 def said_later() -> Iterator[None]:
     """While Dynamo captures."""
-    from onnxtrain._torch import dynamo_config as config
-
-    moved = {*config.reorderable_logging_functions, print, warnings.warn}
-    with (settings(config, reorderable_logging_functions=moved),
+    moved = {*_torch.dynamo_config.reorderable_logging_functions, print, warnings.warn}
+    with (settings(_torch.dynamo_config, reorderable_logging_functions=moved),
           wrapped("call", _says),
           wrapped("call_of_logger", _logs)):
         yield
@@ -70,9 +68,7 @@ def _say(tx: Any, function: Any, args: Any, kwargs: Any) -> Any:
 def _says(plain: Callable[..., None]) -> Callable[..., None]:
     """Dynamo's reading of a call in Python."""
     def call_function(self: Any, fn: Any, args: Any, kwargs: Any) -> None:
-        from onnxtrain._torch import DebuggingVariable
-
-        if isinstance(fn, DebuggingVariable):
+        if isinstance(fn, _torch.DebuggingVariable):
             self.push(_say(self, fn, args, kwargs))
         else:
             plain(self, fn, args, kwargs)
@@ -84,27 +80,19 @@ def _now(tx: Any, value: Any, is_printed: bool) -> Any:
 
     is_printed: the call shows the text of each argument, whatever it is.
     """
-    from onnxtrain._torch import (
-        LazyVariableTracker,
-        SizeVariable,
-        StringFormatVariable,
-        SymNodeVariable,
-        TensorVariable,
-    )
-
-    value = value.realize() if isinstance(value, LazyVariableTracker) else value
-    if isinstance(value, TensorVariable):
+    value = value.realize() if isinstance(value, _torch.LazyVariableTracker) else value
+    if isinstance(value, _torch.TensorVariable):
         entries = value.as_proxy().node.meta["example_value"].numel()
         return value.call_method(tx, "clone", [], {}) if isinstance(entries, int) and entries <= MOST_KEPT else None
-    if is_printed and isinstance(value, SymNodeVariable):
-        return StringFormatVariable("{}", [value], {})
-    if is_printed and isinstance(value, SizeVariable):
-        return StringFormatVariable(f"torch.Size([{', '.join(['{}'] * len(value.items))}])", value.items, {})
-    if isinstance(value, StringFormatVariable):
+    if is_printed and isinstance(value, _torch.SymNodeVariable):
+        return _torch.StringFormatVariable("{}", [value], {})
+    if is_printed and isinstance(value, _torch.SizeVariable):
+        return _torch.StringFormatVariable(f"torch.Size([{', '.join(['{}'] * len(value.items))}])", value.items, {})
+    if isinstance(value, _torch.StringFormatVariable):
         parts = [_now(tx, part, False) for part in value.sym_args]
         named = {name: _now(tx, part, False) for name, part in value.sym_kwargs.items()}
         known = all(part is not None for part in (*parts, *named.values()))
-        return StringFormatVariable(value.format_string, parts, named) if known else None
+        return _torch.StringFormatVariable(value.format_string, parts, named) if known else None
     return value
 
 
@@ -113,8 +101,6 @@ def _logs(plain: Callable[..., Any]) -> Callable[..., Any]:
     logs each message once (``warning_once`` of transformers, by functools.lru_cache) while it captures.
     """
     def call_method(self: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
-        from onnxtrain._torch import AttrSource, ConstantVariable, DebuggingVariable
-
         method: Any = getattr(self.value, name, None)
         quiet = name in _LEVELS and not self.value.isEnabledFor(_LEVELS[name])
         if not quiet and hasattr(method, "cache_info"):
@@ -123,8 +109,8 @@ def _logs(plain: Callable[..., Any]) -> Callable[..., Any]:
                 method(*values, **{key: value.as_python_constant() for key, value in kwargs.items()})
                 quiet = True
         if quiet:
-            return ConstantVariable.create(None)
+            return _torch.ConstantVariable.create(None)
         if name in _LEVELS and self.source is not None:
-            return _say(tx, DebuggingVariable(method, source=AttrSource(self.source, name)), args, kwargs)
+            return _say(tx, _torch.DebuggingVariable(method, source=_torch.AttrSource(self.source, name)), args, kwargs)
         return plain(self, tx, name, args, kwargs)
     return call_method

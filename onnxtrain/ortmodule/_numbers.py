@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from onnxtrain import _torch
 from onnxtrain._export.state import wrapped
 from onnxtrain._torch import is_tracing, nn_functions, python_assert
 from onnxtrain.ortmodule import _python_in_forward
@@ -328,17 +329,15 @@ _signature = functools.cache(inspect.signature)
 
 def _changes(argument: Any) -> bool:
     """Whether a value of Dynamo's is a number that changes, or has one, and not made of the sizes of tensors alone."""
-    from onnxtrain._torch import BaseListVariable, LazyVariableTracker, SymNodeVariable, TensorPropertySource
-
-    if isinstance(argument, LazyVariableTracker):
+    if isinstance(argument, _torch.LazyVariableTracker):
         argument = argument.realize()
-    if not isinstance(argument, SymNodeVariable):
-        return isinstance(argument, BaseListVariable) and any(map(_changes, argument.items))
+    if not isinstance(argument, _torch.SymNodeVariable):
+        return isinstance(argument, _torch.BaseListVariable) and any(map(_changes, argument.items))
     node = getattr(argument.sym_num, "node", None)
     if node is None:
         return False
     sources = node.shape_env.var_to_sources
-    return not all([isinstance(source, TensorPropertySource) for symbol in node.expr.free_symbols
+    return not all([isinstance(source, _torch.TensorPropertySource) for symbol in node.expr.free_symbols
                     for source in sources.get(symbol, [None])])
 
 
@@ -356,15 +355,13 @@ def _chosen(instead: _Instead | None, given: Sequence[Any], named: dict[str, Any
 def _in_tensors(plain: Callable[..., Any]) -> Callable[..., Any]:
     """Dynamo's reading of a call in Python, of a function of torch that goes into the graph."""
     def call_function(self: Any, fn: Any, args: Any, kwargs: Any) -> None:
-        from onnxtrain._torch import LazyVariableTracker, TorchInGraphFunctionVariable, UserFunctionVariable
-
-        fn = fn.realize() if isinstance(fn, LazyVariableTracker) else fn
-        if isinstance(fn, TorchInGraphFunctionVariable):
+        fn = fn.realize() if isinstance(fn, _torch.LazyVariableTracker) else fn
+        if isinstance(fn, _torch.TorchInGraphFunctionVariable):
             try:
                 chosen = _IN_PYTHON.get(fn.value) or _chosen(_INSTEAD.get(fn.value), args, kwargs)
             except TypeError:  # it has no hash
                 chosen = None
-            fn = fn if chosen is None else UserFunctionVariable(chosen)
+            fn = fn if chosen is None else _torch.UserFunctionVariable(chosen)
         plain(self, fn, args, kwargs)
 
     return call_function
@@ -373,10 +370,8 @@ def _in_tensors(plain: Callable[..., Any]) -> Callable[..., Any]:
 def _methods_in_tensors(plain: Callable[..., Any]) -> Callable[..., Any]:
     """call_method of Dynamo's variable for a tensor."""
     def call_method(self: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
-        from onnxtrain._torch import UserFunctionVariable
-
         chosen = _IN_PYTHON.get(name) or _chosen(_METHODS.get(name), [self, *args], kwargs)
-        return plain(self, tx, name, args, kwargs) if chosen is None else UserFunctionVariable(
+        return plain(self, tx, name, args, kwargs) if chosen is None else _torch.UserFunctionVariable(
             chosen).call_function(tx, [self, *args], kwargs)
 
     return call_method
@@ -386,40 +381,34 @@ def _is_size(value: Any) -> bool:
     """Whether a value of Dynamo's is a whole number that is not negative, as sizes are."""
     from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-    from onnxtrain._torch import ConstantVariable, LazyVariableTracker, SymNodeVariable
-
-    value = value.realize() if isinstance(value, LazyVariableTracker) else value
-    if isinstance(value, ConstantVariable):
+    value = value.realize() if isinstance(value, _torch.LazyVariableTracker) else value
+    if isinstance(value, _torch.ConstantVariable):
         return type(value.value) is int and value.value >= 0
-    return (isinstance(value, SymNodeVariable) and isinstance(value.sym_num, torch.SymInt)
+    return (isinstance(value, _torch.SymNodeVariable) and isinstance(value.sym_num, torch.SymInt)
             and statically_known_true(value.sym_num >= 0))
 
 
 def _numbers_of_numpy(plain: Callable[..., Any]) -> Callable[..., Any]:
     """Dynamo's reading of a call in Python, of a function of NumPy's."""
     def call_function(self: Any, fn: Any, args: Any, kwargs: Any) -> None:
-        from onnxtrain._torch import BaseListVariable, ConstantVariable, NumpyVariable, UserFunctionVariable
-
-        if not isinstance(fn, NumpyVariable) or kwargs or not callable(fn.value):
+        if not isinstance(fn, _torch.NumpyVariable) or kwargs or not callable(fn.value):
             return plain(self, fn, args, kwargs)
         values = [arg.as_python_constant() if arg.is_python_constant() else None for arg in args]
         if isinstance(fn.value, np.ufunc) and fn.value.nout == 1 and all(
                 type(value) in (int, float) for value in values):
-            return self.push(ConstantVariable.create(fn.value(*values).item()))
+            return self.push(_torch.ConstantVariable.create(fn.value(*values).item()))
         instead = _OF_SIZES.get(fn.value)
         sizes = args if instead is _sqrt else [
-            size for arg in args if isinstance(arg, BaseListVariable) for size in arg.items]
+            size for arg in args if isinstance(arg, _torch.BaseListVariable) for size in arg.items]
         fits = instead is not None and len(args) == 1 and sizes and all(map(_is_size, sizes))
-        return plain(self, UserFunctionVariable(instead) if fits else fn, args, kwargs)
+        return plain(self, _torch.UserFunctionVariable(instead) if fits else fn, args, kwargs)
 
     return call_function
 
 
 def to_numpy(value: Any) -> Any:
     """A result of NumPy's as Python has it: where there are no axes it is a scalar, which Dynamo makes an array."""
-    from onnxtrain._torch import to_numpy_helper
-
-    found = to_numpy_helper(value)
+    found = _torch.to_numpy_helper(value)
     return found[()] if getattr(found, "ndim", None) == 0 else found
 
 

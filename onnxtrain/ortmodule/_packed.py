@@ -17,6 +17,7 @@ from torch.autograd.function import FunctionCtx
 from torch.nn.utils import rnn
 from torch.nn.utils.rnn import PackedSequence
 
+from onnxtrain import _torch
 from onnxtrain._export import packed
 from onnxtrain._export.state import wrapped
 from onnxtrain._torch import graph_break
@@ -180,14 +181,12 @@ def _instead_of_forward(module: Any, arguments: list[Any]) -> Any:
 
 def _is_given_list(arguments: list[Any], named: dict[str, Any]) -> bool:
     """Whether lengths are numbers of the caller's: each list of them would be a graph of its own."""
-    from onnxtrain._torch import LazyVariableTracker
-
     lengths = named.get("lengths", arguments[1] if len(arguments) > 1 else None)
-    if isinstance(lengths, LazyVariableTracker) and not lengths.is_realized():
+    if isinstance(lengths, _torch.LazyVariableTracker) and not lengths.is_realized():
         return isinstance(lengths.original_value(), (list, tuple))
     items = getattr(lengths, "items", ())
     return isinstance(items, list) and any([getattr(item, "source", None) is not None or isinstance(
-        item, LazyVariableTracker) and not item.is_realized() for item in items])
+        item, _torch.LazyVariableTracker) and not item.is_realized() for item in items])
 
 
 def _instead(function: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
@@ -202,11 +201,9 @@ def _instead(function: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
 def _followed(plain: Callable[..., Any]) -> Callable[..., Any]:
     """call_function of Dynamo's variable for a function that it reads."""
     def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
-        from onnxtrain._torch import UserFunctionVariable
-
         given = [*self.self_args(), *args]
         instead = _instead(self.fn, given, kwargs)
-        return plain(self, tx, args, kwargs) if instead is None else UserFunctionVariable(
+        return plain(self, tx, args, kwargs) if instead is None else _torch.UserFunctionVariable(
             instead).call_function(tx, given, kwargs)
 
     return call_function
@@ -215,18 +212,16 @@ def _followed(plain: Callable[..., Any]) -> Callable[..., Any]:
 def _not_skipped(plain: Callable[..., None]) -> Callable[..., None]:
     """Dynamo's reading of a call in Python, of a method, and of a function that it does not read."""
     def call_function(self: Any, fn: Any, args: Any, kwargs: Any) -> None:
-        from onnxtrain._torch import SkipFunctionVariable, UserFunctionVariable, UserMethodVariable
-
         instead, given = None, args
-        if isinstance(fn, SkipFunctionVariable):
+        if isinstance(fn, _torch.SkipFunctionVariable):
             instead = _instead(fn.value, args, kwargs)
-        elif isinstance(fn, UserMethodVariable):
+        elif isinstance(fn, _torch.UserMethodVariable):
             given = [*fn.self_args(), *args]
             instead = _instead(fn.fn, given, kwargs)
         if instead is None:
             plain(self, fn, args, kwargs)
         else:
-            plain(self, UserFunctionVariable(instead), given, kwargs)
+            plain(self, _torch.UserFunctionVariable(instead), given, kwargs)
 
     return call_function
 

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from onnxtrain import _torch
 from onnxtrain._export.state import wrapped
 
 
@@ -29,25 +30,21 @@ def _number(value: Any) -> Any:
     """
     from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
-    from onnxtrain._torch import BaseListVariable, LazyVariableTracker, SymNodeVariable
-
-    value = value.realize() if isinstance(value, LazyVariableTracker) else value
-    if isinstance(value, SymNodeVariable) and not free_unbacked_symbols(value.sym_num):
+    value = value.realize() if isinstance(value, _torch.LazyVariableTracker) else value
+    if isinstance(value, _torch.SymNodeVariable) and not free_unbacked_symbols(value.sym_num):
         return value.evaluate_expr()
-    if isinstance(value, BaseListVariable) and value.python_type() in (list, tuple, torch.Size):
+    if isinstance(value, _torch.BaseListVariable) and value.python_type() in (list, tuple, torch.Size):
         return value.python_type()([_number(item) for item in value.items])
     return value.as_python_constant()
 
 
 def _text(value: Any) -> Any:
     """A formatted text of sizes as a constant of Dynamo's, or the value itself."""
-    from onnxtrain._torch import ConstantVariable, StringFormatVariable
-
-    if not isinstance(value, StringFormatVariable):
+    if not isinstance(value, _torch.StringFormatVariable):
         return value
     try:
         named = {name: _number(part) for name, part in value.sym_kwargs.items()}
-        return ConstantVariable.create(value.format_string.format(*map(_number, value.sym_args), **named))
+        return _torch.ConstantVariable.create(value.format_string.format(*map(_number, value.sym_args), **named))
     except NotImplementedError:
         return value
 
@@ -55,14 +52,12 @@ def _text(value: Any) -> Any:
 def _of_texts(plain: Callable[..., Any]) -> Callable[..., Any]:
     """call_method of Dynamo's variable for a constant."""
     def call_method(self: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
-        from onnxtrain._torch import ListVariable, ValueMutationNew, VariableTracker
-
         if name == "join" and len(args) == 1 and type(self.value) is str:
-            parts = VariableTracker.build(tx, list).call_function(tx, list(args), {})
-            args = [ListVariable(list(map(_text, parts.items)), mutation_type=ValueMutationNew())]
+            parts = _torch.VariableTracker.build(tx, list).call_function(tx, list(args), {})
+            args = [_torch.ListVariable(list(map(_text, parts.items)), mutation_type=_torch.ValueMutationNew())]
         found = plain(self, tx, name, args, kwargs)
-        if type(found) is ListVariable and found.mutation_type is None:  # of split(), which Python may change
-            return ListVariable(found.items, mutation_type=ValueMutationNew())
+        if type(found) is _torch.ListVariable and found.mutation_type is None:  # of split(), which Python may change
+            return _torch.ListVariable(found.items, mutation_type=_torch.ValueMutationNew())
         return found
 
     return call_method
@@ -71,23 +66,15 @@ def _of_texts(plain: Callable[..., Any]) -> Callable[..., Any]:
 def _builtin(plain: Callable[..., Any]) -> Callable[..., Any]:
     """call_function of Dynamo's variable for a function of Python's own."""
     def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
-        from onnxtrain._torch import (
-            BaseListVariable,
-            ConstantVariable,
-            LazyVariableTracker,
-            SymNodeVariable,
-            VariableTracker,
-        )
-
         if self.fn is isinstance and len(args) == 2 and args[1].is_python_constant():
             kinds = args[1].as_python_constant()
             if torch.autograd.Variable in (kinds if isinstance(kinds, tuple) else (kinds,)):  # which any tensor is
-                args = [args[0], VariableTracker.build(tx, torch.Tensor)]
+                args = [args[0], _torch.VariableTracker.build(tx, torch.Tensor)]
         if self.fn is str and len(args) == 1 and not kwargs:
-            given = args[0].realize() if isinstance(args[0], LazyVariableTracker) else args[0]
-            if isinstance(given, (SymNodeVariable, BaseListVariable)):
+            given = args[0].realize() if isinstance(args[0], _torch.LazyVariableTracker) else args[0]
+            if isinstance(given, (_torch.SymNodeVariable, _torch.BaseListVariable)):
                 with contextlib.suppress(NotImplementedError):
-                    return ConstantVariable.create(str(_number(given)))
+                    return _torch.ConstantVariable.create(str(_number(given)))
         return plain(self, tx, args, kwargs)
 
     return call_function
@@ -98,15 +85,13 @@ def _refusing(plain: Callable[..., Any]) -> Callable[..., Any]:
     forward may catch, as `try: layer(x, lengths) except TypeError: layer(x)` does.
     """
     def bind_args(self: Any, parent: Any, args: Any, kwargs: Any) -> Any:
-        from onnxtrain._torch import ConstantVariable, raise_observed_exception
-
         try:
             return plain(self, parent, args, kwargs)
         except TypeError:
             text = _refusal(self.get_function(), len(args), kwargs)
             if text is None:
                 raise
-        raise_observed_exception(TypeError, parent, args=[ConstantVariable.create(text)])
+        _torch.raise_observed_exception(TypeError, parent, args=[_torch.ConstantVariable.create(text)])
 
     return bind_args
 
@@ -147,10 +132,9 @@ def _follow_opt_einsum(sharing: Any) -> None:
 def _with_full_deques(plain: Callable[..., Any]) -> Callable[..., Any]:
     """_wrap of what makes Dynamo's variables: it takes a deque(maxlen=...) that it is given for one without an end."""
     def wrap(self: Any, value: Any) -> Any:
-        from onnxtrain._torch import unimplemented
-
         if issubclass(type(value), collections.deque) and value.maxlen is not None:
-            unimplemented(gb_type="a deque(maxlen=...)", context="", explanation="Dynamo forgets its maxlen.", hints=[])
+            _torch.unimplemented(gb_type="a deque(maxlen=...)", context="",
+                                 explanation="Dynamo forgets its maxlen.", hints=[])
         return plain(self, value)
 
     return wrap

@@ -14,6 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
+from onnxtrain import _torch
 from onnxtrain._export.state import wrapped
 from onnxtrain._torch import is_sparse_any
 
@@ -27,9 +28,7 @@ def _is_of_sparse(value: Any) -> bool:
 
 @functools.cache
 def _kind() -> type:
-    from onnxtrain._torch import AttrSource, UnknownVariable, VariableTracker, unimplemented
-
-    class SparseVariable(UnknownVariable):  # type: ignore[misc]
+    class SparseVariable(_torch.UnknownVariable):  # type: ignore[misc]
         """Whatever forward asks of it, but for attributes that are no tensors, Python answers."""
 
         def __init__(self, given: Tensor, **kwargs: Any) -> None:
@@ -38,12 +37,12 @@ def _kind() -> type:
 
         def var_getattr(self, tx: Any, name: str) -> Any:
             if name in _GUARDED and self.source is not None:
-                return VariableTracker.build(tx, getattr(self.given, name), AttrSource(self.source, name))
+                return _torch.VariableTracker.build(tx, getattr(self.given, name), _torch.AttrSource(self.source, name))
             return super().var_getattr(tx, name)
 
         def _cut(self, *_: Any, **__: Any) -> Any:
-            unimplemented(gb_type="PyTorch computes with a sparse tensor", context="",
-                          explanation="Dynamo takes no sparse tensors.", hints=[])
+            _torch.unimplemented(gb_type="PyTorch computes with a sparse tensor", context="",
+                                 explanation="Dynamo takes no sparse tensors.", hints=[])
 
         as_proxy = call_method = python_type = _cut
 
@@ -52,12 +51,10 @@ def _kind() -> type:
 
 def _unknown(plain: Callable[..., Any]) -> Callable[..., Any]:
     """_wrap of what makes Dynamo's variables."""
-    from onnxtrain._torch import GuardBuilder
-
     def wrap(self: Any, value: Any) -> Any:
         if not _is_of_sparse(value):
             return plain(self, value)
-        self.install_guards(GuardBuilder.TYPE_MATCH)  # it is not None
+        self.install_guards(_torch.GuardBuilder.TYPE_MATCH)  # it is not None
         return _kind()(value, source=self.source)
 
     return wrap
@@ -67,9 +64,7 @@ def _cutting(operators: list[Callable[..., None]]) -> list[Callable[..., None]]:
     """Dynamo's reading of `a @ b` and the like, of each operator. It cuts a graph at a call, but leaves to Python all
     that is behind an operator that it does not take.
     """
-    from onnxtrain._torch import break_graph_if_unsupported
-
-    cut = break_graph_if_unsupported(push=True, msg_prefix="an operator, as a @ b")
+    cut = _torch.break_graph_if_unsupported(push=True, msg_prefix="an operator, as a @ b")
 
     def either(plain: Callable[..., None]) -> Callable[..., None]:
         cutting = cut(plain)
