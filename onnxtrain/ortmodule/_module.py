@@ -1,4 +1,4 @@
-"""ORTModule itself: it is the user's module to whoever asks, and has its calls captured."""
+"""ORTModule itself: it behaves as the module of the user, and has its calls captured."""
 
 from __future__ import annotations
 
