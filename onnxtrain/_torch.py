@@ -124,11 +124,6 @@ TABLE: dict[str, Name] = dict((
         collect_backward_inputs torch._dynamo.variables.tensor:TensorVariable._collect_backward_inputs 80ef0273d77b
         check_leaks torch._dynamo.output_graph:OutputGraph._check_requires_grad_intermediate_outputs 238a78574ed3
     """, lacks=("2.10.0",)),
-    *_replaced("operators of Python functions of PyTorch's are traced in a form that has a gradient", NEEDED, """
-        einsum torch:_VF.einsum builtin_function_or_method
-        tensordot torch:_VF.tensordot builtin_function_or_method
-        attention torch:_C._nn.scaled_dot_product_attention builtin_function_or_method
-    """),
     *_replaced("torch.onnx finds the operator for operands that were cast", NEEDED, """
         find_compatible_overload torch.onnx._internal.fx.passes.type_promotion:find_compatible_op_overload
             407a435a5c2b 756282813c1b

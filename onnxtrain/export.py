@@ -8,6 +8,7 @@ left exactly as they were, also after a failure. Nothing here knows the C core.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -33,6 +34,7 @@ from onnxtrain._export import (
 from onnxtrain._export import graph as onnx_graph
 from onnxtrain._export import guards as shape_guards
 from onnxtrain._export.captured import Graph, layout_of
+from onnxtrain._export.checkpoint import noting
 from onnxtrain._export.errors import ArgumentError, ExportError, NothingToCompute, Untraceable
 from onnxtrain._export.exported import (
     OPSETS,
@@ -41,8 +43,9 @@ from onnxtrain._export.exported import (
     GraphInput,
     GraphOutput,
 )
-from onnxtrain._export.function_apply import CustomFunctions
+from onnxtrain._export.function_apply import CustomFunctions, deciding
 from onnxtrain._export.functional import Batched, Functionalized, follow, is_batched
+from onnxtrain._export.instead import exchanged
 from onnxtrain._export.translations import translations, wide_numbers
 
 _NUMBERS = (bool, int, float, complex)
@@ -92,7 +95,7 @@ class _Flat(torch.nn.Module):
             own.update({id(mode.wrap(leaf)): i for i, leaf in enumerate(args) if isinstance(leaf, Tensor)})
             inputs = [mode.wrap(value) for value in module._captured.inputs(args)]
             with (patch := rewrite.Rewrite(inputs, checked, mode)):
-                wrapped = module._captured.trace(inputs, mode.wrap)
+                wrapped = module._captured.trace(inputs, functools.partial(_constant, mode))
             patch.refuse_visible(wrapped)
             traced.same = {i: own[id(result)] for i, result in enumerate(wrapped) if id(result) in own}
             conditions = [*checked, *mode.checked]
@@ -101,6 +104,11 @@ class _Flat(torch.nn.Module):
         traced.out_tensors = list(range(len(results)))
         traced.buffers, traced.checks, traced.written = list(buffers), len(conditions), list(written)
         return (*results, *buffers.values(), *conditions, *written.values())
+
+
+def _constant(mode: Functionalized | Batched, value: Any) -> Any:
+    """A tensor that the graph holds, as the mode has it, or the graph of a branch or of a loop's body."""
+    return exchanged(value, rewrite.REWRITES) if isinstance(value, torch.fx.GraphModule) else mode.wrap(value)
 
 
 def _changes(changed: Sequence[tuple[Tensor, Tensor, str | None]], module: Graph,
@@ -173,7 +181,7 @@ def export(
     start = time.perf_counter()
     try:
         with (exclusive.exclusive(), state.unchanged(module), state.random_unchanged(),
-              state.autocast_unchanged(), rewrite.patched(notes, custom), messages.quiet(), torch.enable_grad()):
+              state.autocast_unchanged(), deciding(custom), noting(notes), messages.quiet(), torch.enable_grad()):
             tensor_names = [name for name, leaf in zip(names, args) if isinstance(leaf, Tensor)]
             exported = _translated(flat, tensor_names, list(args), used, notes)
     except ExportError:

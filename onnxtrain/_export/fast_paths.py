@@ -16,6 +16,7 @@ from torch import Tensor
 
 from onnxtrain import _torch
 from onnxtrain._export.errors import Untraceable
+from onnxtrain._export.replacements import layer_norm, scaled_dot_product_attention
 
 
 def _heads(x: Tensor, heads: int) -> Tensor:
@@ -45,7 +46,7 @@ def native_multi_head_attention(
     q, k, v = (_heads(x, num_head) for x in parts)
     weights = None
     if mask is None and not need_weights:
-        y = F.scaled_dot_product_attention(q, k, v)
+        y = scaled_dot_product_attention(q, k, v)
     else:
         scores = (q / math.sqrt(q.shape[-1])) @ k.transpose(-1, -2)
         if mask is not None:
@@ -76,10 +77,10 @@ def transformer_encoder_layer_fwd(
     first = (embed_dim,), norm_weight_1, norm_bias_1, eps
     second = (embed_dim,), norm_weight_2, norm_bias_2, eps
     if norm_first:
-        src = src + attention(F.layer_norm(src, *first))
-        return src + feed_forward(F.layer_norm(src, *second))
-    src = F.layer_norm(src + attention(src), *first)
-    return F.layer_norm(src + feed_forward(src), *second)
+        src = src + attention(layer_norm(src, *first))
+        return src + feed_forward(layer_norm(src, *second))
+    src = layer_norm(src + attention(src), *first)
+    return layer_norm(src + feed_forward(src), *second)
 
 
 FAST_PATHS: dict[Any, Callable[..., Any]] = {

@@ -1,7 +1,7 @@
 """Calls of torch.autograd.Function while a graph is traced: nodes that run the function itself, or plain operators.
 
-dynamo.py calls traced() for each of Dynamo's operators autograd_function_apply; rewrite.patched() enters deciding() for
-the length of an export. What a node is, functions.py knows.
+dynamo.py calls traced() for each of Dynamo's operators autograd_function_apply; export.py enters deciding() for the
+length of an export. What a node is, functions.py knows.
 """
 
 from __future__ import annotations

@@ -14,8 +14,6 @@ from torch import Tensor
 
 from onnxtrain._export.errors import Untraceable
 
-_embedding_bag = F.embedding_bag  # torch's own, since ours stands in its place during an export
-
 
 def _equal_bags(input: Tensor, weight: Tensor, mode: str, per_sample_weights: Tensor | None) -> Tensor:
     """Bags (N, L) of as many rows each, in one piece: torch.onnx writes a loop over bags."""
@@ -46,7 +44,7 @@ def embedding_bag(
             include_last_offset, -1 if padding_idx is None else padding_idx % weight.size(0))[0]
     if offsets is None and padding_idx is None and input.dim() == 2 and input.shape[1] > 0:
         return _equal_bags(input, weight, mode, per_sample_weights)
-    return _embedding_bag(input, weight, offsets, mode=mode, per_sample_weights=per_sample_weights,
+    return F.embedding_bag(input, weight, offsets, mode=mode, per_sample_weights=per_sample_weights,
                           include_last_offset=include_last_offset, padding_idx=padding_idx)
 
 
@@ -63,7 +61,7 @@ def _from_front(theirs: Any) -> Any:
 
 def one_hot(input: Tensor, num_classes: int = -1) -> Tensor:
     """F.one_hot, whose decomposition compares and so takes any class."""
-    return _one_hot(torch.ops.onnxtrain.in_range(input, num_classes), num_classes)
+    return F.one_hot(torch.ops.onnxtrain.in_range(input, num_classes), num_classes)
 
 
 def _masked_scatter(theirs: Any) -> Any:
@@ -75,7 +73,6 @@ def _masked_scatter(theirs: Any) -> Any:
     return run
 
 
-_one_hot = F.one_hot
 INDEXED: dict[Any, Any] = {
     getattr(owner, name + tail): _from_front(getattr(owner, name + tail))
     for name in ("index_add", "index_copy", "index_reduce")

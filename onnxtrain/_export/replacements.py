@@ -1,13 +1,12 @@
 """Torch functions written so that torch.onnx translates them faithfully, values and gradients.
 
-rewrite.py puts them in place of torch's own while the user's forward is traced (PATCHES, by their name in
+rewrite.py has them called in the place of torch's own while the user's forward is traced (PATCHES, by their name in
 torch.nn.functional). Each computes what torch's does; the tests hold them against it.
 """
 
 from __future__ import annotations
 
 import math
-import types
 from collections.abc import Callable
 from typing import Any, overload
 
@@ -21,15 +20,6 @@ from onnxtrain._export.errors import Untraceable
 from onnxtrain._export.lookups import embedding_bag, one_hot
 from onnxtrain._export.special import interpolate, multi_margin_loss, multilabel_margin_loss
 from onnxtrain._torch import Reduction, verify_batch_size, verify_spatial_size
-
-# torch's own functions, since rewrite.patched() puts ours in their place
-_F = types.SimpleNamespace(
-    batch_norm=F.batch_norm, instance_norm=F.instance_norm, cross_entropy=F.cross_entropy, nll_loss=F.nll_loss,
-    embedding=F.embedding, logsigmoid=F.logsigmoid, layer_norm=F.layer_norm, group_norm=F.group_norm,
-    grouped_mm=F.grouped_mm,
-    binary_cross_entropy_with_logits=F.binary_cross_entropy_with_logits,
-    scaled_dot_product_attention=F.scaled_dot_product_attention,
-)
 
 
 def _unbiased(var: Tensor, count: int) -> Tensor:
@@ -55,7 +45,7 @@ def batch_norm(
 ) -> Tensor:
     """F.batch_norm with the running statistics updated in the open."""
     if not training:
-        return _F.batch_norm(input, running_mean, running_var, weight, bias, False, 0.0, eps)
+        return F.batch_norm(input, running_mean, running_var, weight, bias, False, 0.0, eps)
     verify_batch_size(input.size())
     y, mean, var = torch.ops.onnxtrain.batch_norm(input, weight, bias, eps)
     count = input.numel() // input.size(1)
@@ -73,14 +63,16 @@ def instance_norm(
 ) -> Tensor:
     """F.instance_norm with the running statistics, the mean over the batch of each instance's, updated in the open."""
     if not use_input_stats:
-        return _F.batch_norm(input, running_mean, running_var, weight, bias, False, 0.0, eps)
+        return F.batch_norm(input, running_mean, running_var, weight, bias, False, 0.0, eps)
     verify_spatial_size(input.size())
     axes = list(range(2, input.dim()))
     if running_mean is not None and running_var is not None:
         wide = input.to(torch.promote_types(input.dtype, running_mean.dtype))
         _update(running_mean, wide.mean(axes).mean(0), momentum)
         _update(running_var, wide.var(axes, unbiased=True).mean(0), momentum)
-    plain = lambda x, _, *scales: _F.instance_norm(x, None, None, *scales[:2], True, 0.0, scales[2])  # noqa: E731
+    def plain(x: Tensor, _: Any, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+        return F.instance_norm(x, None, None, weight, bias, True, 0.0, eps)
+
     return _in_the_weights_dtype(plain, input, None, weight, bias, eps)
 
 
@@ -142,7 +134,7 @@ def cross_entropy(
     if label_smoothing > 0.0:
         return _smooth_cross_entropy(input, target, weight, ignore_index, reduction, label_smoothing)
     target, ignore_index = _labels(target, ignore_index)
-    return _F.cross_entropy(input, target, weight, ignore_index=ignore_index, reduction=reduction)
+    return F.cross_entropy(input, target, weight, ignore_index=ignore_index, reduction=reduction)
 
 
 @overload
@@ -223,9 +215,9 @@ def nll_loss(
     labels, ignore_index = _labels(target.reshape(-1) if input.dim() > 2 else target, ignore_index)
     if input.dim() > 2:
         flat = input.movedim(1, -1).flatten(0, -2)
-        loss = _F.nll_loss(flat, labels, weight, ignore_index=ignore_index, reduction=reduction)
+        loss = F.nll_loss(flat, labels, weight, ignore_index=ignore_index, reduction=reduction)
         return loss.reshape(target.shape) if reduction == "none" else loss
-    return _F.nll_loss(input, labels, weight, ignore_index=ignore_index, reduction=reduction)
+    return F.nll_loss(input, labels, weight, ignore_index=ignore_index, reduction=reduction)
 
 
 def logsigmoid(input: Tensor) -> Tensor:
@@ -257,8 +249,8 @@ def embedding(
     if max_norm is not None:
         raise Untraceable("The module uses an embedding with max_norm, which changes the weight in forward.")
     if sparse or scale_grad_by_freq:
-        return _F.embedding(input, weight, padding_idx, None, norm_type, scale_grad_by_freq, sparse)
-    rows = _F.embedding(input, weight)
+        return F.embedding(input, weight, padding_idx, None, norm_type, scale_grad_by_freq, sparse)
+    rows = F.embedding(input, weight)
     if padding_idx is None:  # a frozen weight may be thawed later, with this graph
         return rows
     padded = (input == padding_idx % weight.size(0)).unsqueeze(-1)
@@ -280,14 +272,14 @@ def layer_norm(
     input: Tensor, normalized_shape: Any, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5,
 ) -> Tensor:
     """F.layer_norm, also for weights of another dtype than the input's."""
-    return _in_the_weights_dtype(_F.layer_norm, input, normalized_shape, weight, bias, eps)
+    return _in_the_weights_dtype(F.layer_norm, input, normalized_shape, weight, bias, eps)
 
 
 def group_norm(
     input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5,
 ) -> Tensor:
     """F.group_norm, also for weights of another dtype than the input's."""
-    return _in_the_weights_dtype(_F.group_norm, input, num_groups, weight, bias, eps)
+    return _in_the_weights_dtype(F.group_norm, input, num_groups, weight, bias, eps)
 
 
 def grouped_mm(
@@ -299,7 +291,7 @@ def grouped_mm(
     What torch refuses is said here: its fake kernel takes bfloat16 alone.
     """
     if offs is None or bias is not None or mat_a.dim() != 2 or mat_b.dim() != 3 or mat_a.dtype != mat_b.dtype:
-        return _F.grouped_mm(mat_a, mat_b, offs=offs, bias=bias, out_dtype=out_dtype)
+        return F.grouped_mm(mat_a, mat_b, offs=offs, bias=bias, out_dtype=out_dtype)
     rows = [max(int(x.stride(-1)), int(x.stride(-2))) * x.element_size() for x in (mat_a, mat_b)]
     if (mat_a.dtype not in (torch.float32, torch.bfloat16, torch.float16) or offs.dtype != torch.int32
             or out_dtype not in (None, mat_a.dtype) or any(row % 16 for row in rows)):

@@ -1,33 +1,29 @@
 """What torch.onnx gets wrong for training, put right while a graph is traced.
 
-export.py enters patched() around an export and Rewrite() around the call of the graph. Rewrite replaces single torch
-functions by those of replacements.py; what torch.onnx then writes is in translations.py and domain.py.
+export.py enters Rewrite() around the call of the graph. It calls the functions of replacements.py and special.py in the
+place of torch's; what torch.onnx then writes is in translations.py and domain.py.
 """
 
 from __future__ import annotations
 
-import contextlib
-import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from onnxtrain import _torch
 from onnxtrain._export import checks, replacements
-from onnxtrain._export.checkpoint import noting
 from onnxtrain._export.complex_parts import set_item
 from onnxtrain._export.derivatives import Differentiated
 from onnxtrain._export.errors import Untraceable
-from onnxtrain._export.function_apply import CustomFunctions, deciding
+from onnxtrain._export.fast_paths import FAST_PATHS
 from onnxtrain._export.functional import Batched, Functionalized
+from onnxtrain._export.instead import Instead, with_copies
 from onnxtrain._export.lookups import INDEXED
 from onnxtrain._export.replacements import PATCHES
 from onnxtrain._export.special import SPECIAL, taken_apart
-from onnxtrain._export.state import replaced, wrapped
 
 
 def _torch_batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps, cudnn_enabled):
@@ -49,10 +45,12 @@ def _refuse(what: str) -> Callable[..., Any]:
 _REPLACED: dict[Any, Callable[..., Any]] = {
     **{getattr(F, name): function for name, function in PATCHES.items()},
     **SPECIAL,
+    **FAST_PATHS,
+    **{getattr(_torch.VF, name): taken_apart(name) for name in ("einsum", "tensordot")},
     torch.batch_norm: _torch_batch_norm,
     torch.ctc_loss: _torch_ctc_loss,
 }
-_REWRITES: dict[Any, Callable[..., Any]] = {
+REWRITES: dict[Any, Callable[..., Any]] = with_copies({
     **_REPLACED,
     **INDEXED,
     torch.Tensor.__setitem__: set_item,
@@ -64,14 +62,11 @@ _REWRITES: dict[Any, Callable[..., Any]] = {
     torch.Tensor.backward: _refuse("Tensor.backward()"),
     torch.native_batch_norm: _refuse("torch.native_batch_norm()"),  # its statistics
     _torch.native_batch_norm_legit: _refuse(f"torch.{_torch.native_batch_norm_legit.__name__}()"),
-}
+})
 
 
-class Rewrite(TorchFunctionMode):
+class Rewrite(Instead):
     """Entered around the call of the graph, so that it sees each function of torch before torch.export does.
-
-    What torch's own Python calls from torch.nn.functional (multi-head attention, say) it does not see, since a mode is
-    off while one of its calls runs: patched() replaces those.
 
     Args:
         given: the arguments, parameters and buffers of the graph.
@@ -80,7 +75,7 @@ class Rewrite(TorchFunctionMode):
     """
 
     def __init__(self, given: Sequence[Any], checked: list[Tensor], mode: Functionalized | Batched) -> None:
-        super().__init__()
+        super().__init__(REWRITES)
         self._mode = mode
         self._checked = checked
         self._given = given
@@ -115,25 +110,7 @@ class Rewrite(TorchFunctionMode):
                               "from torch's default generator.")
         if (holds := checks.of_sizes(func, args, kwargs or {})) is not None:
             self._checked.append(holds)
-        return _REWRITES.get(func, func)(*args, **(kwargs or {}))
+        return super().__torch_function__(func, types, args, kwargs)
 
 
 _FLAGS = frozenset((Tensor.requires_grad_, Tensor.requires_grad.__set__))  # type: ignore[attr-defined]
-
-
-# --- what has to hold for the whole export ----------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def patched(notes: list[str], custom: CustomFunctions) -> Iterator[None]:
-    """Patches of torch for the length of an export."""
-    with contextlib.ExitStack() as stack:
-        for name in ("einsum", "tensordot"):  # which torch's own Python calls
-            stack.enter_context(wrapped(name, functools.partial(lambda name, _: taken_apart(name), name)))
-        # The branches of a torch.cond, whose calls Rewrite does not see, have this one by the second name.
-        stack.enter_context(wrapped("attention", lambda _: PATCHES["scaled_dot_product_attention"]))
-        for name, ours in PATCHES.items():
-            stack.enter_context(replaced(F, name, ours))
-        stack.enter_context(deciding(custom))
-        stack.enter_context(noting(notes))
-        yield

@@ -15,7 +15,6 @@ import torch.nn.functional as F
 from torch import SymInt, Tensor
 
 from onnxtrain._export import domain  # noqa: F401  defines torch.ops.onnxtrain
-from onnxtrain._export.fast_paths import FAST_PATHS
 from onnxtrain._torch import VF, DisablePythonDispatcher, Reduction, disable_current_modes, pytree
 
 # Since torch 2.14 a clamp has no slope at its bounds, and operands of clamp, fmax and fmin that are equal share theirs.
@@ -201,7 +200,6 @@ def multi_margin_loss(
     return losses.sum() if reduction == "sum" else losses.mean()
 
 
-_interpolate = F.interpolate  # torch's own, since ours stands in its place
 
 
 def interpolate(
@@ -218,7 +216,7 @@ def interpolate(
     scales = [scale_factor] * rank if isinstance(scale_factor, (int, float)) else scale_factor
     whole = size is not None or not scales or all(float(s).is_integer() for s in scales)
     if whole and not (antialias and align_corners) or size is not None and scales:
-        return _interpolate(input, size, scale_factor, mode, align_corners, recompute_scale_factor, antialias)
+        return F.interpolate(input, size, scale_factor, mode, align_corners, recompute_scale_factor, antialias)
     sizes = None if size is None else [int(s) for s in ([size] * rank if isinstance(size, (int, SymInt)) else size)]
     for d in range(rank):
         if sizes[d] != int(input.shape[d + 2]) if sizes else scales[d] != 1.0:
@@ -247,7 +245,7 @@ def _resizing(
         unit = torch.eye(n, dtype=torch.float64).view(shape).expand(1, n,
                                                                     *(n if k == d else 2 for k
                                                                       in range(rank))).contiguous()
-        out = _interpolate(unit, sizes, scales, mode, align_corners, recompute, antialias)
+        out = F.interpolate(unit, sizes, scales, mode, align_corners, recompute, antialias)
         return out[(0, slice(None), *(slice(None) if k == d else 0 for k in range(rank)))].t().tolist()
 
 
@@ -374,6 +372,5 @@ SPECIAL: dict[Any, Callable[..., Any]] = {
     torch.special.multigammaln: multigammaln,
     torch.mvlgamma: multigammaln,
     torch.Tensor.mvlgamma: multigammaln,
-    **FAST_PATHS,
     **{getattr(owner, name): globals()[name] for name in _METHODS for owner in (torch, torch.Tensor)},
 }

@@ -6,7 +6,6 @@ order of the graph's nodes; that each has had its own mask shows in the results,
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
 from collections.abc import Sequence
@@ -17,8 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from onnxtrain import _C
-from onnxtrain._export import state
-from onnxtrain._export.exclusive import exclusive
+from onnxtrain._export.instead import Instead, with_copies
 
 _TOLERANCE = 0.01  # of a result's largest entry, for rounding; another mask changes results by far more
 
@@ -76,18 +74,14 @@ class Masks:
 
     def __init__(self, masks: Sequence[Tensor], results: Sequence[Tensor]) -> None:
         self._masks, self._results = list(masks), results
-        self._stack = contextlib.ExitStack()
+        self._mode = Instead(with_copies({F.dropout: self._dropout, F.scaled_dot_product_attention: self._attention}))
 
     def __enter__(self) -> Masks:
-        attention = self._attention(state.in_force(F, "scaled_dot_product_attention"))
-        for each in (exclusive(), state.replaced(F, "dropout", self._dropout),
-                     state.replaced(F, "scaled_dot_product_attention", attention),
-                     state.wrapped("attention", lambda _: attention)):
-            self._stack.enter_context(each)
+        self._mode.__enter__()
         return self
 
     def __exit__(self, *error: Any) -> None:
-        self._stack.close()
+        self._mode.__exit__(*error)
 
     def check(self, outputs: Sequence[Tensor | None]) -> None:
         """Raises RuntimeError where PyTorch has not dropped what the engine dropped: results are others then."""
@@ -117,22 +111,20 @@ class Masks:
         scaled = mask * (0.0 if p == 1 else 1 / (1 - p))
         return input.mul_(scaled) if inplace else input * scaled.to(input.dtype)
 
-    def _attention(self, original: Any) -> Any:
-        def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
-                                         dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,
-                                         enable_gqa: bool = False) -> Tensor:
-            if dropout_p == 0:
-                return original(query, key, value, attn_mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
-            if enable_gqa:
-                groups = query.shape[-3] // key.shape[-3]
-                key, value = key.repeat_interleave(groups, -3), value.repeat_interleave(groups, -3)
-            scores = query @ key.transpose(-2, -1) * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
-            if is_causal:
-                attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
-            if attn_mask is not None and attn_mask.dtype is torch.bool:
-                scores = scores.masked_fill(~attn_mask, -math.inf)
-            elif attn_mask is not None:
-                scores = scores + attn_mask
-            return self._dropout(scores.softmax(-1), dropout_p) @ value
-
-        return scaled_dot_product_attention
+    def _attention(self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
+                   dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,
+                   enable_gqa: bool = False) -> Tensor:
+        if dropout_p == 0:
+            return F.scaled_dot_product_attention(query, key, value, attn_mask, 0.0, is_causal, scale=scale,
+                                                  enable_gqa=enable_gqa)
+        if enable_gqa:
+            groups = query.shape[-3] // key.shape[-3]
+            key, value = key.repeat_interleave(groups, -3), value.repeat_interleave(groups, -3)
+        scores = query @ key.transpose(-2, -1) * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
+        if is_causal:
+            attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+        if attn_mask is not None and attn_mask.dtype is torch.bool:
+            scores = scores.masked_fill(~attn_mask, -math.inf)
+        elif attn_mask is not None:
+            scores = scores + attn_mask
+        return self._dropout(scores.softmax(-1), dropout_p) @ value

@@ -18,6 +18,7 @@ from onnxtrain._export import state
 from onnxtrain._export.captured import Graph
 from onnxtrain._export.exclusive import exclusive
 from onnxtrain._export.exported import Exported
+from onnxtrain._export.instead import Instead, with_copies
 from onnxtrain._functions import nodes_of
 from onnxtrain.ortmodule._device import device_of
 from onnxtrain.ortmodule._program import Program
@@ -49,26 +50,18 @@ def without_dropout(model: bytes) -> bytes:
     return proto.SerializeToString()
 
 
-@contextlib.contextmanager
-def _eager_without_dropout() -> Iterator[None]:
-    def identity(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        def call(input: Tensor, *_args: Any, **_kwargs: Any) -> Tensor:
-            return original(input, 0.0, True)
+def _kept(input: Tensor, *_args: Any, **_kwargs: Any) -> Tensor:
+    """A dropout that drops nothing, and gives no view of its argument."""
+    return F.dropout(input, 0.0, True)
 
-        return call
 
-    attention = state.in_force(F, "scaled_dot_product_attention")
+def _attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
+               *rest: Any, **options: Any) -> Tensor:
+    return F.scaled_dot_product_attention(query, key, value, attn_mask, 0.0, *rest, **options)
 
-    def sdpa(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
-             *rest: Any, **options: Any) -> Tensor:
-        return attention(query, key, value, attn_mask, 0.0, *rest, **options)
 
-    with contextlib.ExitStack() as stack:
-        for name in _DROPOUTS:
-            stack.enter_context(state.replaced(F, name, identity(state.in_force(F, name))))
-        stack.enter_context(state.replaced(F, "scaled_dot_product_attention", sdpa))
-        stack.enter_context(state.wrapped("attention", lambda _: sdpa))  # which a graph of Dynamo's calls
-        yield
+_WITHOUT_DROPOUT = with_copies({F.scaled_dot_product_attention: _attention,
+                                **{getattr(F, name): _kept for name in _DROPOUTS}})
 
 
 def _with_grad(args: Sequence[Any], every: bool) -> list[Any]:
@@ -103,7 +96,7 @@ def _undisturbed(module: Graph, call: Callable[[Sequence[Any]], Sequence[Tensor]
                  every: bool, written: Collection[str]) -> tuple[dict[str, Tensor | None], list[bool]]:
     """One step, of which nothing stays on the module, whose buffers and parameters of these names forward writes."""
     with (state.random_unchanged(), state.unchanged(module), state.private_buffers(module, written),
-          _eager_without_dropout()):
+          Instead(_WITHOUT_DROPOUT)):
         return _run(module, call, args, every)
 
 

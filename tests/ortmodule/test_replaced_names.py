@@ -74,9 +74,9 @@ PROGRAM = textwrap.dedent('''
     print(*[f"{count} {name}" for name, count in calls.items()], sep="\\n")
 ''')
 # What forward would have to call; and a list of functions, which is not called.
-OF_CALLERS = {"einsum", "tensordot", "collect_backward_inputs", "binary_operators", "is_supported_random",
+OF_CALLERS = {"collect_backward_inputs", "binary_operators", "is_supported_random",
               *(["find_compatible_overload"] if _torch.OpTraceDispatchMode is None else [])}
-PUBLIC = ("torch.nn.functional.", "_ConfigEntry.")  # names, some of which forward would have to call
+PUBLIC = "_ConfigEntry."  # settings of Dynamo's
 
 
 def test_each_is_called_in_a_first_step():
@@ -84,5 +84,5 @@ def test_each_is_called_in_a_first_step():
                          env={**os.environ, "ORTMODULE_CACHE_DIR": ""})
     assert ran.returncode == 0, ran.stderr
     counts = [line.split(" ", 1) for line in ran.stdout.splitlines() if line[:1].isdigit()]
-    assert len(counts) > 30
+    assert len(counts) > 20
     assert {name for count, name in counts if count == "0" and not name.startswith(PUBLIC)} <= OF_CALLERS
