@@ -251,7 +251,8 @@ class ORTTrainer:
         """
         names = [described[0] for described in self.model_desc.outputs]
         if unknown := [name for name in fetches if name not in names]:
-            raise RuntimeError(f"The specified fetches list contains invalid output names: {unknown} are not in {names}")
+            raise RuntimeError("The specified fetches list contains invalid output names: "
+                               f"{unknown} are not in {names}")
         return tuple(place for place, name in enumerate(names) if not fetches or name in fetches)
 
     def _inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
