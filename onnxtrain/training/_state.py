@@ -97,8 +97,18 @@ def flat(state: Mapping[str, Any], optimizer: bool = True) -> dict[str, Tensor]:
     return {name: as_tensor(value) for name, value in found.items()}
 
 
-def nested(state: Mapping[str, Any], engine: Engine, run: Mapping[str, Any]) -> dict[str, Any]:
-    """The opposite, of the state of this engine's model.
+def nested(state: Mapping[str, Any], weights: Iterable[str]) -> dict[str, Any]:
+    """The opposite, of these trained weights."""
+    optimizer = nested_optimizer(state, weights)
+    sums = {name: state[f"{GRADIENT}_{name}"] for name in state if f"{GRADIENT}_{name}" in state}
+    others = {*flat_optimizer(optimizer), *(f"{GRADIENT}_{name}" for name in sums)}
+    found = {"model": {"full_precision": {name: value for name, value in state.items() if name not in others}},
+             "optimizer": optimizer}
+    return {**found, "accumulated_gradients": sums} if sums else found
+
+
+def of_file(state: Mapping[str, Any], engine: Engine, run: Mapping[str, Any]) -> dict[str, Any]:
+    """A flat state as a nested one that this engine's trainer loads.
 
     Args:
         run: what a file has beside: how far the run was, and whose gradients wait for an update.
@@ -108,18 +118,12 @@ def nested(state: Mapping[str, Any], engine: Engine, run: Mapping[str, Any]) -> 
     """
     processes, gradients = run.get("processes", {}), run.get("gradients", [])
     rank, size = processes.get("rank", 0), processes.get("size", 1)
-    if gradients:  # of all processes: joined()
+    if gradients:  # of all processes of ZeRO
         rank, size = processes_of(engine)["rank"], len(gradients)
         check_gradients(engine, rank, size)
         state = {**state, **gradients[rank]}
-    names = list(engine.weights())
-    optimizer = nested_optimizer(state, names)
-    sums = {name: state[f"{GRADIENT}_{name}"] for name in names if f"{GRADIENT}_{name}" in state}
-    others = {*flat_optimizer(optimizer), *(f"{GRADIENT}_{name}" for name in sums)}
-    found = {"model": {"full_precision": {name: value for name, value in state.items() if name not in others}},
-             "optimizer": optimizer, "trainer_options": {"world_rank": rank, "world_size": size},
-             "train_step_info": run, "loss_scaler": run.get("loss_scaler", {})}
-    return {**found, "accumulated_gradients": sums} if sums else found
+    return {**nested(state, engine.weights()), "trainer_options": {"world_rank": rank, "world_size": size},
+            "train_step_info": run, "loss_scaler": run.get("loss_scaler", {})}
 
 
 def without_lacking_buffers(engine: Engine, names: Iterable[str], state: Collection[str]) -> list[str]:
@@ -152,40 +156,6 @@ def check_gradients(engine: Engine, rank: int, size: int) -> None:
         raise RuntimeError(f"the checkpoint was saved within the steps of one update, by process {rank} of {size}, but "
                            f"this is process {own['rank']} of {own['size']}, which has other gradients: save after an "
                            "update, or let every process save and load its own checkpoint")
-
-
-def joined(parts: list[tuple[Mapping[str, Any], Mapping[str, Any]]], run: str) -> dict[str, Any]:
-    """One state of whole weights from the contents of all processes' files.
-
-    Args:
-        parts: of each process its whole content, and processes_of() from it; in the order of ranks.
-        run: key of what is not of the model.
-
-    Raises:
-        ValueError: weights differ, or a piece is missing.
-    """
-    state: dict[str, Any] = {}
-    gradients: list[dict[str, Tensor]] = []
-    filled: dict[str, int] = {}
-    for content, processes in parts:
-        gradients.append({})
-        model, pieces = content["model"], processes["pieces"]
-        cut = {f"{moment}_{name}": name for moment in MOMENTS for name in pieces}
-        for key, value in model.items():
-            if key.startswith(f"{GRADIENT}_") and key[len(GRADIENT) + 1:] in model:
-                gradients[-1][key] = value
-            elif key in cut:
-                whole = state.setdefault(key, torch.zeros_like(model[cut[key]]))
-                start, stop = pieces[cut[key]]
-                whole.view(-1)[start:stop] = value
-                filled[key] = filled.get(key, 0) + stop - start
-            elif not torch.equal(state.setdefault(key, value), value):
-                raise ValueError(f"Value mismatch for model state {key}: the files do not belong to one checkpoint")
-    lacking = [key for key, count in filled.items() if count != state[key].numel()]
-    if lacking:
-        raise ValueError(f"the files hold only parts of {lacking}: give the files of all processes")
-    first = parts[0][0]
-    return {**first, "model": state, run: {**first[run], "gradients": gradients if any(gradients) else []}}
 
 
 def scaler_state(scaler: Any) -> dict[str, float]:

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from onnxtrain import UnsupportedError
+from onnxtrain.backend import _to_array
 from onnxtrain.training import _checkpoint_storage, _state
 from onnxtrain.training._update import MOMENTS, as_tensor
 from onnxtrain.training._validation import check
@@ -56,7 +57,7 @@ def _load(state: Mapping[str, Any], trainer: ORTTrainer, strict: bool, run: Mapp
     if trainer._engine is None:
         trainer._load_state_dict = functools.partial(_load, state, trainer, strict, run)
         return
-    found = _state.nested(state, trainer._engine, run)
+    found = _state.of_file(state, trainer._engine, run)
     found["trainer_options"]["optimizer_name"] = trainer.optim_config.name
     trainer.load_state_dict(found, strict)
 
@@ -105,8 +106,7 @@ def experimental_load_checkpoint(ort_trainer: ORTTrainer, checkpoint_dir: str, c
         The caller's entries.
 
     Raises:
-        AssertionError: there is no such file, or only some of a checkpoint's.
-        ValueError: ZeRO's files are not of one checkpoint.
+        AssertionError: there is no such file, or only some of a checkpoint's, or ZeRO's files are of several.
     """
     found = _read(checkpoint_dir, checkpoint_prefix)
     state, run = found.pop("model"), found.pop(RUN, {})
@@ -124,8 +124,7 @@ def _read(folder: str, prefix: str) -> dict[str, Any]:
 
     Raises:
         AssertionError: there is no such file, or one of ZeRO's is missing, or there are those of two world sizes, or
-            files with ZeRO and without.
-        ValueError: ZeRO's files are not of one checkpoint.
+            files with ZeRO and without, or they are not of one checkpoint.
     """
     path = _path(folder, prefix)
     parts = glob.glob(_path(glob.escape(folder), glob.escape(prefix), ".ZeRO.*"))
@@ -138,8 +137,28 @@ def _read(folder: str, prefix: str) -> dict[str, Any]:
     if found != sorted(wanted):
         raise AssertionError(f"the files {[os.path.basename(name) for name in found]} are not one checkpoint of "
                              "ZeRO, which has one file per process: give each checkpoint its own checkpoint_prefix")
-    read = [torch.load(name, map_location="cpu", weights_only=True) for name in wanted]
-    return _state.joined([(content, content[RUN]["processes"]) for content in read], RUN)
+    return _joined([torch.load(name, map_location="cpu", weights_only=True) for name in wanted])
+
+
+def _joined(contents: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """One content from those of the files of all processes of ZeRO, in the order of their ranks. Their gradients stay
+    each process's own, in a list.
+    """
+    found: dict[str, Any] = {"model": {}, "optimizer": {}}
+    cut: dict[str, list[int]] = {}
+    gradients: list[dict[str, Any]] = []
+    for content in contents:
+        state = {name: _to_array(value) for name, value in content["model"].items()}
+        pieces = content[RUN]["processes"]["pieces"]
+        part = _state.nested(state, pieces)
+        part["partition_info"] = {name: {"original_dim": state[name].shape} for name in pieces}
+        _aggregate_model_states(part, cut, found, False)
+        _aggregate_optimizer_states(part, cut, found)
+        gradients.append({f"{_state.GRADIENT}_{name}": value
+                          for name, value in part.get("accumulated_gradients", {}).items()})
+    _make_whole(found, cut, False)
+    run = {**contents[0][RUN], "gradients": gradients if any(gradients) else []}
+    return {**contents[0], "model": _state.flat(found), RUN: run}
 
 
 def aggregate_checkpoints(paths: Sequence[str], pytorch_format: bool = True) -> dict[str, Any]:
@@ -172,14 +191,7 @@ def aggregate_checkpoints(paths: Sequence[str], pytorch_format: bool = True) -> 
         rest = rest or {key: value for key, value in state.items() if key not in (*found, "partition_info")}
         _aggregate_model_states(state, cut, found, mixed)
         _aggregate_optimizer_states(state, cut, found)
-    weights = found["model"].get("full_precision", {})
-    for name, shape in cut.items():
-        pieces = [(found["optimizer"].get(name, {}), moment) for moment in MOMENTS] + [(weights, name)] * mixed
-        for values, key in pieces:
-            if key in values:
-                check(values[key].size == math.prod(shape), f"the checkpoints hold only parts of {name}: "
-                      "give the files of all processes")
-                values[key] = values[key].reshape(shape)
+    _make_whole(found, cut, mixed)
     if pytorch_format:
         return _to_pytorch_format(found)
     return {**rest, **found, "trainer_options": {
@@ -242,6 +254,18 @@ def _aggregate_optimizer_states(rank_state_dict: Mapping[str, Any], original_dim
         for key, value in entry.items():
             _join(joined.setdefault(name, {}), key, value, own.get(name) if key in MOMENTS else None,
                   f"optimizer state {name}")
+
+
+def _make_whole(found: Mapping[str, Any], cut: Mapping[str, Sequence[int]], mixed_precision: bool) -> None:
+    """Gives what has been put together its shapes. Raises AssertionError where a piece is missing."""
+    weights = found["model"].get("full_precision", {})
+    for name, shape in cut.items():
+        pieces = [(found["optimizer"].get(name, {}), moment) for moment in MOMENTS]
+        for values, key in pieces + [(weights, name)] * mixed_precision:
+            if key in values:
+                check(values[key].size == math.prod(shape), f"the checkpoints hold only parts of {name}: "
+                      "give the files of all processes")
+                values[key] = values[key].reshape(shape)
 
 
 def _dims(state: Mapping[str, Any], original_dims: dict[str, list[int]]) -> dict[str, list[int]]:
