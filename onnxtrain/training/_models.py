@@ -95,8 +95,6 @@ class TorchModel:
         ValueError: forward has no parameter of some input's name.
     """
 
-    torch_module = True
-
     def __init__(self, module: torch.nn.Module, loss_fn: Callable[..., Any] | None, inputs: Sequence[Any],
                  outputs: Sequence[Any], by_position: bool, loss: int = 0, opset: int = OPSET) -> None:
         names = [described[0] for described in inputs]
