@@ -149,11 +149,16 @@ class _Rate(_LRScheduler):
 
 
 class _Scale(amp.LossScaler):
-    """The loss scale of this step, which train_step() sets, and the scaler that it asks for it, if there is one."""
+    """The loss scale of this step, which train_step() sets."""
 
-    def __init__(self, asked: Scaler | None) -> None:
+    def __init__(self, trainer: ORTTrainer) -> None:
         super().__init__(1.0)
-        self.asked = asked
+        self._trainer = trainer
+
+    @property
+    def asked(self) -> Scaler | None:
+        """The trainer's own scaler, if it has one."""
+        return self._trainer.loss_scaler_
 
     def update(self, train_step_info: TrainStepInfo) -> float:
         if self.asked is not None:
@@ -230,15 +235,9 @@ class ORTTrainer:
         self.learning_rate_description_ = learning_rate_description
         self.loss_scale_input_name = getattr(loss_scaler, "loss_scale_input_name_", "default_loss_scale_input_name")
         self._is_train = True
-        self._rate, self._scale = _Rate(), _Scale(loss_scaler)
-        options = ORTTrainerOptions({"device": {"id": str(self.device_)}})
-        options.batch.gradient_accumulation_steps = gradient_accumulation_steps
-        options.distributed.world_rank, options.distributed.world_size = world_rank, world_size
-        options.distributed.deepspeed_zero_optimization.stage = self.deepspeed_zero_stage_
+        self._rate, self._scale = _Rate(), _Scale(self)
+        options = self._options()
         options.distributed.enable_adasum = enable_adasum
-        options.lr_scheduler = self._rate
-        options.mixed_precision.enabled = use_mixed_precision
-        options.mixed_precision.loss_scaler = self._scale if use_mixed_precision else None
         options.utils.frozen_weights, options.utils.grad_norm_clip = list(frozen_weights), enable_grad_norm_clip
         options.debug.deterministic_compute = _use_deterministic_compute
         options.debug.graph_save_paths.optimized_model_filepath = optimized_model_filepath
@@ -255,6 +254,17 @@ class ORTTrainer:
             self._trainer.loss_fn = loss_fn  # which may have other parameters that have defaults
             count = len(inputs) - (loss_fn is not None)
             self._trainer._by_position = len(parameters_of(self.torch_model_)[0]) == count
+
+    def _options(self) -> ORTTrainerOptions:
+        """The newer form's, of what this one keeps as attributes."""
+        options = ORTTrainerOptions({"device": {"id": str(self.device_)}})
+        options.batch.gradient_accumulation_steps = self.gradient_accumulation_steps
+        options.distributed.world_rank, options.distributed.world_size = self.world_rank, self.world_size
+        options.distributed.deepspeed_zero_optimization.stage = self.deepspeed_zero_stage_
+        options.lr_scheduler = self._rate
+        options.mixed_precision.enabled = self.use_mixed_precision
+        options.mixed_precision.loss_scaler = self._scale if self.use_mixed_precision else None
+        return options
 
     @property
     def session(self) -> Any:

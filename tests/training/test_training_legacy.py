@@ -199,6 +199,22 @@ def test_a_run_goes_on_from_a_file(name, tmp_path):
     second.load_state_dict(state)
 
 
+def test_a_file_of_an_earlier_version(tmp_path):
+    """It calls the counts as the older form does."""
+    first, second = [legacy(net(), get_lr_this_step=lambda k: 0.01) for _ in range(2)]
+    for x, label in batches(3):
+        first(x, label)
+        second(x, label)
+    save_checkpoint(first, tmp_path)
+    path = tmp_path / "ORT_checkpoint.ort.pt"
+    content = torch.load(path)
+    run = content["onnxtrain_run"]
+    run.update(global_step=run.pop("optimization_step") + 4, current_step=run.pop("step") + 5)
+    torch.save(content, path)
+    load_checkpoint(second, tmp_path)
+    assert (second.global_step_, second.current_step) == (7, 8)
+
+
 def test_samples():
     torch.manual_seed(0)
     tokens = generate_sample(IODescription("x", ["batch", 3], torch.int64, num_classes=5))
