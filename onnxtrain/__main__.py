@@ -146,7 +146,7 @@ def _version(package: str) -> str:
 def variables() -> list[tuple[str, str]]:
     """The variables that are set; what is wrong with them is logged."""
     options.warn_of_ignored()
-    return [(name, text if name in options.KNOWN or name in _SHARED else f"{text} (not read at run time)")
+    return [(name, text if name in {*options.KNOWN, *options.IGNORED, *_SHARED} else f"{text} (not read at run time)")
             for name, text in sorted(os.environ.items())
             if name.startswith(("ORTMODULE_", "ONNXTRAIN_")) or name in _SHARED]
 

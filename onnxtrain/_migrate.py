@@ -100,11 +100,9 @@ def _status(name: str) -> str:
     from onnxtrain import options
 
     if VARIABLE.fullmatch(name):
-        variable = next((each for each in options.VARIABLES.values()
-                         if name in (each.name, *(older for older, _ in each.older))), None)
-        if variable is None:
-            return "is not read: docs/environment.md lists what is"
-        return WORKS if variable.effect else f"{WORKS} without effect: {variable.instead}"
+        if name in options.IGNORED:
+            return f"{WORKS} without effect: {options.IGNORED[name]}"
+        return WORKS if name in options.KNOWN else "is not read: docs/environment.md lists what is"
     if name.startswith("torch_ort"):
         member = name.partition(".")[2]
         return "write onnxtrain.ortmodule." + member if member in ("ORTModule", "DebugOptions", "LogLevel") else \

@@ -103,18 +103,13 @@ def _results(text: str) -> tuple[str | int, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class Variable:
-    """One variable: `parse` raises ValueError or KeyError for a value that is none of `choices`.
-
-    `effect` is None if the variable is accepted without effect; `instead` then describes the behaviour here, and a
-    value other than the default logs it once.
-    """
+    """One variable: `parse` raises ValueError or KeyError for a value that is none of `choices`."""
 
     name: str
     default: Any  # a function makes it where it cannot be made at import
     parse: Callable[[str], Any]
     choices: str
-    effect: str | None
-    instead: str = ""
+    effect: str
     default_text: str | None = None
     older: tuple[tuple[str, Callable[[str], Any]], ...] = ()  # older names, and their parsers
 
@@ -176,11 +171,6 @@ _NAMES = [
              default_text="FALLBACK_UNSUPPORTED_DEVICE|FALLBACK_UNSUPPORTED_DATA|FALLBACK_UNSUPPORTED_TORCH_MODEL|"
                           "FALLBACK_UNSUPPORTED_ONNX_MODEL"),
     Variable("ORTMODULE_FALLBACK_RETRY", False, _boolean, _FLAG, "after a fallback, try the engine again at each step"),
-    Variable("ONNXTRAIN_EXPORTER", "auto", _one_of("auto", "dynamo", "torchscript"), "auto, dynamo, torchscript", None,
-             "torch.export and torch.onnx export every graph; the TorchScript exporter of an earlier release was "
-             "removed"),
-    Variable("ONNXTRAIN_CAPTURE", "dynamo", _one_of("dynamo", "export"), "dynamo, export", None,
-             "Dynamo captures every module; the capture by torch.export of an earlier release was removed"),
     Variable("ORTMODULE_ENABLE_CUSTOM_AUTOGRAD", True, _boolean, _FLAG,
              "1 runs a torch.autograd.Function in torch, as a PythonOp node; 0 traces through it, which is accepted if "
              "one step then equals eager's",
@@ -190,17 +180,10 @@ _NAMES = [
     Variable("ORTMODULE_CACHE_DIR", default_cache, os.path.expanduser, "a folder; empty: none",
              "keeps exports on disk for the next process; if this variable is set, also GEMM measurements and compiled "
              "CUDA kernels; the default is in $XDG_CACHE_HOME if that is set", default_text="~/.cache/onnxtrain"),
-    Variable("ORTMODULE_DEEPCOPY_BEFORE_MODEL_EXPORT", True, _boolean, _FLAG, None,
-             "an export restores the module exactly, so no copy is needed"),
-    Variable("ORTMODULE_SKIPCHECK_POLICY", _default_skip_check, _skip_check, "SKIP_CHECK_* names joined by |", None,
-             "all checks run at every step, and take microseconds",
+    Variable("ORTMODULE_SKIPCHECK_POLICY", _default_skip_check, _skip_check, "SKIP_CHECK_* names joined by |",
+             "`skip_check` of a module's runtime options, for scripts that read it: all checks run at every step, and "
+             "take microseconds",
              default_text="SKIP_CHECK_DEVICE|SKIP_CHECK_BUILD_GRADIENT|SKIP_CHECK_EXECUTION_AGENT"),
-    Variable("ORTMODULE_ALLOW_AUTOGRAD_CHECKPOINT", False, _boolean, _FLAG, None,
-             "torch.utils.checkpoint inside a module is always accepted: backward keeps its inputs and outputs, and "
-             "recomputes the rest, at every ORTMODULE_MEMORY_OPT_LEVEL"),
-    Variable("ORTMODULE_CONV_ALGO_SEARCH", "HEURISTIC", _one_of("HEURISTIC", "EXHAUSTIVE", "DEFAULT"),
-             "HEURISTIC, EXHAUSTIVE, DEFAULT", None,
-             "the engine measures the candidates: on the CPU Winograd and oneDNN, on CUDA the algorithms of cuDNN"),
     Variable("ORTMODULE_ENABLE_COMPUTE_OPTIMIZER", True, _boolean, _FLAG,
              "1 computes only the rows that later nodes read, as before x[:, 0] or the selection of a last token, and "
              "allows the next two. 0 turns off all three"),
@@ -242,22 +225,6 @@ _NAMES = [
              "each parameter. torch.autograd.grad(loss, parameters) and backward(inputs=...) then cannot reach them. "
              "No effect if torch.distributed is initialized. To save the memory of gradients, use "
              "onnxtrain.optim.step_in_backward"),
-    Variable("ORTMODULE_ENABLE_ZERO_STAGE3", False, _boolean, _FLAG, None,
-             "ZeRO 3 is not supported; stages 1 and 2 need no setting"),
-    Variable("ORTMODULE_USE_TRITON", False, _boolean, _FLAG, None,
-             "on CUDA, NVRTC compiles groups of operators when a program is built; other kernels are prebuilt"),
-    Variable("ORTMODULE_TRITON_CONFIG_FILE", "", str, "a path", None, "there are no Triton kernels"),
-    Variable("ORTMODULE_TRITON_DEBUG", False, _boolean, _FLAG, None, "there are no Triton kernels"),
-    Variable("ORTMODULE_USE_FLASH_ATTENTION", False, _boolean, _FLAG, None,
-             "the engine fuses attention wherever it can"),
-    Variable("ORTMODULE_USE_EFFICIENT_ATTENTION", False, _boolean, _FLAG, None,
-             "the engine fuses attention wherever it can"),
-    Variable("ORTMODULE_ATEN_SDPA_FALLBACK", "", str, "0, 1", None, "the engine fuses attention wherever it can"),
-    Variable("ORTMODULE_ENABLE_TUNING", False, _boolean, _FLAG, None,
-             "the engine always measures GEMM implementations, once for similar sizes; large ones in the first steps"),
-    Variable("ORTMODULE_MAX_TUNING_DURATION_MS", 0, _integer(0, 10**9), "milliseconds", None,
-             "measurements have fixed lengths; those of a model take about a second of its first steps"),
-    Variable("ORTMODULE_TUNING_RESULTS_PATH", "", str, "a folder", None, "ORTMODULE_CACHE_DIR keeps measurements"),
     Variable("ORTMODULE_JSON_CONFIG_PATH", "", str, "a path", "overrides the path given to load_from_json"),
     Variable("ORTMODULE_CUDA_GRAPH", True, _boolean, _FLAG,
              "on CUDA, a phase is captured after two calls and replayed as one graph; if it is not, explain() has the "
@@ -283,6 +250,29 @@ _NAMES = [
              "convolution, `whole_step` the trainers' step in one call"),
 ]
 VARIABLES = {variable.name: variable for variable in _NAMES}
+# Names of the old release, and of earlier versions, that have no effect: what is here instead.
+IGNORED = {
+    "ONNXTRAIN_CAPTURE": "Dynamo captures every module",
+    "ONNXTRAIN_EXPORTER": "torch.export and torch.onnx export every graph",
+    "ORTMODULE_ALLOW_AUTOGRAD_CHECKPOINT": "torch.utils.checkpoint inside a module is always accepted: backward keeps "
+    "its inputs and outputs, and recomputes the rest, at every ORTMODULE_MEMORY_OPT_LEVEL",
+    "ORTMODULE_ATEN_SDPA_FALLBACK": "the engine fuses attention wherever it can",
+    "ORTMODULE_CONV_ALGO_SEARCH": "the engine measures the candidates: on the CPU Winograd and oneDNN, on CUDA the "
+    "algorithms of cuDNN",
+    "ORTMODULE_DEEPCOPY_BEFORE_MODEL_EXPORT": "an export restores the module exactly, so no copy is needed",
+    "ORTMODULE_ENABLE_TUNING": "the engine always measures GEMM implementations, once for similar sizes; large ones in "
+    "the first steps",
+    "ORTMODULE_ENABLE_ZERO_STAGE3": "ZeRO 3 is not supported; stages 1 and 2 need no setting",
+    "ORTMODULE_MAX_TUNING_DURATION_MS": "measurements have fixed lengths; those of a model take about a second of its "
+    "first steps",
+    "ORTMODULE_TRITON_CONFIG_FILE": "there are no Triton kernels",
+    "ORTMODULE_TRITON_DEBUG": "there are no Triton kernels",
+    "ORTMODULE_TUNING_RESULTS_PATH": "ORTMODULE_CACHE_DIR keeps measurements",
+    "ORTMODULE_USE_EFFICIENT_ATTENTION": "the engine fuses attention wherever it can",
+    "ORTMODULE_USE_FLASH_ATTENTION": "the engine fuses attention wherever it can",
+    "ORTMODULE_USE_TRITON": "on CUDA, NVRTC compiles groups of operators when a program is built; other kernels are "
+    "prebuilt",
+}
 KNOWN = VARIABLES | {name: variable for variable in _NAMES for name, _ in variable.older}
 
 
@@ -292,19 +282,18 @@ def read(name: str) -> Any:
 
 
 def warn_of_ignored() -> None:
-    """One line for each variable that is set to something without effect here, and for what is misspelt. Called when a
-    module is wrapped.
+    """One line for each variable that is set and has no effect here, and for what is misspelt. Called when a module is
+    wrapped.
     """
     for name in [name for name in os.environ if "MODULE_" in name or "TRAIN_" in name]:
-        variable = KNOWN.get(name)
-        if variable is None:
-            if near := difflib.get_close_matches(name, KNOWN, 1, 0.85):
-                _warn_once(f"{name} is not a variable that onnxtrain reads; {near[0]} is")
-            elif name.startswith("ORTMODULE_"):  # a build and the tests have names of their own with ONNXTRAIN_
-                _warn_once(f"{name} is not a variable that onnxtrain reads; docs/environment.md lists those that are")
-        elif variable.read() != (variable.default() if callable(variable.default) else variable.default) and (
-                variable.effect is None):
-            _warn_once(f"{name}={os.environ[name]} has no effect in onnxtrain: {variable.instead}")
+        if name in KNOWN:
+            KNOWN[name].read()
+        elif name in IGNORED:
+            _warn_once(f"{name}={os.environ[name]} has no effect in onnxtrain: {IGNORED[name]}")
+        elif near := difflib.get_close_matches(name, KNOWN, 1, 0.85):
+            _warn_once(f"{name} is not a variable that onnxtrain reads; {near[0]} is")
+        elif name.startswith("ORTMODULE_"):  # a build and the tests have names of their own with ONNXTRAIN_
+            _warn_once(f"{name} is not a variable that onnxtrain reads; docs/environment.md lists those that are")
     for name in read("ONNXTRAIN_DISABLE"):
         if name.removeprefix("+") not in PASSES:
             _warn_once(f"ONNXTRAIN_DISABLE={name}: there is no such pass; those that there are: {', '.join(PASSES)}")
@@ -316,16 +305,16 @@ def documentation() -> str:
              "`python -m onnxtrain.options` makes this page from `onnxtrain/options.py`. If a value is not one of the",
              "choices, a warning lists them, and the default applies. Variables are read when a module is wrapped or",
              "exported, not at import.", "", "| variable | default | choices | effect |", "| --- | --- | --- | --- |"]
-    lines += [_row(variable) for variable in _NAMES if variable.effect is not None]
-    lines += ["", "These of the old release are accepted and have no effect:", "",
-              "| variable | default | choices | instead |", "| --- | --- | --- | --- |"]
-    lines += [_row(variable) for variable in _NAMES if variable.effect is None]
+    lines += [_row(variable) for variable in _NAMES]
+    lines += ["", "These have no effect, which a warning says if they are set:", "", "| variable | instead |",
+              "| --- | --- |"]
+    lines += [f"| `{name}` | {instead} |" for name, instead in IGNORED.items()]
     return "\n".join(lines) + "\n"
 
 
 def _row(variable: Variable) -> str:
     older = "".join(f" (older name: `{name}`)" for name, _ in variable.older)
-    cells = (f"`{variable.name}`{older}", variable.shown_default, variable.choices, variable.effect or variable.instead)
+    cells = (f"`{variable.name}`{older}", variable.shown_default, variable.choices, variable.effect)
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 

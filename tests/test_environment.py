@@ -27,7 +27,7 @@ FREE = {"", "a path", "a folder", "a folder; empty: none", "a path of a JSON lis
 def _fresh(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path / "home"))  # the default of ORTMODULE_CACHE_DIR is in it
     monkeypatch.setattr(options, "_said", set())
-    for name in [*options.VARIABLES, "XDG_CACHE_HOME"]:
+    for name in [*options.VARIABLES, *options.IGNORED, "XDG_CACHE_HOME"]:
         monkeypatch.delenv(name, raising=False)
 
 
@@ -40,7 +40,7 @@ def test_parser(variable, monkeypatch, caplog):
     assert variable.read() == default(variable)
     if variable.default not in (None, "", ()):
         assert variable.parse(variable.shown_default) == default(variable)
-    if variable.choices in FREE or variable.name == "ORTMODULE_ATEN_SDPA_FALLBACK":
+    if variable.choices in FREE:
         return
     monkeypatch.setenv(variable.name, "nonsense")
     with caplog.at_level(logging.WARNING, "onnxtrain"):
@@ -54,7 +54,7 @@ def test_documentation_is_made_from_the_list():
 
 
 def test_no_variable_is_read_that_is_not_listed():
-    known = {*options.VARIABLES, *(name for v in options.VARIABLES.values() for name, _ in v.older)}
+    known = {*options.KNOWN, *options.IGNORED}
     found = set()
     for path in [*(ROOT / "onnxtrain").rglob("*.py"), *(ROOT / "csrc").rglob("*.[ch]")]:
         found |= set(re.findall(r'"((?:ORTMODULE|ONNXTRAIN)_[A-Z_0-9]+)"', path.read_text(encoding="utf-8")))
@@ -62,23 +62,12 @@ def test_no_variable_is_read_that_is_not_listed():
     assert found == known
 
 
-OTHER = {"SKIPCHECK_POLICY": "SKIP_CHECK_DISABLED", "CONV_ALGO_SEARCH": "EXHAUSTIVE",
-         "MAX_TUNING_DURATION_MS": "9", "TUNING_RESULTS_PATH": "x", "TRITON_CONFIG_FILE": "x",
-         "ATEN_SDPA_FALLBACK": "1", "ONNXTRAIN_CAPTURE": "export", "ONNXTRAIN_EXPORTER": "torchscript"}
-
-
-@pytest.mark.parametrize("variable", [v for v in options.VARIABLES.values() if v.effect is None], ids=lambda v: v.name)
-def test_what_has_no_effect_is_said_once(variable, monkeypatch, caplog):
-    flag = {True: "0", False: "1"}.get(variable.default)
-    monkeypatch.setenv(variable.name, OTHER.get(variable.name.removeprefix("ORTMODULE_"), flag))
+@pytest.mark.parametrize("name", options.IGNORED)
+def test_what_has_no_effect_is_said_once(name, monkeypatch, caplog):
+    monkeypatch.setenv(name, "1")
     with caplog.at_level(logging.WARNING, "onnxtrain"):
         ORTModule(nn.Linear(2, 2)), ORTModule(nn.Linear(2, 2))
-    assert caplog.text.count(f"{variable.name}=") == 1 and variable.instead in caplog.text
-    caplog.clear()
-    monkeypatch.setenv(variable.name, variable.shown_default if variable.default not in ("", ()) else "")
-    with caplog.at_level(logging.WARNING, "onnxtrain"):
-        ORTModule(nn.Linear(2, 2))
-    assert variable.name not in caplog.text
+    assert caplog.text.count(f"{name}=1 has no effect in onnxtrain: {options.IGNORED[name]}") == 1
 
 
 def test_misspelt_names_and_values_are_said_once(monkeypatch, caplog):
@@ -419,6 +408,14 @@ def efficient_gradients(monkeypatch, **_):
     assert results == [2, 1]  # weight and bias, or the anchor
 
 
+def skip_check(monkeypatch, **_):
+    """Checks are not skipped, but a script may read what it has asked for."""
+    from onnxtrain.ortmodule.options import _SkipCheck
+
+    monkeypatch.setenv("ORTMODULE_SKIPCHECK_POLICY", "SKIP_CHECK_DISABLED")
+    assert ORTModule(nn.Linear(2, 2))._runtime.skip_check == _SkipCheck.SKIP_CHECK_DISABLED
+
+
 def reduce_dtype(monkeypatch, tmp_path, **_):
     from onnxtrain.training._collectives import Collectives
     from onnxtrain.training._distributed import Peers
@@ -438,6 +435,7 @@ EFFECTS = {
     "ORTMODULE_ENABLE_MEM_EFFICIENT_GRAD_MGMT": efficient_gradients,
     "ONNXTRAIN_FLUSH_DENORMALS": flush_denormals,
     "ORTMODULE_CUDA_GRAPH": cuda_graph,
+    "ORTMODULE_SKIPCHECK_POLICY": skip_check,
     "ORTMODULE_OUTPUTS": outputs,
     "ORTMODULE_ONNX_OPSET_VERSION": opset, "ORTMODULE_LOG_LEVEL": log_level, "ORTMODULE_SAVE_ONNX_PATH": save_path,
     "ORTMODULE_FALLBACK_POLICY": fallback_policy, "ORTMODULE_FALLBACK_RETRY": fallback_retry,
@@ -458,7 +456,7 @@ EFFECTS = {
 }
 
 
-@pytest.mark.parametrize("name", [v.name for v in options.VARIABLES.values() if v.effect])
+@pytest.mark.parametrize("name", options.VARIABLES)
 def test_effect(name, monkeypatch, tmp_path, caplog, capsys):
     EFFECTS[name](monkeypatch=monkeypatch, tmp_path=tmp_path, caplog=caplog, capsys=capsys)
 

@@ -69,6 +69,11 @@ def parameters_of(module: torch.nn.Module) -> tuple[list[str], bool]:
             any(p.kind == kinds.VAR_KEYWORD for p in found))
 
 
+def alone(outputs: list[Tensor]) -> Any:
+    """What a step returns: a single output by itself, several as a list."""
+    return outputs[0] if len(outputs) == 1 else outputs
+
+
 def _open(described: Sequence[int | str], shape: Sequence[int]) -> list[int]:
     """A shape with at least 2 for each size that has a name: an export has a size of 1 as a constant."""
     named = [isinstance(size, str) for size in described]
@@ -89,8 +94,6 @@ class TorchModel:
     Raises:
         ValueError: forward has no parameter of some input's name.
     """
-
-    torch_module = True
 
     def __init__(self, module: torch.nn.Module, loss_fn: Callable[..., Any] | None, inputs: Sequence[Any],
                  outputs: Sequence[Any], by_position: bool, loss: int = 0, opset: int = OPSET) -> None:

@@ -46,8 +46,6 @@ class OnnxModel:
         UnsupportedError: the engine lacks an operator.
     """
 
-    torch_module = False
-
     def __init__(self, model: onnx.ModelProto, inputs: Sequence[Any], outputs: Sequence[Any],
                  mixed_precision: bool = False) -> None:
         self._mixed_precision = mixed_precision

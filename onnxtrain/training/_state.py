@@ -1,7 +1,7 @@
 """The state of a training run as dicts: nested ones, as ORTTrainer.state_dict() has them, and flat ones, under the
 names of onnxruntime-training's sessions.
 
-Used by orttrainer.py, checkpoint.py and legacy.py.
+Used by orttrainer.py, which makes and loads nested ones, and checkpoint.py, which makes flat ones of them and back.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def copied(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: value.detach().cpu().clone() for name, value in values.items()}
 
 
-def flat_optimizer(state: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
+def flat_optimizer(state: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Update.state() as ``Moment_1_w``, ``Moment_2_w``, ``Update_Count_w`` and ``Step``."""
     found = {f"{key}_{name}": value for name, entry in state.items() if name != SHARED for key, value in entry.items()}
     return {**found, **state.get(SHARED, {})}
@@ -86,40 +86,44 @@ def nested_optimizer(state: Mapping[str, Any], weights: Iterable[str]) -> dict[s
     return found
 
 
-def flat(engine: Engine, steps: int, optimizer: bool = True) -> dict[str, Tensor]:
-    """All weights and buffers under their own names, the optimizer's state as in flat_optimizer(), and within the steps
-    of one update ``Gradient_w``, the sum so far. Copies on the CPU.
+def flat(state: Mapping[str, Any], optimizer: bool = True) -> dict[str, Tensor]:
+    """A nested state as weights and buffers under their own names, and if the optimizer's state is asked for, that of
+    flat_optimizer() and, within the steps of one update, ``Gradient_w``, the sum so far.
     """
-    found = copied(engine.everything())
+    found = dict(state["model"]["full_precision"])
     if optimizer:  # with ZeRO the moments of this process's pieces
-        found |= flat_optimizer(engine.update.state())
-        found |= {f"{GRADIENT}_{name}": value for name, value in engine.accumulated(steps).items()}
-    return found
+        found |= flat_optimizer(state["optimizer"])
+        found |= {f"{GRADIENT}_{name}": value for name, value in state.get("accumulated_gradients", {}).items()}
+    return {name: as_tensor(value) for name, value in found.items()}
 
 
-def load_flat(engine: Engine, state: Mapping[str, Any], strict: bool) -> None:
-    """Loads what flat() gives; values are tensors or arrays.
+def nested(state: Mapping[str, Any], weights: Iterable[str]) -> dict[str, Any]:
+    """The opposite, of these trained weights."""
+    optimizer = nested_optimizer(state, weights)
+    sums = {name: state[f"{GRADIENT}_{name}"] for name in state if f"{GRADIENT}_{name}" in state}
+    others = {*flat_optimizer(optimizer), *(f"{GRADIENT}_{name}" for name in sums)}
+    found = {"model": {"full_precision": {name: value for name, value in state.items() if name not in others}},
+             "optimizer": optimizer}
+    return {**found, "accumulated_gradients": sums} if sums else found
+
+
+def of_file(state: Mapping[str, Any], engine: Engine, run: Mapping[str, Any]) -> dict[str, Any]:
+    """A flat state as a nested one that this engine's trainer loads.
+
+    Args:
+        run: what a file has beside: how far the run was, and whose gradients wait for an update.
 
     Raises:
-        RuntimeError: strict, and a name is missing or unknown, but for the gradients'. Nothing has been loaded then.
-        ValueError: a value has another shape.
+        RuntimeError: see check_gradients().
     """
-    names = list(engine.weights())
-    gradients = {name: as_tensor(state[f"{GRADIENT}_{name}"]) for name in names if f"{GRADIENT}_{name}" in state}
-    if strict:
-        expected = {*engine.everything(), *flat_optimizer(engine.update.state())}
-        expected = set(without_lacking_buffers(engine, expected, state))
-        given = set(state) - {f"{GRADIENT}_{name}" for name in gradients}
-        if engine.shards is not None:  # what belongs to other processes
-            given -= {f"{key}_{name}" for name in names for key in (*MOMENTS, COUNT) if name not in engine.shards.own}
-        problems = [f"{what}: {sorted(found)}" for what, found in
-                    (("Missing keys", expected - given), ("Unexpected keys", given - expected)) if found]
-        if problems:
-            raise RuntimeError(f"Error(s) in loading state_dict: {'; '.join(problems)}")
-    own = {name: as_tensor(value) for name, value in state.items() if name in engine.everything()}
-    engine.load(own)
-    engine.load_optimizer(nested_optimizer(state, names))
-    engine.load_accumulated(gradients)
+    processes, gradients = run.get("processes", {}), run.get("gradients", [])
+    rank, size = processes.get("rank", 0), processes.get("size", 1)
+    if gradients:  # of all processes of ZeRO
+        rank, size = processes_of(engine)["rank"], len(gradients)
+        check_gradients(engine, rank, size)
+        state = {**state, **gradients[rank]}
+    return {**nested(state, engine.weights()), "trainer_options": {"world_rank": rank, "world_size": size},
+            "train_step_info": run, "loss_scaler": run.get("loss_scaler", {})}
 
 
 def without_lacking_buffers(engine: Engine, names: Iterable[str], state: Collection[str]) -> list[str]:
@@ -154,59 +158,9 @@ def check_gradients(engine: Engine, rank: int, size: int) -> None:
                            "update, or let every process save and load its own checkpoint")
 
 
-def joined(parts: list[tuple[Mapping[str, Any], Mapping[str, Any]]], run: str) -> dict[str, Any]:
-    """One state of whole weights from the contents of all processes' files.
-
-    Args:
-        parts: of each process its whole content, and processes_of() from it; in the order of ranks.
-        run: key of what is not of the model.
-
-    Raises:
-        ValueError: weights differ, or a piece is missing.
-    """
-    state: dict[str, Any] = {}
-    gradients: list[dict[str, Tensor]] = []
-    filled: dict[str, int] = {}
-    for content, processes in parts:
-        gradients.append({})
-        model, pieces = content["model"], processes["pieces"]
-        cut = {f"{moment}_{name}": name for moment in MOMENTS for name in pieces}
-        for key, value in model.items():
-            if key.startswith(f"{GRADIENT}_") and key[len(GRADIENT) + 1:] in model:
-                gradients[-1][key] = value
-            elif key in cut:
-                whole = state.setdefault(key, torch.zeros_like(model[cut[key]]))
-                start, stop = pieces[cut[key]]
-                whole.view(-1)[start:stop] = value
-                filled[key] = filled.get(key, 0) + stop - start
-            elif not torch.equal(state.setdefault(key, value), value):
-                raise ValueError(f"Value mismatch for model state {key}: the files do not belong to one checkpoint")
-    lacking = [key for key, count in filled.items() if count != state[key].numel()]
-    if lacking:
-        raise ValueError(f"the files hold only parts of {lacking}: give the files of all processes")
-    first = parts[0][0]
-    return {**first, "model": state, run: {**first[run], "gradients": gradients if any(gradients) else []}}
-
-
-def load_run(engine: Engine, state: Mapping[str, Any], strict: bool, run: Mapping[str, Any]) -> None:
-    """load_flat() of a file: gradients are those of this process.
-
-    Raises:
-        RuntimeError: see check_gradients(), load_flat(). ValueError: see load_flat().
-    """
-    processes, gradients = run.get("processes", {}), run.get("gradients", [])
-    rank, size = processes.get("rank", 0), processes.get("size", 1)
-    if gradients:
-        rank = processes_of(engine)["rank"]
-        check_gradients(engine, rank, len(gradients))
-        state = {**state, **gradients[rank]}
-    elif any(f"{GRADIENT}_{name}" in state for name in engine.weights()):
-        check_gradients(engine, rank, size)
-    load_flat(engine, state, strict)
-
-
 def scaler_state(scaler: Any) -> dict[str, float]:
     """The state of a loss scaler of either class; empty for None and for the user's own scaler."""
+    scaler = getattr(scaler, "asked", scaler)  # of the older form's trainer
     names = [name for name in ("_loss_scale", "_stable_steps_count", "loss_scale_", "stable_steps_")
              if name in vars(scaler)] if scaler is not None else []
     return {name: getattr(scaler, name) for name in names}
@@ -214,6 +168,7 @@ def scaler_state(scaler: Any) -> dict[str, float]:
 
 def load_scaler_state(scaler: Any, state: Mapping[str, Any]) -> None:
     """The opposite."""
+    scaler = getattr(scaler, "asked", scaler)
     for name, value in state.items():
         if scaler is not None and name in vars(scaler):
             setattr(scaler, name, type(getattr(scaler, name))(value))

@@ -200,4 +200,9 @@ def _factor(norm: float | Tensor, limit: float) -> Any:
 
 def as_tensor(value: Any) -> Tensor:
     """A tensor of a tensor, an array or a number; shares memory where it can."""
-    return value.detach() if isinstance(value, Tensor) else torch.from_numpy(np.array(value))
+    if isinstance(value, Tensor):
+        return value.detach()
+    array = np.require(value, requirements=["C", "W"])
+    if array.dtype.name == "bfloat16":
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)

@@ -14,13 +14,16 @@ import numpy as np
 import torch
 
 from onnxtrain import UnsupportedError
+from onnxtrain.backend import _to_array
 from onnxtrain.training import _checkpoint_storage, _state
-from onnxtrain.training._update import MOMENTS
+from onnxtrain.training._update import MOMENTS, as_tensor
 from onnxtrain.training._validation import check
 from onnxtrain.training.orttrainer import ORTTrainer
 
 RUN = "onnxtrain_run"  # what the file has beside weights and the optimizer's state
-_PREFIX = "ORT_checkpoint"
+PREFIX = "ORT_checkpoint"
+# How far a run is, and under which names earlier versions had it in files of the older form.
+_COUNTS = {"optimization_step": "global_step", "step": "current_step"}
 
 
 def experimental_state_dict(ort_trainer: ORTTrainer, include_optimizer_state: bool = True) -> dict[str, torch.Tensor]:
@@ -33,10 +36,10 @@ def experimental_state_dict(ort_trainer: ORTTrainer, include_optimizer_state: bo
         warnings.warn("ONNX Runtime training session is not initialized yet. Please run train_step or eval_step at "
                       "least once before calling state_dict().", stacklevel=2)
         return {}
-    return _state.flat(ort_trainer._engine, ort_trainer._train_step_info.step, include_optimizer_state)
+    return _state.flat(ort_trainer.state_dict(), include_optimizer_state)
 
 
-def experimental_load_state_dict(ort_trainer: ORTTrainer, state_dict: dict[str, Any], strict: bool = False) -> None:
+def experimental_load_state_dict(ort_trainer: ORTTrainer, state_dict: Mapping[str, Any], strict: bool = False) -> None:
     """Loads what experimental_state_dict() gives.
 
     Args:
@@ -47,27 +50,20 @@ def experimental_load_state_dict(ort_trainer: ORTTrainer, state_dict: dict[str, 
     Raises:
         RuntimeError: strict, and names differ. ValueError: a value has another shape.
     """
-    _load(ort_trainer, state_dict, strict, {})
+    _load(state_dict, ort_trainer, strict, {})
 
 
-def _load(trainer: ORTTrainer, state: dict[str, Any], strict: bool, run: dict[str, Any]) -> None:
+def _load(state: Mapping[str, Any], trainer: ORTTrainer, strict: bool, run: Mapping[str, Any]) -> None:
     if trainer._engine is None:
-        trainer._load_state_dict = functools.partial(_apply, state, trainer, strict, run)
+        trainer._load_state_dict = functools.partial(_load, state, trainer, strict, run)
         return
-    _apply(state, trainer, strict, run)
+    found = _state.of_file(state, trainer._engine, run)
+    found["trainer_options"]["optimizer_name"] = trainer.optim_config.name
+    trainer.load_state_dict(found, strict)
 
 
-def _apply(state: dict[str, Any], trainer: ORTTrainer, strict: bool, run: dict[str, Any]) -> None:
-    assert trainer._engine is not None
-    _state.load_run(trainer._engine, state, strict, run)
-    for key in ("optimization_step", "step"):
-        if key in run:
-            setattr(trainer._train_step_info, key, run[key])
-    _state.load_scaler_state(trainer.options.mixed_precision.loss_scaler, run.get("loss_scaler", {}))
-
-
-def experimental_save_checkpoint(ort_trainer: ORTTrainer, checkpoint_dir: str, checkpoint_prefix: str = _PREFIX,
-                                 checkpoint_state_dict: dict[str, Any] | None = None,
+def experimental_save_checkpoint(ort_trainer: ORTTrainer, checkpoint_dir: str, checkpoint_prefix: str = PREFIX,
+                                 checkpoint_state_dict: Mapping[str, Any] | None = None,
                                  include_optimizer_state: bool = True) -> None:
     """Writes ``{checkpoint_dir}/{checkpoint_prefix}.ort.pt``: the state under "model", how far the run is, and what the
     caller adds. An older file is replaced, with a warning, and only once the new one is complete. With ZeRO every
@@ -83,16 +79,20 @@ def experimental_save_checkpoint(ort_trainer: ORTTrainer, checkpoint_dir: str, c
     Raises:
         AssertionError: there is no such folder.
     """
-    info = ort_trainer._train_step_info
-    run = {"optimization_step": info.optimization_step, "step": info.step,
-           "loss_scaler": _state.scaler_state(ort_trainer.options.mixed_precision.loss_scaler),
-           "processes": _state.processes_of(ort_trainer._engine)}
-    save_file(checkpoint_dir, checkpoint_prefix, {
-        **(checkpoint_state_dict or {}), "model": experimental_state_dict(ort_trainer, include_optimizer_state),
-        RUN: run})
+    check(os.path.isdir(checkpoint_dir), f"checkpoint_dir directory doesn't exist: {checkpoint_dir}")
+    info, processes = ort_trainer._train_step_info, _state.processes_of(ort_trainer._engine)
+    content = {**(checkpoint_state_dict or {}),
+               "model": experimental_state_dict(ort_trainer, include_optimizer_state),
+               RUN: {**{name: getattr(info, name) for name in _COUNTS}, "processes": processes,
+                     "loss_scaler": _state.scaler_state(ort_trainer.options.mixed_precision.loss_scaler)}}
+    part = f".ZeRO.{processes['rank']}.{processes['size'] - 1}" if "pieces" in processes else ""
+    path = _path(checkpoint_dir, checkpoint_prefix, part)
+    if os.path.exists(path):
+        warnings.warn(f"{path} already exists, overwriting.", stacklevel=2)
+    _state.save_tensors(content, path)
 
 
-def experimental_load_checkpoint(ort_trainer: ORTTrainer, checkpoint_dir: str, checkpoint_prefix: str = _PREFIX,
+def experimental_load_checkpoint(ort_trainer: ORTTrainer, checkpoint_dir: str, checkpoint_prefix: str = PREFIX,
                                  strict: bool = False) -> dict[str, Any]:
     """Loads what experimental_save_checkpoint() wrote; training goes on as it would have without the break. With ZeRO
     the files of all processes are joined, so that another number of processes, with ZeRO or without, may load them.
@@ -106,52 +106,59 @@ def experimental_load_checkpoint(ort_trainer: ORTTrainer, checkpoint_dir: str, c
         The caller's entries.
 
     Raises:
-        AssertionError: there is no such file, or only some of a checkpoint's.
+        AssertionError: there is no such file, or only some of a checkpoint's, or ZeRO's files are of several.
     """
-    found = load_file(checkpoint_dir, checkpoint_prefix)
+    found = _read(checkpoint_dir, checkpoint_prefix)
     state, run = found.pop("model"), found.pop(RUN, {})
-    _load(ort_trainer, state, strict, run)
+    run |= {name: run[older] for name, older in _COUNTS.items() if older in run}
+    _load(state, ort_trainer, strict, run)
     return found
 
 
-def path_of(folder: str, prefix: str, part: str = "") -> str:
-    """Of a checkpoint's file; with ZeRO part is ".ZeRO.{rank}.{world_size - 1}"."""
+def _path(folder: str, prefix: str, part: str = "") -> str:
     return os.path.join(folder, f"{prefix}{part}.ort.pt")
 
 
-def save_file(folder: str, prefix: str, content: dict[str, Any]) -> None:
-    """Writes a checkpoint's file. Raises AssertionError where there is no such folder."""
-    if not os.path.isdir(folder):
-        raise AssertionError(f"checkpoint_dir directory doesn't exist: {folder}")
-    processes = content[RUN]["processes"]
-    part = f".ZeRO.{processes['rank']}.{processes['size'] - 1}" if "pieces" in processes else ""
-    path = path_of(folder, prefix, part)
-    if os.path.exists(path):
-        warnings.warn(f"{path} already exists, overwriting.", stacklevel=3)
-    _state.save_tensors(content, path)
-
-
-def load_file(folder: str, prefix: str) -> dict[str, Any]:
-    """Reads it, as tensors and plain values; the files of ZeRO as one.
+def _read(folder: str, prefix: str) -> dict[str, Any]:
+    """A file, as tensors and plain values; the files of ZeRO as one.
 
     Raises:
         AssertionError: there is no such file, or one of ZeRO's is missing, or there are those of two world sizes, or
-            files with ZeRO and without.
-        ValueError: ZeRO's files are not of one checkpoint.
+            files with ZeRO and without, or they are not of one checkpoint.
     """
-    path = path_of(folder, prefix)
-    parts = glob.glob(path_of(glob.escape(folder), glob.escape(prefix), ".ZeRO.*"))
+    path = _path(folder, prefix)
+    parts = glob.glob(_path(glob.escape(folder), glob.escape(prefix), ".ZeRO.*"))
     found = sorted(([path] if os.path.exists(path) else []) + parts)
     if not found:
         raise AssertionError(f"checkpoint file not found: {path}")
     if found == [path]:
         return torch.load(path, map_location="cpu", weights_only=True)
-    wanted = [path_of(folder, prefix, f".ZeRO.{rank}.{len(found) - 1}") for rank in range(len(found))]
+    wanted = [_path(folder, prefix, f".ZeRO.{rank}.{len(found) - 1}") for rank in range(len(found))]
     if found != sorted(wanted):
         raise AssertionError(f"the files {[os.path.basename(name) for name in found]} are not one checkpoint of "
                              "ZeRO, which has one file per process: give each checkpoint its own checkpoint_prefix")
-    read = [torch.load(name, map_location="cpu", weights_only=True) for name in wanted]
-    return _state.joined([(content, content[RUN]["processes"]) for content in read], RUN)
+    return _joined([torch.load(name, map_location="cpu", weights_only=True) for name in wanted])
+
+
+def _joined(contents: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """One content from those of the files of all processes of ZeRO, in the order of their ranks. Their gradients stay
+    each process's own, in a list.
+    """
+    found: dict[str, Any] = {"model": {}, "optimizer": {}}
+    cut: dict[str, list[int]] = {}
+    gradients: list[dict[str, Any]] = []
+    for content in contents:
+        state = {name: _to_array(value) for name, value in content["model"].items()}
+        pieces = content[RUN]["processes"]["pieces"]
+        part = _state.nested(state, pieces)
+        part["partition_info"] = {name: {"original_dim": state[name].shape} for name in pieces}
+        _aggregate_model_states(part, cut, found, False)
+        _aggregate_optimizer_states(part, cut, found)
+        gradients.append({f"{_state.GRADIENT}_{name}": value
+                          for name, value in part.get("accumulated_gradients", {}).items()})
+    _make_whole(found, cut, False)
+    run = {**contents[0][RUN], "gradients": gradients if any(gradients) else []}
+    return {**contents[0], "model": _state.flat(found), RUN: run}
 
 
 def aggregate_checkpoints(paths: Sequence[str], pytorch_format: bool = True) -> dict[str, Any]:
@@ -184,14 +191,7 @@ def aggregate_checkpoints(paths: Sequence[str], pytorch_format: bool = True) -> 
         rest = rest or {key: value for key, value in state.items() if key not in (*found, "partition_info")}
         _aggregate_model_states(state, cut, found, mixed)
         _aggregate_optimizer_states(state, cut, found)
-    weights = found["model"].get("full_precision", {})
-    for name, shape in cut.items():
-        pieces = [(found["optimizer"].get(name, {}), moment) for moment in MOMENTS] + [(weights, name)] * mixed
-        for values, key in pieces:
-            if key in values:
-                check(values[key].size == math.prod(shape), f"the checkpoints hold only parts of {name}: "
-                      "give the files of all processes")
-                values[key] = values[key].reshape(shape)
+    _make_whole(found, cut, mixed)
     if pytorch_format:
         return _to_pytorch_format(found)
     return {**rest, **found, "trainer_options": {
@@ -256,6 +256,18 @@ def _aggregate_optimizer_states(rank_state_dict: Mapping[str, Any], original_dim
                   f"optimizer state {name}")
 
 
+def _make_whole(found: Mapping[str, Any], cut: Mapping[str, Sequence[int]], mixed_precision: bool) -> None:
+    """Gives what has been put together its shapes. Raises AssertionError where a piece is missing."""
+    weights = found["model"].get("full_precision", {})
+    for name, shape in cut.items():
+        pieces = [(found["optimizer"].get(name, {}), moment) for moment in MOMENTS]
+        for values, key in pieces + [(weights, name)] * mixed_precision:
+            if key in values:
+                check(values[key].size == math.prod(shape), f"the checkpoints hold only parts of {name}: "
+                      "give the files of all processes")
+                values[key] = values[key].reshape(shape)
+
+
 def _dims(state: Mapping[str, Any], original_dims: dict[str, list[int]]) -> dict[str, list[int]]:
     own = {name: [int(size) for size in info["original_dim"]]
            for name, info in state.get("partition_info", {}).items()}
@@ -275,5 +287,4 @@ def _join(joined: dict[str, Any], key: str, value: Any, shape: list[int] | None,
 
 def _to_pytorch_format(state_dict: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     """The weights and buffers of a state as tensors by name."""
-    return {name: torch.from_numpy(np.array(value))
-            for name, value in state_dict.get("model", {}).get("full_precision", {}).items()}
+    return {name: as_tensor(value) for name, value in state_dict.get("model", {}).get("full_precision", {}).items()}

@@ -1,12 +1,10 @@
 """The trainer of onnxruntime 1.0 to 1.4, as `onnxruntime.capi.ort_trainer` has it: descriptions by class, the optimizer
-by name, the rate at each step. Same engine as orttrainer.py.
+by name, the rate at each step. A face of orttrainer.py's: it translates arguments, and has no step of its own.
 """
 
 from __future__ import annotations
 
-import functools
 import os
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -15,22 +13,18 @@ import torch
 from torch import Tensor
 
 from onnxtrain._export.exported import OPSETS
-from onnxtrain.training import _state
-from onnxtrain.training._distributed import Processes
-from onnxtrain.training._engine import Engine
-from onnxtrain.training._models import parameters_of
-from onnxtrain.training._onnx_model import OnnxModel
-from onnxtrain.training._opset import OPSET
-from onnxtrain.training._postprocess import applied, torch_model
-from onnxtrain.training.checkpoint import RUN, load_file, save_file
-from onnxtrain.training.optim.config import AdamConfig, LambConfig, SGDConfig
-from onnxtrain.training.orttrainer import described_outputs, read_of, sizes_of
+from onnxtrain.training import amp, checkpoint, orttrainer
+from onnxtrain.training._info import TrainStepInfo
+from onnxtrain.training._models import alone, parameters_of
+from onnxtrain.training.optim.config import AdamConfig, LambConfig, SGDConfig, _OptimizerConfig
+from onnxtrain.training.optim.lr_scheduler import _LRScheduler
+from onnxtrain.training.orttrainer_options import ORTTrainerOptions
 
 __all__ = ["IODescription", "LossScaler", "ModelDescription", "ORTTrainer", "generate_sample", "load_checkpoint",
            "save_checkpoint"]
 
-_CONFIGS = {"SGDOptimizer": SGDConfig, "AdamOptimizer": AdamConfig, "LambOptimizer": LambConfig}
-_PREFIX = "ORT_checkpoint"
+_CONFIGS: dict[str, type[AdamConfig | LambConfig | SGDConfig]] = {
+    "SGDOptimizer": SGDConfig, "AdamOptimizer": AdamConfig, "LambOptimizer": LambConfig}
 
 
 class IODescription:
@@ -117,6 +111,61 @@ class LossScaler:
         self.stable_steps_ = 0
 
 
+class _ByName(_OptimizerConfig):
+    """An optimizer by its name.
+
+    Args:
+        name: one of _CONFIGS.
+        attributes: of a weight's name gives the hyperparameters that are no defaults.
+    """
+
+    def __init__(self, name: str, attributes: Callable[[str], Mapping[str, Any]] | None) -> None:
+        super().__init__(name, [], _CONFIGS[name]().defaults)
+        self._attributes = attributes
+
+    def of(self, weight: str) -> dict[str, Any]:
+        """See _OptimizerConfig.
+
+        Raises:
+            ValueError: a value is no number, or no hyperparameter has its name.
+        """
+        values = super().of(weight)
+        given = {} if self._attributes is None else self._attributes(weight)
+        for name, value in given.items():
+            if not isinstance(value, (int, float)):
+                raise ValueError("Optimizer attributes must be either float or int.")
+            if name not in values:
+                raise ValueError(f"{name} is not an attribute of {self.name}, which has {', '.join(values) or 'none'}")
+        return {**values, **given}
+
+
+class _Rate(_LRScheduler):
+    """The rate of this step, which train_step() sets."""
+
+    rate: float | Tensor = 0.0
+
+    def get_lr(self, train_step_info: TrainStepInfo) -> list[float]:
+        return [float(self.rate)]
+
+
+class _Scale(amp.LossScaler):
+    """The loss scale of this step, which train_step() sets."""
+
+    def __init__(self, trainer: ORTTrainer) -> None:
+        super().__init__(1.0)
+        self._trainer = trainer
+
+    @property
+    def asked(self) -> Scaler | None:
+        """The trainer's own scaler, if it has one."""
+        return self._trainer.loss_scaler_
+
+    def update(self, train_step_info: TrainStepInfo) -> float:
+        if self.asked is not None:
+            self.asked.update_loss_scale(train_step_info.all_finite)
+        return self.loss_scale
+
+
 class ORTTrainer:
     """Trains a model: forward, backward and update in one call of train_step(), or of the trainer itself.
 
@@ -168,17 +217,13 @@ class ORTTrainer:
                  optimized_model_filepath: str = "", *,
                  postprocess_model: Callable[[onnx.ModelProto], onnx.ModelProto | None] | None = None,
                  partition_optimizer: bool = False) -> None:
-        is_module = isinstance(model, torch.nn.Module)
-        if not is_module and not isinstance(model, onnx.ModelProto):
-            raise ValueError("'model' must be either 'torch.nn.Module' or 'onnx.ModelProto'")
         if training_optimizer_name not in _CONFIGS:
             raise ValueError(f"training_optimizer_name is {training_optimizer_name!r}, expected one of "
                              f"{', '.join(_CONFIGS)}")
-        change = _extra_postprocess or postprocess_model
         if _opset_version is not None and not 1 <= _opset_version <= OPSETS[1]:
             raise ValueError(f"_opset_version is {_opset_version}, expected 1 to {OPSETS[1]}")
         self.model_desc_ = model_desc
-        self.torch_model_ = model if is_module else None
+        self.torch_model_ = model if isinstance(model, torch.nn.Module) else None
         self.loss_fn_ = loss_fn
         self.device_ = torch.device(device)
         self.deepspeed_zero_stage_ = max(deepspeed_zero_stage, int(partition_optimizer))
@@ -189,81 +234,65 @@ class ORTTrainer:
         self.loss_scaler_ = loss_scaler
         self.learning_rate_description_ = learning_rate_description
         self.loss_scale_input_name = getattr(loss_scaler, "loss_scale_input_name_", "default_loss_scale_input_name")
-        self.global_step_ = global_step
-        self.current_step = 0
-        self.session: _state.TrainingSession | None = None
-        self._optimizer = training_optimizer_name
-        self._attributes = map_optimizer_attributes
-        self._clip, self._frozen = enable_grad_norm_clip, list(frozen_weights)
-        self._deterministic = _use_deterministic_compute
-        self._optimized_path = optimized_model_filepath
-        self._adasum = enable_adasum
-        self._change, self._opset = change, OPSET if _opset_version is None else _opset_version
         self._is_train = True
-        self._engine: Engine | None = None
-        self._pending: functools.partial[None] | None = None
-        self._proto: onnx.ModelProto | None = None
-        if not is_module:
-            self._proto = onnx.ModelProto()
-            self._proto.CopyFrom(model)
-            self._proto = applied(change, self._proto)
-            self._ready()
+        self._rate, self._scale = _Rate(), _Scale(self)
+        options = self._options()
+        options.distributed.enable_adasum = enable_adasum
+        options.utils.frozen_weights, options.utils.grad_norm_clip = list(frozen_weights), enable_grad_norm_clip
+        options.debug.deterministic_compute = _use_deterministic_compute
+        options.debug.graph_save_paths.optimized_model_filepath = optimized_model_filepath
+        options._internal_use.extra_postprocess = _extra_postprocess or postprocess_model
+        if _opset_version is not None:
+            options._internal_use.onnx_opset_version = _opset_version
+        inputs = [(item.name_, list(item.shape_)) for item in model_desc.inputs_]
+        outputs = [(item.name_, list(item.shape_), place == 0) for place, item in enumerate(model_desc.outputs_)]
+        self._trainer = orttrainer.ORTTrainer(model, {"inputs": inputs, "outputs": outputs},
+                                              _ByName(training_optimizer_name, map_optimizer_attributes),
+                                              options=options)
+        self.global_step_ = global_step
+        if self.torch_model_ is not None:
+            self._trainer.loss_fn = loss_fn  # which may have other parameters that have defaults
+            count = len(inputs) - (loss_fn is not None)
+            self._trainer._by_position = len(parameters_of(self.torch_model_)[0]) == count
 
-    # ---- the session ----
+    def _options(self) -> ORTTrainerOptions:
+        """The newer form's, of what this one keeps as attributes."""
+        options = ORTTrainerOptions({"device": {"id": str(self.device_)}})
+        options.batch.gradient_accumulation_steps = self.gradient_accumulation_steps
+        options.distributed.world_rank, options.distributed.world_size = self.world_rank, self.world_size
+        options.distributed.deepspeed_zero_optimization.stage = self.deepspeed_zero_stage_
+        options.lr_scheduler = self._rate
+        options.mixed_precision.enabled = self.use_mixed_precision
+        options.mixed_precision.loss_scaler = self._scale if self.use_mixed_precision else None
+        return options
 
-    def _hyperparameters(self, weight: str) -> dict[str, Any]:
-        """Of one weight.
-
-        Raises:
-            ValueError: a value is no number, or no hyperparameter has its name.
-        """
-        values = _CONFIGS[self._optimizer]().of(weight)
-        given = {} if self._attributes is None else self._attributes(weight)
-        for name, value in given.items():
-            if not isinstance(value, (int, float)):
-                raise ValueError("Optimizer attributes must be either float or int.")
-            if name not in values:
-                raise ValueError(f"{name} is not an attribute of {self._optimizer}, which has "
-                                 f"{', '.join(values) or 'none'}")
-        return {**values, **given}
-
-    def _names(self) -> list[str]:
-        return [described.name_ for described in self.model_desc_.inputs_]
-
-    def _described(self, items: Sequence[IODescription]) -> list[tuple[str, Sequence[int | str]]]:
-        return [(item.name_, item.shape_) for item in items]
-
-    def _ready(self) -> Engine:
-        """The engine; made at the first step, and given what was loaded before."""
-        if self._engine is None:
-            inputs, outputs = self._described(self.model_desc_.inputs_), self._described(self.model_desc_.outputs_)
-            if self.torch_model_ is not None:
-                count = len(inputs) - (self.loss_fn_ is not None)
-                model: Any = torch_model(self._change, self.torch_model_, self.loss_fn_, inputs, outputs,
-                                         by_position=len(parameters_of(self.torch_model_)[0]) == count,
-                                         opset=self._opset)
-            else:
-                assert self._proto is not None
-                model = OnnxModel(self._proto, inputs, outputs, self.use_mixed_precision)
-            self._engine = Engine(model, self._optimizer, self._hyperparameters, self._frozen, self._clip,
-                                  self.gradient_accumulation_steps, self.use_mixed_precision, self._deterministic,
-                                  str(self.device_),
-                                  Processes(self.world_size, self.world_rank, self.deepspeed_zero_stage_,
-                                            self._adasum))
-            if self._optimized_path:
-                self._engine.graphs = {self._optimized_path: ("execution_model", False)}
-            self.session = _state.TrainingSession(self._engine)
-        if self._pending is not None:
-            load, self._pending = self._pending, None
-            load()
-        return self._engine
+    @property
+    def session(self) -> Any:
+        """A TrainingSession; None before the first step."""
+        return self._trainer._training_session
 
     @property
     def onnx_model_(self) -> onnx.ModelProto | None:
         """In evaluation, with the weights of when it was made: first asked for, or last saved. None before a step."""
-        if self._proto is None and self._engine is not None:
-            self._proto = self._engine.model.proto()
-        return self._proto
+        return self._trainer._onnx_model
+
+    @property
+    def global_step_(self) -> int:
+        """Updates so far."""
+        return self._trainer._train_step_info.optimization_step
+
+    @global_step_.setter
+    def global_step_(self, count: int) -> None:
+        self._trainer._train_step_info.optimization_step = count
+
+    @property
+    def current_step(self) -> int:
+        """Calls of train_step() so far."""
+        return self._trainer._train_step_info.step
+
+    @current_step.setter
+    def current_step(self, count: int) -> None:
+        self._trainer._train_step_info.step = count
 
     # ---- steps ----
 
@@ -294,38 +323,29 @@ class ORTTrainer:
         Raises:
             ValueError: an input is missing or is not known. RuntimeError: an output is not as described.
         """
-        rate_name = self.learning_rate_description_.name_
-        extra = [] if self.get_lr_this_step_ is not None else [rate_name]
-        external = self.use_mixed_precision and self.loss_scaler_ is None
-        extra += [self.loss_scale_input_name] if external else []
-        names = self._names()
-        if len(args) == 1 and isinstance(args[0], (list, tuple)):
-            args = tuple(args[0])
-        values = _bound([*names, *extra], args, kwargs)
-        if len(values) < len(names) + len(extra):
-            raise ValueError(f"train_step takes {[*names, *extra]}, but got {list(values)}")
+        names = [described.name_ for described in self.model_desc_.inputs_]
+        wanted, external = list(names), self.use_mixed_precision and self.loss_scaler_ is None
+        if self.get_lr_this_step_ is None:
+            wanted.append(self.learning_rate_description_.name_)
+        if external:
+            wanted.append(self.loss_scale_input_name)
+        values = _bound(wanted, args, kwargs)
+        if len(values) < len(wanted):
+            raise ValueError(f"train_step takes {wanted}, but got {list(values)}")
         inputs = [values[name] for name in names]
-        sizes_of(self._described(self.model_desc_.inputs_), inputs)
-        engine = self._ready()
-        rate = values[rate_name] if self.get_lr_this_step_ is None else self.get_lr_this_step_(self.global_step_)
-        scale = 1.0
-        if self.use_mixed_precision:
-            scale = float(values[self.loss_scale_input_name] if external else
-                          self.loss_scaler_.loss_scale_)  # type: ignore[union-attr]
-        read = read_of([output.name_ for output in self.model_desc_.outputs_], fetches)
-        results = engine.forward(inputs, 0, self.current_step + 1, scale, lambda: float(rate), read)
-        outputs = self._chosen(inputs, results, fetches)
-        engine.backward(results[0])
-        self.current_step += 1
-        engine.save_graphs()
-        if engine.is_update(self.current_step):
-            finite = engine.apply()
-            self.global_step_ += finite
-            if self.use_mixed_precision and self.loss_scaler_ is not None:
-                self.loss_scaler_.update_loss_scale(finite)
-            if external:
-                outputs.append(torch.tensor([finite]))
-        return outputs[0] if len(outputs) == 1 else outputs
+        self._trainer._ready(inputs)  # what has been loaded says how far the run is
+        if self.get_lr_this_step_ is None:
+            self._rate.rate = values[self.learning_rate_description_.name_]
+        else:
+            self._rate.rate = self.get_lr_this_step_(self.global_step_)
+        if external:
+            self._scale.loss_scale = float(values[self.loss_scale_input_name])
+        elif self.use_mixed_precision and self.loss_scaler_ is not None:
+            self._scale.loss_scale = float(self.loss_scaler_.loss_scale_)
+        outputs = self._trainer._train(inputs, list(fetches or ()))
+        if external and self.current_step % self.gradient_accumulation_steps == 0:
+            outputs.append(torch.tensor([self._trainer._train_step_info.all_finite]))
+        return alone(outputs)
 
     def eval_step(self, *args: Any, fetches: Sequence[str] | None = None, **kwargs: Any) -> Any:
         """The outputs in evaluation, of the inputs in the description's order or by name; those at the end may be left
@@ -334,23 +354,12 @@ class ORTTrainer:
         Args:
             fetches: names of outputs to return.
         """
-        names = self._names()
+        names = [described.name_ for described in self.model_desc_.inputs_]
         values = _bound(names, args, kwargs)
         if list(values) != names[:len(values)]:
             raise ValueError(f"eval_step takes the first of {names}, but got {list(values)}")
-        inputs = list(values.values())
-        outputs = self._chosen(inputs, self._ready().evaluate(inputs), fetches)
-        return outputs[0] if len(outputs) == 1 else outputs
-
-    def _chosen(self, inputs: Sequence[Any], results: Sequence[Tensor], fetches: Sequence[str] | None) -> list[Tensor]:
-        named = described_outputs(self._described(self.model_desc_.inputs_),
-                                  self._described(self.model_desc_.outputs_), inputs, results, 0,
-                                  self.loss_fn_ is not None, fetches or ())
-        unknown = [name for name in fetches or () if name not in named]
-        if unknown:
-            raise RuntimeError(f"the outputs {unknown} are not among those of this call: "
-                               f"{[output.name_ for output in self.model_desc_.outputs_]} are described")
-        return [named[name] for name in fetches or named]
+        outputs = self._trainer._evaluate(list(values.values()), list(fetches or ()))
+        return alone([outputs[name] for name in fetches or outputs])
 
     # ---- state ----
 
@@ -358,23 +367,13 @@ class ORTTrainer:
         """Writes the model and its loss in evaluation, with the weights as they are; as orttrainer's. Before the first
         step there is a warning and no file.
         """
-        if self._engine is None:
-            warnings.warn("ONNX Runtime training session is not initialized yet: run train_step or eval_step before "
-                          "save_as_onnx()", stacklevel=2)
-            return
-        self._proto = self._engine.model.proto()
-        data = self._proto.SerializeToString()
-        _state.written_whole(path, lambda file: file.write(data))
+        self._trainer.save_as_onnx(path)
 
     def state_dict(self, include_optimizer_state: bool = True) -> dict[str, Tensor]:
         """Weights, frozen ones and buffers by name, and the optimizer's state: see
         checkpoint.experimental_state_dict(). Copies, on the CPU; empty, with a warning, before the first step.
         """
-        if self._engine is None:
-            warnings.warn("ONNX Runtime training session is not initialized yet. Please run train_step or eval_step at "
-                          "least once before calling state_dict().", stacklevel=2)
-            return {}
-        return _state.flat(self._engine, self.current_step, include_optimizer_state)
+        return checkpoint.experimental_state_dict(self._trainer, include_optimizer_state)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = False) -> None:
         """Loads what state_dict() gives; before the first step it is kept until then.
@@ -382,24 +381,17 @@ class ORTTrainer:
         Raises:
             RuntimeError: strict, and names are missing or unknown. ValueError: a value has another shape.
         """
-        self._load(state_dict, strict, {})
-
-    def _load(self, state: Mapping[str, Any], strict: bool, run: Mapping[str, Any]) -> None:
-        if self._engine is None:
-            self._pending = functools.partial(self._load, state, strict, run)
-            return
-        _state.load_run(self._engine, state, strict, run)
-        self.global_step_ = run.get("global_step", self.global_step_)
-        self.current_step = run.get("current_step", self.current_step)
-        _state.load_scaler_state(self.loss_scaler_, run.get("loss_scaler", {}))
+        checkpoint.experimental_load_state_dict(self._trainer, state_dict, strict)
 
 
 def _bound(names: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments by name, in the order of the names.
+    """Arguments by name, in the order of the names; one list stands for all that are given by position.
 
     Raises:
         ValueError: one is not known, or is given twice.
     """
+    if len(args) == 1 and isinstance(args[0], (list, tuple)):
+        args = args[0]
     given = dict(zip(names, args))
     wrong = [name for name in kwargs if name in given or name not in names]
     if len(args) > len(names) or wrong:
@@ -408,21 +400,16 @@ def _bound(names: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any])
     return {name: given[name] if name in given else kwargs[name] for name in names if name in given or name in kwargs}
 
 
-def save_checkpoint(ort_trainer: ORTTrainer, checkpoint_dir: str, checkpoint_prefix: str = _PREFIX,
+def save_checkpoint(ort_trainer: ORTTrainer, checkpoint_dir: str, checkpoint_prefix: str = checkpoint.PREFIX,
                     checkpoint_state_dict: Mapping[str, Any] | None = None,
                     include_optimizer_state: bool = True) -> None:
     """Writes ``{checkpoint_dir}/{checkpoint_prefix}.ort.pt``: see checkpoint.experimental_save_checkpoint()."""
-    run = {"global_step": ort_trainer.global_step_, "current_step": ort_trainer.current_step,
-           "loss_scaler": _state.scaler_state(ort_trainer.loss_scaler_),
-           "processes": _state.processes_of(ort_trainer._engine)}
-    save_file(os.fspath(checkpoint_dir), checkpoint_prefix, {
-        **(checkpoint_state_dict or {}), "model": ort_trainer.state_dict(include_optimizer_state), RUN: run})
+    checkpoint.experimental_save_checkpoint(ort_trainer._trainer, os.fspath(checkpoint_dir), checkpoint_prefix,
+                                            checkpoint_state_dict, include_optimizer_state)
 
 
-def load_checkpoint(ort_trainer: ORTTrainer, checkpoint_dir: str, checkpoint_prefix: str = _PREFIX,
+def load_checkpoint(ort_trainer: ORTTrainer, checkpoint_dir: str, checkpoint_prefix: str = checkpoint.PREFIX,
                     strict: bool = False) -> dict[str, Any]:
     """Loads what save_checkpoint() wrote, and returns the caller's entries."""
-    found = load_file(os.fspath(checkpoint_dir), checkpoint_prefix)
-    state, run = found.pop("model"), found.pop(RUN, {})
-    ort_trainer._load(state, strict, run)
-    return found
+    return checkpoint.experimental_load_checkpoint(ort_trainer._trainer, os.fspath(checkpoint_dir), checkpoint_prefix,
+                                                   strict)

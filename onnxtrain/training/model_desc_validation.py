@@ -85,7 +85,6 @@ class _ORTTrainerModelDesc:
         errors = _errors(model_desc)
         if errors:
             raise ValueError(f"Invalid model_desc: {errors}")
-        self._original = dict(model_desc)
         self.inputs: list[Any] = [_InputDescription(*given) for given in model_desc["inputs"]]
         self.outputs: list[Any] = [_OutputDescription(given[0], given[1], bool(given[2:]) and given[2])
                                    for given in model_desc["outputs"]]

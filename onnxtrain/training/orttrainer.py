@@ -1,6 +1,7 @@
 """ORTTrainer: trains a model by its description, in onnxruntime-training's form of 2020 to 2023.
 
-It reads description and options; _engine.py does the steps. docs/trainer.md is for users.
+It reads description and options; _engine.py does the steps. legacy.py puts the form before that on it. docs/trainer.md
+is for users.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import functools
 import inspect
 import os
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import onnx
@@ -21,7 +22,7 @@ from onnxtrain.training import _checkpoint_storage, _state
 from onnxtrain.training._distributed import Processes
 from onnxtrain.training._engine import Engine
 from onnxtrain.training._info import TrainStepInfo
-from onnxtrain.training._models import TorchModel
+from onnxtrain.training._models import TorchModel, alone
 from onnxtrain.training._onnx_model import OnnxModel
 from onnxtrain.training._postprocess import applied, torch_model
 from onnxtrain.training._update import as_tensor
@@ -33,11 +34,12 @@ from onnxtrain.training.orttrainer_options import ORTTrainerOptions, refuse_unsu
 
 __all__ = ["ORTTrainer", "ORTTrainerOptions", "TrainStepInfo"]
 
-# Of debug.graph_save_paths: the engine's stage, and whether the file has the update.
+# Of debug.graph_save_paths: the engine's stage, and whether the file has the update. The last one is legacy.py's.
 _STAGES = {"model_after_graph_transforms_path": ("optimized_pre_grad", False),
            "model_with_gradient_graph_path": ("optimized", False),
            "model_with_training_graph_path": ("optimized", True),
-           "model_with_training_graph_after_optimization_path": ("execution_model", True)}
+           "model_with_training_graph_after_optimization_path": ("execution_model", True),
+           "optimized_model_filepath": ("execution_model", False)}
 
 
 class ORTTrainer:
@@ -62,6 +64,8 @@ class ORTTrainer:
 
     What options ask for that is not there is refused at the first step, by onnxtrain.UnsupportedError.
     """
+
+    _by_position = False  # whether forward gets the inputs in the description's order, whatever their names
 
     def __init__(self, model: torch.nn.Module | onnx.ModelProto, model_desc: dict[str, Any],
                  optim_config: _OptimizerConfig, loss_fn: Callable[[Any, Any], Tensor] | None = None,
@@ -111,7 +115,7 @@ class ORTTrainer:
                 options.mixed_precision.loss_scaler = DynamicLossScaler()
             if self._torch_model is not None:
                 model: Any = torch_model(options._internal_use.extra_postprocess, self._torch_model, self.loss_fn,
-                                         desc.inputs, desc.outputs, by_position=False, loss=loss,
+                                         desc.inputs, desc.outputs, by_position=self._by_position, loss=loss,
                                          opset=options._internal_use.onnx_opset_version)
                 if options.graph_transformer.transformer_layer_recompute:
                     runtime = model.ort_module._runtime
@@ -186,8 +190,11 @@ class ORTTrainer:
             AssertionError: another number of inputs than is described, or sizes of one name that are not equal.
             RuntimeError: no such output as in ``fetches``; an output has another size than is described.
         """
-        info = self._train_step_info
-        inputs, fetches = self._inputs(args, kwargs), self._fetches()
+        return alone(self._train(self._inputs(args, kwargs), self._train_step_info.fetches))
+
+    def _train(self, inputs: Sequence[Any], fetches: Sequence[str]) -> list[Tensor]:
+        """train_step() of inputs in the description's order; the outputs in that of fetches."""
+        info, places = self._train_step_info, self._places(fetches)
         sizes_of(self.model_desc.inputs, inputs)
         engine = self._ready(inputs)
         step = info.step + 1
@@ -198,8 +205,7 @@ class ORTTrainer:
             info.step = step
             return self._rate()
 
-        read = read_of([described[0] for described in self.model_desc.outputs], fetches)
-        results = engine.forward(inputs, self.model_desc.loss, step, scale, rate, read)
+        results = engine.forward(inputs, self.model_desc.loss, step, scale, rate, places)
         outputs = self._outputs(inputs, results, fetches)
         chosen = [outputs[name] for name in fetches or outputs]
         engine.backward(results[self.model_desc.loss])
@@ -210,21 +216,25 @@ class ORTTrainer:
             if scaler is not None:
                 scaler.update(info)
             info.optimization_step += info.all_finite
-        return chosen[0] if len(chosen) == 1 else chosen
+        return chosen
 
     def eval_step(self, *args: Any, **kwargs: Any) -> Any:
         """The outputs of the model in evaluation. With ``_train_step_info.fetches`` inputs at the end may be left out.
 
         Args and returns are train_step()'s.
         """
-        inputs, fetches = self._inputs(args, kwargs), self._fetches()
+        outputs = self._evaluate(self._inputs(args, kwargs), self._train_step_info.fetches)
+        return alone(list(outputs.values()))
+
+    def _evaluate(self, inputs: Sequence[Any], fetches: Sequence[str]) -> dict[str, Tensor]:
+        """eval_step() of inputs in the description's order; outputs by name."""
+        self._places(fetches)
         sizes_of(self.model_desc.inputs, inputs)
         outputs = self._outputs(inputs, self._ready(inputs).evaluate(inputs), fetches)
         lacking = [name for name in fetches if name not in outputs]
         if lacking:
             raise RuntimeError(f"the outputs {lacking} need all inputs of the model: give them")
-        chosen = list(outputs.values())
-        return chosen[0] if len(chosen) == 1 else chosen
+        return outputs
 
     def _rate(self) -> float:
         scheduler = self.options.lr_scheduler
@@ -233,12 +243,17 @@ class ORTTrainer:
         scheduler._step(self._train_step_info)
         return scheduler.get_last_lr()[0]
 
-    def _fetches(self) -> list[str]:
-        fetches = self._train_step_info.fetches
+    def _places(self, fetches: Sequence[str]) -> tuple[int, ...]:
+        """Places of these outputs, of all of them where there are no names.
+
+        Raises:
+            RuntimeError: there is no such output.
+        """
         names = [described[0] for described in self.model_desc.outputs]
-        if any(name not in names for name in fetches):
-            raise RuntimeError("The specified fetches list contains invalid output names")
-        return fetches
+        if unknown := [name for name in fetches if name not in names]:
+            raise RuntimeError("The specified fetches list contains invalid output names: "
+                               f"{unknown} are not in {names}")
+        return tuple(place for place, name in enumerate(names) if not fetches or name in fetches)
 
     def _inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         if len(args) == 1 and isinstance(args[0], (list, tuple)):
@@ -323,7 +338,7 @@ class ORTTrainer:
         if rest:
             model.setdefault("full_precision", {}).update(rest)
         if pytorch_format:  # with ZeRO too: weights are whole in every process
-            return {name: torch.from_numpy(value.copy()) for name, value in model.get("full_precision", {}).items()}
+            return {name: as_tensor(value) for name, value in model.get("full_precision", {}).items()}
         options, info = self.options, self._train_step_info
         distributed = options.distributed
         zero_stage, size = distributed.deepspeed_zero_optimization.stage, distributed.world_size
@@ -493,11 +508,6 @@ def sizes_of(described: Sequence[Any], inputs: Sequence[Any]) -> dict[str, int]:
                 size = value.shape[axis]
                 check(sizes.setdefault(name, size) == size, f"Mismatch in dynamic shape {name}")
     return sizes
-
-
-def read_of(names: Sequence[str], fetches: Collection[str] | None) -> tuple[int, ...]:
-    """Places of the outputs that a step returns: those of fetches alone, where there are some."""
-    return tuple(place for place, name in enumerate(names) if not fetches or name in fetches)
 
 
 def described_outputs(inputs: Sequence[Any], outputs: Sequence[Any], given: Sequence[Any], results: Sequence[Tensor],

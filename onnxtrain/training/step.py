@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onnxtrain.training._models import TorchModel
+from onnxtrain.training._models import TorchModel, alone
 
 
 class StepTrainer:
@@ -47,16 +47,12 @@ class StepTrainer:
         loss, *prediction = self._of(len(inputs))(inputs)
         loss.backward()
         self.optimizer.step()
-        return loss.detach(), _alone([tensor.detach() for tensor in prediction])
+        return loss.detach(), alone([tensor.detach() for tensor in prediction])
 
     def evaluate(self, *inputs: Any) -> tuple[Tensor, Any]:
         """The same in evaluation, with nothing updated."""
         loss, *prediction = self._of(len(inputs)).evaluate(inputs)
-        return loss, _alone(prediction)
-
-
-def _alone(tensors: list[Tensor]) -> Any:
-    return tensors[0] if len(tensors) == 1 else tensors
+        return loss, alone(prediction)
 
 
 def trainer(model: torch.nn.Module, criterion: Callable[[Any, Any], Tensor],

@@ -140,7 +140,7 @@ def test_modes_and_fetches(tmp_path):
     torch.testing.assert_close(scores, want)
     torch.testing.assert_close(loss, F.cross_entropy(want, label))
     torch.testing.assert_close(trainer.eval_step(x, fetches=["scores"]), want)
-    with pytest.raises(RuntimeError, match=r"the outputs \['other'\] are not among"):
+    with pytest.raises(RuntimeError, match=r"invalid output names: \['other'\]"):
         trainer.eval_step(x, label, fetches=["other"])
     trainer.train()
     assert trainer(x, label, RATED)[0] != loss
@@ -197,6 +197,22 @@ def test_a_run_goes_on_from_a_file(name, tmp_path):
     with pytest.raises(RuntimeError, match=r"Missing keys: \['first.weight'\]"):
         second.load_state_dict(state, strict=True)
     second.load_state_dict(state)
+
+
+def test_a_file_of_an_earlier_version(tmp_path):
+    """It calls the counts as the older form does."""
+    first, second = [legacy(net(), get_lr_this_step=lambda k: 0.01) for _ in range(2)]
+    for x, label in batches(3):
+        first(x, label)
+        second(x, label)
+    save_checkpoint(first, tmp_path)
+    path = tmp_path / "ORT_checkpoint.ort.pt"
+    content = torch.load(path)
+    run = content["onnxtrain_run"]
+    run.update(global_step=run.pop("optimization_step") + 4, current_step=run.pop("step") + 5)
+    torch.save(content, path)
+    load_checkpoint(second, tmp_path)
+    assert (second.global_step_, second.current_step) == (7, 8)
 
 
 def test_samples():
