@@ -426,5 +426,5 @@ def places_of(module: torch.nn.Module, inputs: Sequence[Any]) -> list[list[Place
 
 def kinds_of(inputs: Sequence[Any], places: Sequence[Sequence[Place]]) -> tuple[Any, ...]:
     """What an export depends on of the weights among the inputs of a graph: others of these kinds may stand there."""
-    return tuple([(len(held), held[0].kind, tensor.dtype, tensor.shape, tensor.requires_grad, tensor.stride())
+    return tuple([(len(held), held[0].kind, tensor.dtype, tensor.shape, tensor.stride())
                   if held else None for tensor, held in zip(inputs, places, strict=True)])
