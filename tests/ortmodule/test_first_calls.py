@@ -70,7 +70,7 @@ def together(*calls):
 def check():
     import gc
     assert not errors and not wrong, (errors, wrong)
-    assert len(before) > 40, len(before)
+    assert len(before) > 20, len(before)
     left = [name for owner, name, value, own in before.values()
             if (name in vars(owner)) != own or vars(owner).get(name) is not value]
     assert not left and not state._places, left
