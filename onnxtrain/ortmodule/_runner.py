@@ -39,7 +39,6 @@ from onnxtrain.ortmodule.options import RuntimeOptions
 
 MAX_PROGRAMS = 32  # exports kept per schema; the one that was made first goes
 MAX_BY_TORCH = 8  # operators of one graph that torch runs; with more, torch runs the graph
-KEPT = {"": 0, "bf16": 16, "int8": 3}  # ORTMODULE_ACTIVATION_COMPRESSION as Session takes it
 _UNTRANSLATED = re.compile(r"No ONNX function found for <OpOverload\(op='(aten\.\w+)', overload='(\w+)'\)>")
 
 
@@ -313,12 +312,6 @@ class GraphRunner(FallsBack):
                             runtime.cache_dir, reason)
             return None
 
-    def _memory(self) -> dict[str, Any]:
-        """Arguments of a Session that decide about memory."""
-        runtime = self._runtime
-        return {"recompute": runtime.memory_optimization_level, "budget": runtime.memory_budget or 0.0,
-                "subgraphs": runtime.subgraphs, "kept": KEPT[runtime.activation_compression]}
-
     def _known_export(self, key: Key, tensors: Sequence[torch.Tensor], device: str) -> Program | None:
         """A program of an export on disk."""
         name = self._digest(key)
@@ -331,7 +324,7 @@ class GraphRunner(FallsBack):
 
     def _bound(self, exported: Exported, device: str) -> Program:
         """A program that takes the inputs of the graph, weights among them."""
-        return Program(self._module, exported, device=device, memory=self._memory(),
+        return Program(self._module, exported, device=device, memory=self._runtime.memory(),
                        places=self._module._captured.positions())
 
     def _program(self, key: Key, args: tuple[Any, ...], by_torch: tuple[str, ...], device: str) -> Program:

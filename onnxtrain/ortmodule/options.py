@@ -5,9 +5,12 @@ from __future__ import annotations
 import dataclasses
 import enum
 import os
+from typing import Any
 
 from onnxtrain import options
 from onnxtrain.ortmodule._memory_config import Plan, parse
+
+KEPT = {"": 0, "bf16": 16, "int8": 3}  # ORTMODULE_ACTIVATION_COMPRESSION as Session takes it
 
 
 class _SkipCheck(enum.IntFlag):
@@ -73,3 +76,8 @@ class RuntimeOptions:
         """Those that backward runs again. Raises ValueError for a malformed memory_optimizer_config."""
         plans = parse(self.memory_optimizer_config)
         return [] if self.memory_optimization_level else plans
+
+    def memory(self) -> dict[str, Any]:
+        """Arguments of a Session that decide about memory."""
+        return {"recompute": self.memory_optimization_level, "budget": self.memory_budget or 0.0,
+                "subgraphs": self.subgraphs, "kept": KEPT[self.activation_compression]}

@@ -90,7 +90,7 @@ class PostprocessedModel(TorchModel):
                tuple([(value.shape, value.dtype) if isinstance(value, Tensor) else value for value in inputs]))
         if key not in self._programs:
             exported = self._changed(_saved.exported_of(self._composed, inputs, self._opset))
-            program = Program(self._composed, exported, device=device, memory=self.ort_module._memory())
+            program = Program(self._composed, exported, device=device, memory=self.ort_module._runtime.memory())
             program.in_backward = self._reducer
             _report.register(program)
             self._programs[key] = program
