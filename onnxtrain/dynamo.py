@@ -129,9 +129,9 @@ def _compiled(graph: torch.fx.GraphModule, parts: Callable[[], Any] | None,
             if parts is None and _torch.has_any_global_hook():
                 results = runner._by_torch("a global module hook would run for the captured graph, which is not a "
                                            "module of the user", inputs)
-            elif _torch.len_torch_function_stack() and function_mode() is not None:
+            elif _torch.len_torch_function_stack() and (active := function_mode()) is not None:
                 with _torch.DisableTorchFunction():  # the mode was asked when the graph was captured: not once more
-                    results = runner(inputs)
+                    results = runner._by_torch(f"the mode {active} must see every function of torch", inputs)
             elif parts is not None and parts().seeds:
                 results = runner._by_torch("the module seeds torch's random generator, or reads or sets its state, "
                                            "inside forward, and needs torch's own numbers", inputs)

@@ -254,14 +254,12 @@ class GraphRunner(FallsBack):
         return result
 
     def _named(self, inputs: Sequence[Any]) -> list[tuple[str, torch.Tensor]]:
-        """Arguments, parameters and buffers, with the names that they have for the user."""
-        called, found, kinds = names_of_call(), [], {"_parameters": "parameter", "_buffers": "buffer"}
-        for i, (tensor, held) in enumerate(zip(inputs, self._module._captured.places, strict=True)):
-            name = f"{kinds[held[0].kind]} {held[0].full_name}" if held else (
-                f"argument {called[id(tensor)]}" if id(tensor) in called else
-                f"input {self._own.index(i)} of the graph")
-            found += [(name, tensor)] if isinstance(tensor, torch.Tensor) else []
-        return found
+        """Arguments, then parameters and buffers, with the names that they have for the user."""
+        called, kinds = names_of_call(), {"_parameters": "parameter", "_buffers": "buffer"}
+        found = [(f"argument {called[id(inputs[i])]}" if id(inputs[i]) in called else f"input {number} of the graph",
+                  inputs[i]) for number, i in enumerate(self._own) if isinstance(inputs[i], torch.Tensor)]
+        return found + [(f"{kinds[held[0].kind]} {held[0].full_name}", tensor)
+                        for held, tensor in zip(self._module._captured.places, inputs, strict=True) if held]
 
     def _leave_devices(self, device: str) -> None:
         """Drops the programs for other devices, with the memory that they hold there: the weights have moved."""
