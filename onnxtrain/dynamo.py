@@ -31,6 +31,7 @@ from onnxtrain._export.function_apply import is_traced, traced
 from onnxtrain._export.numbers import (
     SYMBOLIC,
     Results,
+    copied,
     drop_arithmetic,
     example,
     floats_as_arguments,
@@ -300,23 +301,14 @@ def _refuse_transforms(graph: torch.fx.GraphModule) -> None:
             raise LookupError("torch.func differentiates in it with its own interpreter")
 
 
-def _copy(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """The same operations and attributes; Dynamo goes on reading the arguments of its own graph."""
-    own = torch.fx.Graph()
-    own.output(own.graph_copy(graph.graph, {}))
-    copied = torch.fx.GraphModule(graph, own)
-    copied.meta.update(graph.meta)
-    return copied
-
-
 def _copied(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
     """A copy whose operators an export can follow, in graphs inside as well."""
-    copied = _copy(graph)
+    made = copied(graph)
     for name, part in graph.named_children():
-        if isinstance(part, torch.fx.GraphModule) and hasattr(copied, name):
-            setattr(copied, name, _copied(part))
-    _undo_operators(copied)
-    return copied
+        if isinstance(part, torch.fx.GraphModule) and hasattr(made, name):
+            setattr(made, name, _copied(part))
+    _undo_operators(made)
+    return made
 
 
 def _undo_operators(graph: torch.fx.GraphModule) -> None:

@@ -424,6 +424,13 @@ def places_of(module: torch.nn.Module, inputs: Sequence[Any]) -> list[list[Place
     return [held.get(id(value), []) if isinstance(value, Tensor) else [] for value in inputs]
 
 
+def names_of_weights(module: torch.nn.Module) -> dict[int, str]:
+    """By its id, what each parameter and buffer of a module is called in messages: "parameter fc.weight"."""
+    named = [("buffer", *each) for each in module.named_buffers()] + [
+        ("parameter", *each) for each in module.named_parameters()]
+    return {id(tensor): f"{kind} {name}" for kind, name, tensor in named}
+
+
 def kinds_of(inputs: Sequence[Any], places: Sequence[Sequence[Place]]) -> tuple[Any, ...]:
     """What an export depends on of the weights among the inputs of a graph: others of these kinds may stand there."""
     return tuple([(len(held), held[0].kind, tensor.dtype, tensor.shape, tensor.stride())

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
+from onnxtrain._export.numbers import copied
 from onnxtrain._torch import VF
 
 Functions = Mapping[Any, Callable[..., Any]]
@@ -66,13 +67,12 @@ class Instead(TorchFunctionMode):
 
 def exchanged(graph: torch.fx.GraphModule, ours: Functions) -> torch.fx.GraphModule:
     """A copy of the graph of a branch or a loop's body, which no mode sees the calls of, with other functions in it."""
-    nodes = torch.fx.Graph()
-    nodes.output(nodes.graph_copy(graph.graph, {}))
-    for node in nodes.nodes:
+    made = copied(graph)
+    for node in made.graph.nodes:
         if node.op == "call_function":
             node.target = ours.get(node.target, node.target)
-    copied = torch.fx.GraphModule(graph, nodes)
-    for name, part in copied.named_children():
+    for name, part in made.named_children():
         if isinstance(part, torch.fx.GraphModule):
-            setattr(copied, name, exchanged(part, ours))
-    return copied
+            setattr(made, name, exchanged(part, ours))
+    made.recompile()
+    return made

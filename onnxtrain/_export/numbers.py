@@ -25,6 +25,15 @@ _ARITHMETIC = frozenset((operator.add, operator.sub, operator.mul, operator.true
 _NAMES = {"math": math, "torch": torch, "max": max, "min": min, "abs": abs, "round": round}  # in formulas
 
 
+def copied(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """The same operations and attributes; Dynamo goes on reading the arguments of its own graph."""
+    own = torch.fx.Graph()
+    own.output(own.graph_copy(graph.graph, {}))
+    copy = torch.fx.GraphModule(graph, own)
+    copy.meta.update(graph.meta)
+    return copy
+
+
 def placeholders(graph: torch.fx.GraphModule) -> list[torch.fx.Node]:
     return [node for node in graph.graph.nodes if node.op == "placeholder"]
 

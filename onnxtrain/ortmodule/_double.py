@@ -122,9 +122,9 @@ def refuse_changes(program: Any, run: Any, who: str) -> None:
     reached = program.reach.read(tuple([i for i, flag in enumerate(run.differentiable) if flag]))
     for index in changed:
         if index in reached:
+            name = program.name(index, run.inputs[index])
             raise RuntimeError(f"one of the variables needed for gradient computation has been modified by an inplace "
-                               f"operation: {program.name(index)} of the module, whose value in forward is needed "
-                               f"by {who}")
+                               f"operation: {name} of the module, whose value in forward is needed by {who}")
 
 
 def gradients(ctx: Any, grads: tuple[Tensor | None, ...], plain: Callable[..., Any]) -> Sequence[Tensor | None]:
@@ -214,7 +214,7 @@ class Double:
         masks = self._source.masks(run.inputs, ctx.seed) if self._source is not None else None
         wanted = [i for i, (node, _) in enumerate(ctx.next_functions) if node is not None and _executes(node)]
         inputs = [tensor.view_as(tensor) for tensor in run.inputs]  # of which no other depends on another
-        placed = [tensor.clone() if i in program.changing or source.kind == "buffer" else tensor  # what may be written
+        placed = [tensor.clone() if i in program.writes or source.kind == "buffer" else tensor
                   for i, (tensor, source) in enumerate(zip(inputs, program.exported.inputs))]
         with self._modes(), state.random_unchanged(), masks or contextlib.nullcontext():
             outputs = self._outputs(program, placed, run.call, grads)
@@ -228,7 +228,7 @@ class Double:
                     [output for output, _ in roots], [inputs[i] for i in wanted], [grad for _, grad in roots],
                     create_graph=True, allow_unused=True)):
                 found[i] = grad
-        self._refuse_lost(program, grads, wanted, found)
+        self._refuse_lost(program, run.inputs, grads, wanted, found)
         return found
 
     def _outputs(self, program: Any, inputs: Sequence[Tensor], call: Sequence[Any],
@@ -269,14 +269,14 @@ class Double:
                 torch.set_default_dtype(before)
 
     @staticmethod
-    def _refuse_lost(program: Any, grads: tuple[Tensor | None, ...], wanted: Sequence[int],
+    def _refuse_lost(program: Any, inputs: Sequence[Tensor], grads: tuple[Tensor | None, ...], wanted: Sequence[int],
                      found: Sequence[Tensor | None]) -> None:
         """A parameter that forward reads from a place where it was not exchanged would silently have no gradient."""
         reached = program.reach.inputs(tuple([i for i, grad in enumerate(grads) if grad is not None]))
         for index in wanted:
             if found[index] is None and index in reached:
-                raise RuntimeError(f"create_graph=True: PyTorch found no gradient of {program.name(index)}, which the "
-                                   "engine's graph depends on")
+                raise RuntimeError("create_graph=True: PyTorch found no gradient of "
+                                   f"{program.name(index, inputs[index])}, which the engine's graph depends on")
 
 
 def _executes(node: Any) -> bool:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from onnxtrain import _C, UnsupportedError, _timing, _torch, options
 from onnxtrain._export import checkpoint, gradients, views
+from onnxtrain._export.captured import names_of_weights
 from onnxtrain._export.errors import StaleError
 from onnxtrain._export.exported import Exported
 from onnxtrain.ortmodule import _double, _held, _random, graph_optimizer_registry
@@ -310,6 +311,7 @@ class Program:
         self.may_step = (self.device == "cpu" and self.chain is None
                          and not (self._checks or self._written or any(
                              [expected is not None and expected[1].is_complex for expected in self._expected])))
+        self.writes = self._writes()
         self.changing = self._changing()
         self._views = None if self.exported.views is None else views.Replay(self.exported.views)
         # Whether the graph's first outputs are the results, in their order.
@@ -323,18 +325,20 @@ class Program:
         return frozenset(i for i, source in enumerate(self.exported.inputs)
                          if source.kind in ("user", "parameter") and i not in reached)
 
+    def _writes(self) -> frozenset[int]:
+        """Inputs of the graph that forward changes."""
+        targets = {("user" if target.kind == "argument" else "weight", target.target)
+                   for target in self.exported.outputs if target.kind in ("argument", "buffer")}
+        return frozenset(i for i, source in enumerate(self.exported.inputs) if source.kind != "constant"
+                         and ("user" if source.kind == "user" else "weight", source.target) in targets)
+
     def _changing(self) -> frozenset[int]:
-        """Inputs of the graph that forward changes, and that its results or gradients depend on as they were."""
-        inputs = self.exported.inputs
-        leaves = {leaf for _, leaf in self._written}
-        found = {i for i, source in enumerate(inputs) if source.kind == "user" and source.target in leaves}
-        buffers = {self.exported.outputs[index].target for index, _, _ in self._buffers}
-        own = {i for i, source in enumerate(inputs)
-               if source.kind in ("buffer", "parameter") and source.target in buffers}
-        if own:
-            results = tuple([i for i, target in enumerate(self.exported.outputs) if target.kind not in _UNSEEN])
-            found |= own & self.reach.read(results)
-        return frozenset(found)
+        """Of those, which results or gradients depend on as they were."""
+        own = frozenset(i for i in self.writes if self.exported.inputs[i].kind != "user")
+        if not own:
+            return self.writes
+        results = tuple([i for i, target in enumerate(self.exported.outputs) if target.kind not in _UNSEEN])
+        return self.writes - own | own & self.reach.read(results)
 
     def planner(self, level: int, budget: float) -> Any:
         """A session of the same graph for plans at another level or budget.
@@ -367,9 +371,12 @@ class Program:
         """Session.save() of a graph in one piece; of the first segment otherwise."""
         return self.session.save(stage)
 
-    def name(self, index: int) -> str:
-        """Of one input of the graph, for a message."""
+    def name(self, index: int, tensor: Tensor) -> str:
+        """Of one input of the graph, which is this tensor in a call, for a message."""
         source = self.exported.inputs[index]
+        if self._places is not None and source.kind != "user":  # the call may be of an equal layer
+            named = names_of_weights(self._module._captured.user())  # type: ignore[union-attr, operator]
+            return named.get(id(tensor), f"{source.kind} {source.target}")
         return f"{source.kind} {source.target}" if source.kind in ("parameter", "buffer") else f"input {source.name}"
 
     def seed(self) -> int | torch.Generator:

@@ -15,7 +15,7 @@ import torch
 
 from onnxtrain import _C, UnsupportedError, _report
 from onnxtrain._export import cache, exclusive, products
-from onnxtrain._export.captured import Graph
+from onnxtrain._export.captured import Graph, names_of_weights
 from onnxtrain._export.errors import (
     ArgumentError,
     ConstantsWanted,
@@ -78,11 +78,12 @@ class GraphRunner(FallsBack):
         if ((self._fallback.forced or exclusive.owner is not None or modes is None)
                 and (by_torch := self._outside()) is not None):
             return by_torch(inputs)
+        assert modes is not None  # else PyTorch has run the call
         args = tuple(map(inputs.__getitem__, self._own))
         call, runtime = running.call, self._runtime
         grad_enabled = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
         training = self._module.training if call is None or self._parts is None else call.training
-        mode, signature = (training and grad_enabled, modes or ()), _C.signature(args)
+        mode, signature = (training and grad_enabled, modes), _C.signature(args)
         known = None if signature is None else self._known.get((signature, mode))
         if known is not None:
             key, programs = known
@@ -96,8 +97,7 @@ class GraphRunner(FallsBack):
         for program in programs:
             if program.guards(tensors) is None:
                 if program.steps < self._debug.verify:
-                    self._module._captured.hold(inputs)
-                    self._debug.log(logging.WARNING, "%s", verify(self._module, program.exported, args))
+                    self._debug.log(logging.WARNING, "%s", self._verified(program, args, inputs))
                 try:
                     if self._debug.trace is None and not (runtime.print_memory_stats or runtime.print_input_density):
                         result = program(args, grad_enabled, inputs)
@@ -134,6 +134,12 @@ class GraphRunner(FallsBack):
         if self._runtime.print_input_density:
             _announce.density(self._module, program)
         return result
+
+    def _verified(self, program: Program, args: Sequence[Any], inputs: Sequence[Any]) -> str:
+        """The table of DebugOptions(verify=True)."""
+        with exclusive.exclusive():
+            self._module._captured.hold(inputs)
+            return verify(self._module, program.exported, args)
 
     def _after_check(self, error: CheckError, inputs: Sequence[Any]) -> Any:
         """A call for which forward may have to raise: all of forward runs in PyTorch, where the graph has its checks.
@@ -186,18 +192,18 @@ class GraphRunner(FallsBack):
         _C.set_log_level(self._debug.log_level.logging_level)
         if self._runtime.cache_dir:
             products.recall(self._runtime.cache_dir)
-        self._module._captured.hold(inputs)  # what is exported and compared
         by_torch: list[str] = []
         while True:
             program = None
             try:
                 with exclusive.exclusive():
+                    self._module._captured.hold(inputs)  # what is exported and compared
                     program = (self._known_export(key, tensors, device)
                                or self._program(key, args, tuple(by_torch), device))
                 if program.chain is None or not program.chain.draws:
                     program.double = Double(self._module, key, self._fallback, self._counters, self._debug)
                 if self._debug.verify:
-                    self._debug.log(logging.WARNING, "%s", verify(self._module, program.exported, args))
+                    self._debug.log(logging.WARNING, "%s", self._verified(program, args, inputs))
                 result = self._first_run(program, args, grad_enabled, inputs)
             except (CheckError, MemoryError) as error:
                 if program is not None:
@@ -255,11 +261,10 @@ class GraphRunner(FallsBack):
 
     def _named(self, inputs: Sequence[Any]) -> list[tuple[str, torch.Tensor]]:
         """Arguments, then parameters and buffers, with the names that they have for the user."""
-        called, kinds = names_of_call(), {"_parameters": "parameter", "_buffers": "buffer"}
+        called, held = names_of_call(), names_of_weights(self._module._captured.user())
         found = [(f"argument {called[id(inputs[i])]}" if id(inputs[i]) in called else f"input {number} of the graph",
                   inputs[i]) for number, i in enumerate(self._own) if isinstance(inputs[i], torch.Tensor)]
-        return found + [(f"{kinds[held[0].kind]} {held[0].full_name}", tensor)
-                        for held, tensor in zip(self._module._captured.places, inputs, strict=True) if held]
+        return found + [(held[id(tensor)], tensor) for tensor in inputs if id(tensor) in held]
 
     def _leave_devices(self, device: str) -> None:
         """Drops the programs for other devices, with the memory that they hold there: the weights have moved."""

@@ -1,4 +1,5 @@
-"""Our cost per step above a bare no-op autograd Function with the same inputs: python tests/bench/overhead.py
+"""Our cost per step above a bare no-op autograd Function with the same inputs, and how many of our Python functions a
+forward calls: python tests/bench/overhead.py
 
 Beside it that Function behind Dynamo's guards (torch.compile with a backend that calls nothing else), and our step with
 parameters that one node holds (ORTMODULE_ENABLE_MEM_EFFICIENT_GRAD_MGMT=1).
@@ -8,7 +9,9 @@ from __future__ import annotations
 
 import os
 import statistics
+import sys
 import time
+import types
 import warnings
 from collections.abc import Callable
 
@@ -79,6 +82,22 @@ def checks(model: ORTModule, x: torch.Tensor) -> float:
     return min(times)
 
 
+def functions_of_ours(call: Callable[[], object]) -> int:
+    """How many Python functions of onnxtrain's a call takes."""
+    count = 0
+
+    def look(frame: types.FrameType, event: str, _: object) -> None:
+        nonlocal count
+        count += event == "call" and str(frame.f_globals.get("__name__")).startswith("onnxtrain")
+
+    sys.setprofile(look)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
 def main() -> None:
     for n in (4, 150, 1000):
         module = Many(n)
@@ -121,6 +140,7 @@ def main() -> None:
         ours(), bare(), behind_dynamo(), held()
         del os.environ["ORTMODULE_ENABLE_MEM_EFFICIENT_GRAD_MGMT"]
         a, b, c, d = medians((ours, bare, held, behind_dynamo), 300 if n < 1000 else 40)
+        print(f"{n:>4} parameters: {functions_of_ours(lambda: model(x))} Python functions of onnxtrain's in a forward")
         print(f"{n:>4} parameters: checks {1e6 * checks(model, x):.1f} us a step (goal 20 for 150)")
         print(f"{n:>4} parameters: ours {1e6 * a:.0f} us, bare Function {1e6 * b:.0f} us, above it {1e6 * (a - b):.0f} "
               f"us, of which Dynamo's guards {1e6 * (d - b):.0f} us (goal {20 + 0.3 * n:.0f}); "

@@ -9,7 +9,6 @@ import sys
 import types
 
 import numpy
-import onnx
 import pytest
 import torch
 import torch.nn as nn
@@ -19,7 +18,6 @@ from torch.autograd import Variable
 
 import onnxtrain
 from onnxtrain.ortmodule import ORTModule, ORTModuleTorchModelException
-from onnxtrain.ortmodule._captured import Parts
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 HELPER = types.SimpleNamespace(scale=2.0)
@@ -203,109 +201,6 @@ def test_graphs_that_no_argument_enters(forward):
     model = both(module(forward), lambda m: [step(x)(m) for x in (X, torch.ones(5, 4), torch.ones(7, 4), X)])
     in_engine(model, 4)
     assert onnxtrain.stats(model)["graph_breaks"] == [BROKEN]
-
-
-class Cut(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.fc = nn.Linear(4, 4)
-
-    def forward(self, x):
-        return cut(self.fc(x) * x.shape[0]) + x
-
-
-def test_layers_that_share_a_capture_have_open_sizes_each():
-    model = both(lambda: nn.Sequential(Cut(), Cut()), lambda m: [step(x)(m) for x in (X, X[1:])])
-    exports = in_engine(model, 2)["exports"]
-    step(torch.cat([X, X]))(model)
-    assert in_engine(model, 3)["exports"] == exports
-
-
-class Tied(nn.Module):
-    def __init__(self, out=4, tied=False):
-        super().__init__()
-        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, out)
-        if tied:
-            self.second.weight = self.first.weight
-        self.register_buffer("count", torch.zeros(4))
-
-    def forward(self, x):
-        self.count.add_(1)
-        return cut(self.second(F.relu(self.first(x) + self.count)))
-
-
-def test_equal_layers_between_cuts_are_exported_once():
-    def layers():
-        made = nn.Sequential(*[Tied(4, tied) for tied in (False, False, False, True, True, False)], Tied(5))
-        made[1].first.weight.requires_grad_(False)
-        return made
-
-    model = both(layers, lambda m: [step(x)(m) for x in (X, Y, X)])
-    # Plain and wider layers: a frozen one may be thawed later, and a tied one is a plain one that has a weight twice.
-    counts = in_engine(model, 3)
-    assert counts["exports"] == counts["programs"] == 2
-    for _, (program,) in model._all_programs():
-        names = [source.name for source in program.exported.inputs if source.kind != "user"]
-        assert {value.name for value in onnx.load_from_string(program.exported.model).graph.input} >= set(names)
-
-
-class Counts(nn.Module):
-    """Writes one frozen parameter and reads another one, which may be the same."""
-
-    def __init__(self, tied):
-        super().__init__()
-        self.written = nn.Parameter(torch.zeros(4), requires_grad=False)
-        self.read = self.written if tied else nn.Parameter(torch.zeros(4), requires_grad=False)
-
-    def forward(self, x):
-        self.written.add_(1)
-        return cut(x + self.read)
-
-
-@pytest.mark.parametrize("order", [(False, True), (True, False)])
-def test_an_equal_layer_two_of_whose_weights_are_one(order):
-    model = both(lambda: nn.Sequential(nn.Linear(4, 4), *map(Counts, order)), lambda m: [step(x)(m) for x in (X, Y, X)])
-    assert onnxtrain.stats(model)["programs"] >= 1
-
-
-def test_equal_layers_find_their_weights_once(monkeypatch):
-    found_by, plain = [], Parts.runner
-
-    def runner(parts, *given):
-        found_by.append(parts)
-        return plain(parts, *given)
-
-    monkeypatch.setattr(Parts, "runner", runner)
-
-    def use(m):
-        results = [step(X)(m) for _ in range(2)]
-        found = len(found_by)
-        results.append(step(X)(m))
-        assert len(found_by) == found
-        m[1].fc.weight = nn.Parameter(torch.ones(4, 4))
-        return [*results, *[step(x)(m) for x in (X, Y)]]
-
-    in_engine(both(lambda: nn.Sequential(Cut(), Cut(), Cut()), use), 5)
-
-
-@pytest.mark.parametrize("name", ["first.weight", "first.bias", "second.bias", "count"])
-def test_another_tensor_in_the_place_of_a_weight(name):
-    """A graph's inputs are its weights, whichever tensors the module holds: no second export, and create_graph=True,
-    which runs the graph in PyTorch, sees them too.
-    """
-    def use(m):
-        results = [step(X)(m) for _ in range(2)]
-        path, _, last = name.rpartition(".")
-        kind = nn.Buffer if last == "count" else nn.Parameter
-        old = m.get_submodule(path).__getattr__(last)
-        setattr(m.get_submodule(path), last, kind(torch.full_like(old, 0.5)))
-        results += [step(x)(m) for x in (X, Y)]
-        x = X.clone().requires_grad_()
-        (grad,) = torch.autograd.grad(m(x).square().sum(), x, create_graph=True)
-        grad.square().sum().backward()
-        return [*results, grad.detach(), *[p.grad.clone() for p in m.parameters()]]
-
-    assert in_engine(both(Tied, use), 5)["exports"] == 1
 
 
 def place_in_row(row, rows):
