@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import SymInt, Tensor
 
 from onnxtrain._export import domain  # noqa: F401  defines torch.ops.onnxtrain
-from onnxtrain._torch import VF, DisablePythonDispatcher, Reduction, disable_current_modes, pytree
+from onnxtrain._torch import VF, DisablePythonDispatcher, DisableTorchFunction, Reduction, disable_current_modes, pytree
 
 # Since torch 2.14 a clamp has no slope at its bounds, and operands of clamp, fmax and fmin that are equal share theirs.
 FLAT_BOUNDS = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 14)
@@ -258,7 +258,10 @@ def taken_apart(name: str) -> Callable[..., Any]:
     theirs, whole = getattr(VF, name), getattr(torch.ops.aten, name).default
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        return (whole.decompose if _autocast() else theirs)(*args, **kwargs)
+        if not _autocast():
+            return theirs(*args, **kwargs)
+        with DisableTorchFunction():  # of the tensors' class, which would call the whole in its place
+            return whole.decompose(*args, **kwargs)
 
     return call
 
@@ -301,7 +304,7 @@ def _lstm(input: Tensor, hidden: Tensor, state: Tensor) -> tuple[Tensor, Tensor]
 def inner(input: Tensor, other: Tensor) -> Tensor:
     if not _autocast():
         return torch.inner(input, other)
-    return torch.tensordot(input, other, ([-1], [-1])) if input.dim() and other.dim() else input * other
+    return taken_apart("tensordot")(input, other, [-1], [-1]) if input.dim() and other.dim() else input * other
 
 
 def multi_dot(tensors: Sequence[Tensor]) -> Tensor:
