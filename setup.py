@@ -2,10 +2,10 @@
 
 Environment: CC, which also says for which processor; ONNXTRAIN_PYTHON_INCLUDE, the folder of Python.h in a cross-build
 (tests/aarch64.sh); ONNXTRAIN_SANITIZE=address,undefined (a build directory of its own; LD_PRELOAD of libasan to run);
-ONNXTRAIN_DEBUG=1 (-O1 -g, passes verified); ONNXTRAIN_WERROR=0|1; ONNXTRAIN_JOBS; ONNXTRAIN_CUDA=0|1|auto with
-CUDA_HOME, CUDACXX and ONNXTRAIN_CUDA_ARCHS ("80 90 100"); ONNXTRAIN_MPI=0|1|auto with MPICC, or MPI_CXX_INCLUDE_PATH
-for CC. auto, the default of MPI, builds what it can and says what it leaves out; 1 fails instead; 0, the default of
-CUDA, which takes minutes, builds nothing of the part.
+ONNXTRAIN_DEBUG=1 (-O1 -g; graphs, plans and pools are verified); ONNXTRAIN_WERROR=0|1; ONNXTRAIN_JOBS;
+ONNXTRAIN_CUDA=0|1|auto with CUDA_HOME, CUDACXX and ONNXTRAIN_CUDA_ARCHS ("80 90 100"); ONNXTRAIN_MPI=0|1|auto with
+MPICC, or MPI_CXX_INCLUDE_PATH for CC. auto, the default of MPI, builds what it can and says what it leaves out; 1
+fails instead; 0, the default of CUDA, which takes minutes, builds nothing of the part.
 """
 
 from __future__ import annotations

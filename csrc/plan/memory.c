@@ -279,6 +279,9 @@ ont_status ont_plan_memory(const ont_plan_input *in, ont_arena *arena, ont_plan 
     share_inplace(&p);
     find_aliased_inputs(&p);
     ONT_TRYGOTO(status, done, assign(&p, arena));
+#ifndef NDEBUG
+    ONT_TRYGOTO(status, done, ont_context(ont_plan_verify(in, &result), "memory plan"));
+#endif
     *plan = result;
 done:
     ont_free(p.s);

@@ -82,6 +82,8 @@ typedef struct ont_plan_input {
  * by breadth); Joslin and Clements, "Squeaky Wheel Optimization", 1999.
  */
 ont_status ont_plan_memory(const ont_plan_input *in, ont_arena *arena, ont_plan *plan) ONT_MUST_USE;
+/* No step writes over what it, or a later one, still needs. EINTERNAL names the step. Debug builds call it. */
+ont_status ont_plan_verify(const ont_plan_input *in, const ont_plan *plan) ONT_MUST_USE;
 
 /*
  * List scheduling of steps [first, last) of one phase to lower the peak of live bytes, without a guarantee: order[i] is

@@ -60,6 +60,44 @@ static void blocks_free(ont_block *list)
     }
 }
 
+/* ---- invariants ---- */
+
+#ifdef NDEBUG
+static void pool_check(const ont_pool *pool)
+{
+    (void)pool;
+}
+#else
+/* A list is linked both ways, from the most to the least recently freed block, and knows its bytes. */
+static void list_check(const ont_pool *pool, const block_list *s, bool reclaimable)
+{
+    size_t bytes = 0;
+    const ont_block *newer = NULL;
+    for (const ont_block *block = s->head; block; newer = block, block = block->older) {
+        ONT_ASSERT(block->newer == newer);
+        ONT_ASSERT(!newer || newer->freed_at >= block->freed_at);
+        ONT_ASSERT(block->pool == pool && block->refs == 0);
+        ONT_ASSERT(block->reclaimable == reclaimable && (reclaimable || !block->advised));
+        bytes += block->bytes;
+    }
+    ONT_ASSERT(s->tail == newer);
+    ONT_ASSERT(s->bytes == bytes);
+}
+
+/* With the lock, wherever lists or counts change: what holds for a pool at rest. */
+static void pool_check(const ont_pool *pool)
+{
+    list_check(pool, &pool->cached, false);
+    list_check(pool, &pool->reclaimable, true);
+    ONT_ASSERT(pool->refs >= pool->live_blocks); /* the owner's is one more, until it is gone */
+    ONT_ASSERT(pool->live_blocks <= pool->peak_blocks);
+    ONT_ASSERT(pool->live_blocks || !pool->stats.live_bytes);
+    ONT_ASSERT(!pool->device || (!pool->cached.head && !pool->reclaimable.head));
+    ONT_ASSERT(pool->open_runs >= 0);
+    for (int i = 0; i < IDLE_SLABS; i++) ONT_ASSERT(pool->slabs[i].data || !pool->slabs[i].bytes);
+}
+#endif
+
 /* ---- LRU lists ---- */
 
 static block_list *list_of(ont_pool *pool, const ont_block *block)
@@ -152,6 +190,7 @@ void ont_pool_unref(ont_pool *pool)
     memcpy(slabs, pool->slabs, sizeof slabs);
     memset(pool->slabs, 0, sizeof pool->slabs);
     bool last = --pool->refs == 0;
+    pool_check(pool);
     pthread_mutex_unlock(&pool->lock);
     for (int i = 0; i < IDLE_SLABS; i++)
         if (slabs[i].data) ont_buffer_free(slabs[i].data, slabs[i].bytes);
@@ -177,10 +216,12 @@ ont_status ont_pool_take(ont_pool *pool, ont_dtype dtype, const ont_shape *shape
     size_t bytes;
     ONT_TRY(ont_shape_bytes(shape, dtype, &bytes));
     pthread_mutex_lock(&pool->lock);
+    pool_check(pool);
     ont_block *block = list_pop_size(&pool->cached, bytes);
     if (!block) block = list_pop_size(&pool->reclaimable, bytes);
     if (block) pool->stats.reused++;
     else advise_reclaimable(pool);
+    pool_check(pool);
     pthread_mutex_unlock(&pool->lock);
     if (!block) {
         block = ont_calloc(1, sizeof *block);
@@ -202,6 +243,7 @@ ont_status ont_pool_take(ont_pool *pool, ont_dtype dtype, const ont_shape *shape
     pool->stats.live_bytes += bytes;
     if (++pool->live_blocks > pool->peak_blocks) pool->peak_blocks = pool->live_blocks;
     if (pool->stats.live_bytes > pool->stats.peak_bytes) pool->stats.peak_bytes = pool->stats.live_bytes;
+    pool_check(pool);
     pthread_mutex_unlock(&pool->lock);
     *result = block;
     return ONT_OK;
@@ -220,6 +262,7 @@ void ont_block_unref(ont_block *block)
     if (!block || __atomic_sub_fetch(&block->refs, 1, __ATOMIC_ACQ_REL) > 0) return;
     ont_pool *pool = block->pool;
     pthread_mutex_lock(&pool->lock);
+    pool_check(pool);
     pool->stats.live_bytes -= block->bytes;
     pool->live_blocks--;
     block->reclaimable = pool->open_runs && block->bytes >= RECLAIMABLE_BYTES;
@@ -238,6 +281,7 @@ void ont_block_unref(ont_block *block)
         to_free = block;
     }
     bool last = --pool->refs == 0;
+    pool_check(pool);
     pthread_mutex_unlock(&pool->lock);
     blocks_free(to_free);
     if (last) pool_destroy(pool);
@@ -247,6 +291,7 @@ void ont_pool_open_runs(ont_pool *pool, int change)
 {
     pthread_mutex_lock(&pool->lock);
     pool->open_runs += change;
+    pool_check(pool);
     pthread_mutex_unlock(&pool->lock);
 }
 
