@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from changes import ROOT, changed_since, touched
 from seeds import SEED, drawn_seed, of_tree
 
 SWEEP = 8  # cases of one test function from which on it is a sweep
@@ -40,6 +41,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true",
                      help=f"every case of every sweep; without it, a run of whole folders without -k takes 1 of "
                           f"{PARTS} ({USUAL_PARTS}), others for each commit")
+    parser.addoption("--changed", metavar="BASE",
+                     help="beside the sample, every case of the tests of what has changed since that commit")
     parser.addoption("--one-in", type=int, default=1, help="of the tests that would run, 1 in so many, by the same number")
     parser.addoption("--without-wanted", action="store_true",
                      help="nothing inside PyTorch is replaced that results do not depend on (onnxtrain/_torch.py)")
@@ -85,6 +88,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not _samples(config):
         return
     whole = {path.resolve() for path in _named(config) if path.is_file()}
+    if base := config.option.changed:
+        files = {item.path.relative_to(ROOT).as_posix() for item in items}
+        whole |= {ROOT / path for path in touched(changed_since(base), files)}
     slow = set(SLOW.read_text().splitlines())
     sweeps = [_sweep(item.nodeid, slow) for item in items]
     cases, seen = Counter(sweeps), Counter[str]()

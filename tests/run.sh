@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # Sets everything up and runs the test suite, two tests at a time. Arguments go to pytest, in place of the two at a time.
+# `run.sh -n 2 --changed BASE` runs every case of the tests of what has changed since that commit, beside the sample.
 # ONNXTRAIN_SLOW=1 runs the fuzz at its full length; ONNXTRAIN_SANITIZE=address,undefined builds and runs under the
 # sanitizers.
 set -euo pipefail
