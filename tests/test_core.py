@@ -30,7 +30,9 @@ X, W = torch.ones(2, 3), torch.full((3,), 2.0)
 
 
 @pytest.mark.parametrize("use", [lambda s: s.inputs, lambda s: s.outputs, lambda s: s.random, lambda s: s.text(),
-                                 lambda s: s.stats(),
+                                 lambda s: s.stats(), lambda s: s.save(), lambda s: s.save("post_processed"),
+                                 lambda s: s.subgraphs(), lambda s: s.graphs(), lambda s: s.timings(),
+                                 lambda s: s.plan([[2, 3], [3]], b"\0\0"),
                                  lambda s: s.kernels(), lambda s: s.timeline(), lambda s: s.forward([X, W], b"\0\0")])
 def test_session_that_was_never_initialised(use):
     with pytest.raises(RuntimeError, match="never initialised"):

@@ -460,7 +460,7 @@ static PyObject *session_save(PyObject *object, PyObject *args)
 {
     ont_session_object *self = (ont_session_object *)object;
     const char *stage = "execution_model";
-    if (!PyArg_ParseTuple(args, "|s:save", &stage)) return NULL;
+    if (!PyArg_ParseTuple(args, "|s:save", &stage) || !ont_session_of(object)) return NULL;
     ont_graph *owned;
     const ont_graph *g = stage_graph(self, stage, &owned);
     if (!g) return NULL;
