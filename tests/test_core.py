@@ -44,6 +44,19 @@ def test_session_that_was_never_initialised(use):
         use(broken)
 
 
+@pytest.mark.parametrize("use", [lambda u: u.step([], [], {}, None, (-1.0, 0.0, 0), 1.0, 0),
+                                 lambda u: u.backward(None, [], [], [], [], {}, None, 0, [], bytearray())])
+def test_updater_that_was_never_initialised(use):
+    broken = _C.Updater.__new__(_C.Updater)
+    with pytest.raises(ValueError, match="no update rule 'nonsense'"):
+        broken.__init__("nonsense", "Nonsense")
+    for updater in (_C.Updater.__new__(_C.Updater), broken):
+        with pytest.raises(RuntimeError, match="never initialised"):
+            use(updater)
+    with pytest.raises(RuntimeError, match="already called"):
+        broken.__init__("sgd", "SGD")
+
+
 def test_session_is_initialised_once(session):
     with pytest.raises(RuntimeError, match="once"):
         session.__init__(b"")

@@ -12,6 +12,13 @@ enum {
     PARAMS_PER_MARK = 64, /* parameters per call of increment_version() */
 };
 
+int ont_optim_check_ready(const ont_updater *self)
+{
+    if (self->rule) return 0;
+    PyErr_SetString(PyExc_RuntimeError, "this Updater was never initialised");
+    return -1;
+}
+
 /* ---- the step ---- */
 
 static int check_arguments(const ont_walk *w, PyObject *groups, PyObject *hyper)
@@ -126,6 +133,7 @@ static PyObject *updater_step(PyObject *object, PyObject *args)
     int only_finite;
     const char *device_name = "";
     const ont_device *device;
+    if (ont_optim_check_ready(self) < 0) return NULL;
     if (!PyArg_ParseTuple(args, "OOOO(ddp)dK|sO:step", &groups, &hyper, &states, &prepare, &request.max_norm,
                           &request.norm_epsilon, &only_finite, &request.unscale, &seed, &device_name, &scalars))
         return NULL;
@@ -161,7 +169,7 @@ static PyObject *updater_walks(PyObject *object, PyObject *unused)
 
 /* ---- type ---- */
 
-static int make_keys(ont_updater *self)
+static int make_keys(ont_updater *self, const ont_optim_rule *rule)
 {
     self->key_params = PyUnicode_InternFromString("params");
     self->key_grad = PyUnicode_InternFromString("grad");
@@ -169,7 +177,7 @@ static int make_keys(ont_updater *self)
     self->key_master = PyUnicode_InternFromString("master_param");
     bool good = self->key_params && self->key_grad && self->key_step && self->key_master;
     for (int i = 0; i < ONT_RULE_STATES; i++) {
-        const char *key = self->rule->states[i];
+        const char *key = rule->states[i];
         if (!key) continue;
         good = good && (self->key_state[i] = PyUnicode_InternFromString(key));
         if (i < 2) good = good && (self->key_scale[i] = PyUnicode_FromFormat("%s_scale", key));
@@ -181,10 +189,10 @@ static int updater_init(PyObject *object, PyObject *args, PyObject *kwargs)
 {
     ont_updater *self = (ont_updater *)object;
     char *names[] = {"rule", "name", NULL};
-    const char *rule;
+    const char *rule_name;
     PyObject *name;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "sU:Updater", names, &rule, &name)) return -1;
-    if (self->rule) {
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "sU:Updater", names, &rule_name, &name)) return -1;
+    if (self->module) {
         PyErr_SetString(PyExc_RuntimeError, "Updater.__init__ was already called");
         return -1;
     }
@@ -192,16 +200,18 @@ static int updater_init(PyObject *object, PyObject *args, PyObject *kwargs)
     if (!self->module) return -1;
     Py_INCREF(self->module);
     self->state = ont_get_state(self->module);
-    self->rule = ont_optim_find_rule(rule);
-    if (!self->rule) {
-        PyErr_Format(PyExc_ValueError, "there is no update rule '%s'", rule);
+    const ont_optim_rule *rule = ont_optim_find_rule(rule_name);
+    if (!rule) {
+        PyErr_Format(PyExc_ValueError, "there is no update rule '%s'", rule_name);
         return -1;
     }
     self->name = Py_NewRef(name);
     PyObject *graph = PyImport_ImportModule("torch.autograd.graph");
     self->increment_version = graph ? PyObject_GetAttrString(graph, "increment_version") : NULL;
     Py_XDECREF(graph);
-    return self->increment_version ? make_keys(self) : -1;
+    if (!self->increment_version || make_keys(self, rule) < 0) return -1;
+    self->rule = rule; /* last: with a rule, the other fields are set */
+    return 0;
 }
 
 static void updater_dealloc(PyObject *object)

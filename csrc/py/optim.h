@@ -142,6 +142,7 @@ ont_status ont_optim_device_apply(ont_updater *self, const ont_device *device, u
 void ont_optim_device_free(ont_step_tables *t);
 
 /* py/optim.c: -1 with ValueError if tensors of the step share memory. */
+int ont_optim_check_ready(const ont_updater *self); /* -1 and RuntimeError where __init__() did not run or failed */
 int ont_optim_check_overlap(ont_updater *self);
 void ont_optim_release_held(ont_updater *self); /* releases the held references */
 

@@ -189,6 +189,7 @@ PyObject *ont_updater_backward(PyObject *object, PyObject *args)
     backward_step a = {.self = self};
     arguments in;
     unsigned long long seed;
+    if (ont_optim_check_ready(self) < 0) return NULL;
     if (!PyArg_ParseTuple(args, "OOOOOOOKOO:backward", &in.run, &in.saved, &in.grads, &in.groups, &in.hyper, &w.states,
                           &w.prepare, &seed, &in.targets, &in.done))
         return NULL;
