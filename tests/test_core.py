@@ -140,6 +140,18 @@ def test_a_tensor_that_releases_the_run_while_it_is_read(session):
     assert run.backward(saved, [grad])[0].tolist() == [[2.0] * 3] * 2
 
 
+def test_a_run_that_is_repeated_while_its_backward_runs(session):
+    """As another thread may do that sees the run over: its repetition stays open for a backward of its own."""
+    _, run = session.forward([X, W], b"\1\2")  # the gradient of w goes to a receiver
+    saved = run.saved([X, W], [None], "call")
+    received, grad = torch.zeros(3), torch.ones(2, 3)
+    for _ in range(3):
+        run.deliver(saved, [grad], [(1, received, False)], lambda input: run.again())
+        assert not run.over and received.tolist() == [2.0] * 3
+    run.deliver(saved, [grad], [(1, received, False)])
+    assert run.over
+
+
 @pytest.mark.parametrize("count", [1 << 58, (1 << 60) - 16, (1 << 60) - 1])
 def test_results_that_have_no_addresses(count):
     """Each has a size that is allowed; together they would wrap around."""

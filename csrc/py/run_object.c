@@ -284,6 +284,14 @@ static ont_run *run_once_more(run_object *self, const ont_borrowed *in)
     return run;
 }
 
+/* Makes `run` the open one; another thread, or code that this one called, may have opened one meanwhile. */
+static void replace_run(run_object *self, ont_run *run)
+{
+    ont_run *before = self->run;
+    self->run = run;
+    ont_run_release(before);
+}
+
 static PyObject *run_again(PyObject *object, PyObject *unused)
 {
     (void)unused;
@@ -302,9 +310,7 @@ static PyObject *run_again(PyObject *object, PyObject *unused)
     ont_borrowed_deinit(&in);
     Py_DECREF(inputs);
     if (!run) return NULL;
-    ont_run *before = self->run; /* set by another thread meanwhile */
-    self->run = run;
-    ont_run_release(before);
+    replace_run(self, run);
     Py_RETURN_NONE;
 }
 
@@ -428,7 +434,7 @@ PyObject *ont_run_object_backward(PyObject *object, PyObject *saved, PyObject *g
 done_inputs:
     ont_borrowed_deinit(&call.inputs);
 done:
-    self->run = run; /* invalid arguments leave the run open */
+    if (run) replace_run(self, run); /* invalid arguments leave the run open */
     ont_free(call.donated);
     Py_XDECREF(call.saved);
     Py_XDECREF(call.grads_tuple);
