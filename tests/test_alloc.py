@@ -147,6 +147,24 @@ def test_load_alone():
     assert sweep(task, nothing_left) > 30
 
 
+def test_a_run_whose_inputs_could_not_be_held():
+    """What it held before, it holds still."""
+    session, given = _C.Session(MODEL), tensors(3)
+    outputs, run = session.forward(given, MASK, seed=1)
+    for held in (None, given):
+        _C.fail_allocation_after(0)
+        try:
+            with pytest.raises(MemoryError):
+                run.saved(given, outputs, "call")
+        finally:
+            _C.fail_allocation_after(-1)
+        assert (run.inputs is None) == (held is None) and run.call == (held and "call")
+        if held:
+            assert run.changed() == []
+        saved = run.saved(given, outputs, "call")
+    run.backward(saved, [torch.tensor(1.0), None])
+
+
 def test_a_session_survives_its_failures():
     """A second size of the batch is built, on a session that keeps working on the first, and then on both."""
     sessions = [_C.Session(MODEL)]

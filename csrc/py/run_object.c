@@ -150,11 +150,16 @@ static int hold(run_object *self, PyObject *inputs, PyObject *call)
     Py_ssize_t n = self->program->grads.n_forward_inputs;
     PyObject *tuple = ont_sequence(inputs, n, "inputs");
     if (!tuple) return -1;
+    held_input *held = ont_calloc((size_t)n + 1, sizeof *held);
+    if (!held) {
+        Py_DECREF(tuple);
+        return PyErr_NoMemory(), -1;
+    }
+    for (Py_ssize_t i = 0; i < n; i++) held[i] = state_of(self, PyTuple_GetItem(tuple, i));
     release_inputs(self);
     self->inputs = tuple;
     self->call = Py_NewRef(call);
-    if (!(self->held = ont_calloc((size_t)n + 1, sizeof *self->held))) return PyErr_NoMemory(), -1;
-    for (Py_ssize_t i = 0; i < n; i++) self->held[i] = state_of(self, PyTuple_GetItem(tuple, i));
+    self->held = held;
     return 0;
 }
 
