@@ -4,6 +4,9 @@ and none harms the process.
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 import torch
@@ -138,6 +141,24 @@ def test_a_tensor_that_releases_the_run_while_it_is_read(session):
     saved = [(X, W)[i] for i in run.saved_inputs]
     grad = torch.ones(3, 2).t().as_subclass(Treacherous)
     assert run.backward(saved, [grad])[0].tolist() == [[2.0] * 3] * 2
+
+
+def test_a_run_that_is_held_by_what_it_holds(session):
+    """The collector ends it, as it ends a graph that is made for its own gradient and then forgotten."""
+    class Call:
+        pass
+
+    before = _C.live_blocks()
+    call = Call()
+    outputs, call.run = session.forward([X, W], b"\1\1")
+    call.run.saved([X, W], outputs, call)
+    alive = weakref.ref(call)
+    del call, outputs
+    gc.collect()
+    assert alive() is None
+    again = session.forward([X, W], b"\1\1")  # takes the idle run
+    del again
+    assert _C.live_blocks() <= before + 40, "the run was not given back"
 
 
 def test_a_run_that_is_repeated_while_its_backward_runs(session):

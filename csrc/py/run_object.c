@@ -86,10 +86,27 @@ static void release_inputs(run_object *self)
     self->held = NULL;
 }
 
+/* What it holds may reach it again: an output's node does, and the caller's object may hold an output. */
+static int run_traverse(PyObject *object, visitproc visit, void *arg)
+{
+    run_object *self = (run_object *)object;
+    Py_VISIT(Py_TYPE(object));
+    Py_VISIT(self->inputs);
+    Py_VISIT(self->call);
+    return 0;
+}
+
+static int run_clear(PyObject *object)
+{
+    release_inputs((run_object *)object);
+    return 0;
+}
+
 static void run_dealloc(PyObject *object)
 {
     run_object *self = (run_object *)object;
     PyTypeObject *type = Py_TYPE(object);
+    PyObject_GC_UnTrack(object);
     release_inputs(self);
     ont_run_release(self->run);
     ont_program_unref(self->program);
@@ -487,8 +504,10 @@ static PyGetSetDef run_getset[] = {
 PyType_Spec ont_run_spec = {
     .name = "onnxtrain._C.Run",
     .basicsize = sizeof(run_object),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION | Py_TPFLAGS_HAVE_GC,
     .slots = (PyType_Slot[]){{Py_tp_dealloc, run_dealloc},
+                             {Py_tp_traverse, run_traverse},
+                             {Py_tp_clear, run_clear},
                              {Py_tp_methods, run_methods},
                              {Py_tp_getset, run_getset},
                              {Py_tp_doc, "A forward that waits for its backward."},
