@@ -11,8 +11,8 @@ enum { FLUSH_RESULTS = 1 << 15, FLUSH_OPERANDS = 1 << 6 };
 static const uint32_t IS_SET = 1u << 31; /* marks a stored mode as set; the control word has 16 bits */
 
 /*
- * Of a worker thread: its own mode with IS_SET, between ont_denormals_flush() and ont_denormals_restore(). A smaller
- * team in between ends workers; threads that replace them have 0 here.
+ * Of a thread of a team: its own mode with IS_SET, between the outermost ont_denormals_flush() of the team and its
+ * ont_denormals_restore(). A smaller team in between ends workers; threads that replace them have 0 here.
  */
 static _Thread_local uint32_t worker_mode;
 /* Of a caller that flushes without its team: its own mode with IS_SET. */
@@ -46,34 +46,35 @@ static bool has_workers(void)
     return !omp_in_parallel() && omp_get_max_threads() > 1;
 }
 
-void ont_denormals_flush(bool team, uint32_t *before)
+void ont_denormals_flush(bool team, ont_float_modes *before)
 {
-    *before = ont_float_mode();
+    *before = (ont_float_modes){.mode = ont_float_mode(), .caller = caller_mode};
     if (!__atomic_load_n(&enabled, __ATOMIC_RELAXED)) return;
     if (has_workers() && team) {
+        bool outermost = before->team = !(worker_mode & IS_SET);
 #pragma omp parallel
         {
-            worker_mode = ont_float_mode() | IS_SET;
-            ont_float_mode_set((worker_mode & ~IS_SET) | FLUSH_RESULTS | FLUSH_OPERANDS);
+            uint32_t mode = ont_float_mode();
+            if (outermost || !(worker_mode & IS_SET)) worker_mode = mode | IS_SET;
+            ont_float_mode_set(mode | FLUSH_RESULTS | FLUSH_OPERANDS);
         }
-        *before |= IS_SET;
     } else if (has_workers()) {
-        caller_mode = *before | IS_SET;
+        caller_mode = before->mode | IS_SET;
     }
-    ont_float_mode_set((*before & ~IS_SET) | FLUSH_RESULTS | FLUSH_OPERANDS);
+    ont_float_mode_set(before->mode | FLUSH_RESULTS | FLUSH_OPERANDS);
 }
 
-void ont_denormals_restore(uint32_t before)
+void ont_denormals_restore(ont_float_modes before)
 {
-    if (before & IS_SET) {
+    if (before.team) {
 #pragma omp parallel
         {
-            ont_float_mode_set((worker_mode & IS_SET ? worker_mode : before) & ~IS_SET);
+            ont_float_mode_set((worker_mode & IS_SET ? worker_mode : before.mode) & ~IS_SET);
             worker_mode = 0;
         }
     }
-    caller_mode = 0;
-    ont_float_mode_set(before & ~IS_SET);
+    caller_mode = before.caller;
+    ont_float_mode_set(before.mode);
 }
 
 uint32_t ont_denormals_pause(void)

@@ -13,13 +13,20 @@
 /* Whether ont_denormals_flush() has an effect; enabled by default. */
 void ont_denormals_enable(bool on);
 
+/* What ont_denormals_flush() has changed on the calling thread. */
+typedef struct ont_float_modes {
+    uint32_t mode, caller; /* see denormals.c */
+    bool team;
+} ont_float_modes;
+
 /*
  * Enables flushing on the calling thread, and with `team` also on the threads of its OpenMP team, which libraries use;
  * threads of ont_parallel() inherit the mode of their caller anyway. *before is the argument for
- * ont_denormals_restore(), on the same thread.
+ * ont_denormals_restore(), on the same thread. A callback of a backward may run another program: pairs of both calls
+ * nest.
  */
-void ont_denormals_flush(bool team, uint32_t *before);
-void ont_denormals_restore(uint32_t before);
+void ont_denormals_flush(bool team, ont_float_modes *before);
+void ont_denormals_restore(ont_float_modes before);
 
 /*
  * Call before an OpenMP region is opened, by a library too: restores the own mode of a caller that flushes without its

@@ -364,10 +364,10 @@ static ont_status execute_flushed(ont_run *run, uint32_t first, uint32_t last)
 {
     enum { LARGE = 8 << 20 }; /* bytes of activations, about some milliseconds of work */
     bool team = run->program->plan.slab_bytes >= LARGE;
-    uint32_t mode;
-    ont_denormals_flush(team, &mode);
+    ont_float_modes before;
+    ont_denormals_flush(team, &before);
     ont_status status = execute_steps(run, first, last);
-    ont_denormals_restore(mode);
+    ont_denormals_restore(before);
     return status;
 }
 
