@@ -198,26 +198,28 @@ static ont_status order_deliveries(ont_program *p, const ont_value *const *deliv
     return ONT_OK;
 }
 
-static ont_status build(ont_program *p, const ont_graph *loaded, const ont_tensor_view *inputs, const uint8_t *wants,
-                        ont_known_values *known)
+static ont_status build(ont_program *p, const ont_graph *loaded, const ont_program_request *request)
 {
+    ont_known_values known = {.tensors = request->known, .n = request->n_known};
     ont_plan_step *plan_steps;
     const ont_value **delivered;
     int32_t *gradient_of;
     ONT_TRY(ont_graph_clone(loaded, &p->graph));
     p->graph->device = p->device;
     p->graph->torch_random = loaded->torch_random;
-    ONT_TRY(specialise(p->graph, inputs));
-    ONT_TRY(ont_passes_before_grad(p->graph, known));
-    ONT_TRY(known->n_required ? become_probe(p, known) : flatten_results(p));
-    ONT_TRY(differentiate(p, p->probe ? NULL : wants));
+    p->graph->recompute.limit = request->memory_limit;
+    ONT_TRY(specialise(p->graph, request->inputs));
+    ONT_TRY(ont_passes_before_grad(p->graph, &known));
+    ONT_TRY(known.n_required ? become_probe(p, &known) : flatten_results(p));
+    const uint8_t *wants = p->probe ? NULL : request->wants;
+    ONT_TRY(differentiate(p, wants));
     ont_scope scope; /* device kernels accept and prepare with the device current */
     ONT_TRY(ont_device_enter(p->device, &scope));
     ont_status bound = ont_passes_after_grad(p->graph);
     if (bound == ONT_OK) bound = bind_steps(p, &plan_steps);
     ont_device_leave(p->device, &scope);
     ONT_TRY(bound);
-    ONT_TRY(find_delivered(p, p->probe ? NULL : wants, &delivered));
+    ONT_TRY(find_delivered(p, wants, &delivered));
     ONT_TRY(find_gradients(p, &gradient_of));
     ONT_TRY(ont_program_schedule(p, plan_steps, delivered, gradient_of));
     ONT_TRY(order_deliveries(p, delivered));
@@ -244,20 +246,17 @@ static ont_status keep_known_values(ont_program *p, const ont_tensor *known, uin
     return ONT_OK;
 }
 
-ont_status ont_program_build(const ont_graph *loaded, const ont_tensor_view *inputs, const uint8_t *wants,
-                             const ont_tensor *known, uint32_t n_known, const ont_device *device,
-                             ont_program **program)
+ont_status ont_program_build(const ont_graph *loaded, const ont_program_request *request, ont_program **program)
 {
-    ont_known_values values = {.tensors = known, .n = n_known};
     double start = ont_seconds();
     ont_program *p = ont_calloc(1, sizeof *p);
     if (!p) return ONT_ENOMEM;
     ont_arena_init(&p->arena);
     pthread_mutex_init(&p->lock, NULL);
     p->refs = 1;
-    p->device = device;
-    ont_status status = build(p, loaded, inputs, wants, &values);
-    if (status == ONT_OK) status = keep_known_values(p, known, n_known);
+    p->device = request->device;
+    ont_status status = build(p, loaded, request);
+    if (status == ONT_OK) status = keep_known_values(p, request->known, request->n_known);
     if (status != ONT_OK) {
         ont_program_unref(p);
         return status;

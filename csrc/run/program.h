@@ -86,12 +86,21 @@ typedef struct ont_program {
     ont_phase_stats phase_stats[2];
 } ont_program;
 
+/* What a program is specialised to. */
+typedef struct ont_program_request {
+    const ont_tensor_view *inputs; /* one for each graph input; their data are not read */
+    const uint8_t *wants;          /* per input: ONT_WANT_NOTHING and so on; NULL: no gradients */
+    const ont_tensor *known;       /* values that the shapes depend on */
+    uint32_t n_known;
+    const ont_device *device; /* NULL: the CPU */
+    size_t memory_limit;      /* live bytes that recomputation aims at; 0: none */
+} ont_program_request;
+
 /*
  * Clones `loaded`, whose constants it shares: `loaded` must outlive the program. If shapes depend on values that
  * `known` lacks, the program is a value probe, whose outputs are the next required values.
  */
-ont_status ont_program_build(const ont_graph *loaded, const ont_tensor_view *inputs, const uint8_t *wants,
-                             const ont_tensor *known, uint32_t n_known, const ont_device *device,
+ont_status ont_program_build(const ont_graph *loaded, const ont_program_request *request,
                              ont_program **program) ONT_MUST_USE;
 /*
  * The graph of a program at an earlier stage: specialised and folded and, if `differentiated`, with its backward,

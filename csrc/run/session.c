@@ -168,10 +168,8 @@ static size_t budget_bytes(const ont_session *s, size_t slab)
 
 /* A call whose program is sought, and the best program so far. */
 typedef struct budget_search {
-    ont_session *session;
-    const ont_tensor_view *inputs;
-    const uint8_t *wants;
-    const ont_probed_values *probed;
+    const ont_session *session;
+    ont_program_request request;
     ont_program *best;
     size_t budget;
     double least; /* the lowest limit that could be, where a lower one was tried; 0: none was */
@@ -182,15 +180,10 @@ enum { MAX_LIMITS = 24 };
 /* Builds the program for one limit; keeps it if its slab is smaller. */
 static ont_status try_limit(budget_search *b, double limit)
 {
-    ont_session *s = b->session;
     ont_program *other;
-    s->graph->recompute.limit = limit > 1 ? (size_t)limit : 1;
-    ont_status status = ont_program_build(s->graph, b->inputs, b->wants, b->probed->values, b->probed->n_values,
-                                          s->device, &other);
-    size_t asked = s->graph->recompute.limit;
-    s->graph->recompute.limit = 0;
-    if (status != ONT_OK) return status;
-    if (other->graph->recompute.limit > asked) b->least = (double)other->graph->recompute.limit;
+    b->request.memory_limit = limit > 1 ? (size_t)limit : 1;
+    ONT_TRY(ont_program_build(b->session->graph, &b->request, &other));
+    if (other->graph->recompute.limit > b->request.memory_limit) b->least = (double)other->graph->recompute.limit;
     if (other->plan.slab_bytes < b->best->plan.slab_bytes) {
         ont_program *larger = b->best;
         b->best = other;
@@ -219,10 +212,9 @@ static ont_status search_budget(budget_search *b)
     return ONT_OK;
 }
 
-static ont_status keep_budget(ont_session *s, const ont_tensor_view *inputs, const uint8_t *wants,
-                              const ont_probed_values *probed, ont_program **program)
+static ont_status keep_budget(const ont_session *s, const ont_program_request *request, ont_program **program)
 {
-    budget_search b = {s, inputs, wants, probed, *program, budget_bytes(s, (*program)->plan.slab_bytes), 0};
+    budget_search b = {s, *request, *program, budget_bytes(s, (*program)->plan.slab_bytes), 0};
     ont_status status = search_budget(&b);
     *program = b.best;
     if (status == ONT_OK && b.best->plan.slab_bytes > b.budget)
@@ -241,11 +233,12 @@ static ont_status build(ont_session *s, const ont_tensor_view *inputs, const uin
     if (!key) return ONT_ENOMEM;
     memcpy(key, s->key, length * sizeof *key);
     ont_program *program;
-    ont_status status = ont_program_build(s->graph, inputs, wants, probed->values, probed->n_values, s->device,
-                                          &program);
+    ont_program_request request = {.inputs = inputs, .wants = wants, .known = probed->values,
+                                   .n_known = probed->n_values, .device = s->device};
+    ont_status status = ont_program_build(s->graph, &request, &program);
     size_t without = status == ONT_OK ? program->plan.slab_bytes : 0;
     if (status == ONT_OK && s->budget > 0 && program->differentiable) {
-        status = keep_budget(s, inputs, wants, probed, &program);
+        status = keep_budget(s, &request, &program);
         if (status != ONT_OK) ont_program_unref(program);
     }
     if (status != ONT_OK) {

@@ -105,6 +105,37 @@ def test_bytes_are_a_budget_too():
     assert run(model, tensors)[1] == expected
 
 
+def test_another_program_of_the_session_is_built_meanwhile(kernels_by_rule):
+    """The log may run Python, or another thread, between two builds of a search."""
+    model, tensors = network(64, 128, layers=6)
+    shapes, mask, other = [list(t.shape) for t in tensors], b"\1" * len(tensors), b"\1" + b"\0" * (len(tensors) - 1)
+    found = {}
+
+    class Nested(logging.Handler):
+        def emit(self, record):
+            if record.getMessage().startswith("built a program") and not self.within:
+                self.within, self.seen = True, self.seen + 1
+                if self.seen == 2:  # the first one with a limit
+                    found["other"] = session.plan(shapes, other)
+                self.within = False
+
+    handler, logger = Nested(), logging.getLogger("onnxtrain")
+    handler.within, handler.seen = False, 0
+    level = logger.level
+    session, alone = (_C.Session(model, budget=0.5) for _ in range(2))
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    _C.set_log_level(logging.INFO)
+    try:
+        found["this"] = session.plan(shapes, mask)
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+        _C.set_log_level(logging.WARNING)
+    want = {"this": alone.plan(shapes, mask), "other": alone.plan(shapes, other)}
+    assert found == want and 0 < want["other"]["budget_bytes"] < want["this"]["budget_bytes"]
+
+
 def test_what_cannot_be_held_is_said(caplog):
     model, tensors = network(256, 512, layers=4)
     _, expected = run(model, tensors)
