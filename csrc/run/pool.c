@@ -295,15 +295,25 @@ void ont_pool_open_runs(ont_pool *pool, int change)
     pthread_mutex_unlock(&pool->lock);
 }
 
+/* Whether slab a serves a request better than b: the smallest that fits, or the largest, which takes its place. */
+static bool is_better_slab(const ont_slab *a, const ont_slab *b, size_t bytes)
+{
+    bool fits = a->bytes >= bytes, other_fits = b->bytes >= bytes;
+    if (fits != other_fits) return fits;
+    return fits ? a->bytes < b->bytes : a->bytes > b->bytes;
+}
+
 ont_status ont_pool_take_slab(ont_pool *pool, size_t bytes, ont_slab *slab)
 {
     *slab = (ont_slab){0};
+    int best = -1;
     pthread_mutex_lock(&pool->lock);
-    for (int i = 0; i < IDLE_SLABS && !slab->data; i++)
-        if (pool->slabs[i].data) {
-            *slab = pool->slabs[i];
-            pool->slabs[i] = (ont_slab){0};
-        }
+    for (int i = 0; i < IDLE_SLABS; i++)
+        if (pool->slabs[i].data && (best < 0 || is_better_slab(&pool->slabs[i], &pool->slabs[best], bytes))) best = i;
+    if (best >= 0) {
+        *slab = pool->slabs[best];
+        pool->slabs[best] = (ont_slab){0};
+    }
     pthread_mutex_unlock(&pool->lock);
     if (slab->data && slab->bytes >= bytes) return ONT_OK;
     if (slab->data) ont_buffer_free(slab->data, slab->bytes);

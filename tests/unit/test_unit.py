@@ -1,4 +1,4 @@
-"""Builds the layers that need no Python (base, ir, plan; of simd what csrc/simd/simd.h declares) with the tests in *.c
+"""Builds the layers that need no Python (base, ir, plan; of simd what csrc/simd/simd.h declares; the pool) with the tests in *.c
 under AddressSanitizer and UBSan, and runs each TEST(name) as a case. ONNXTRAIN_TEST_SEED repeats a random test.
 With ONNXTRAIN_TEST_RUNNER, an emulator's command, CC compiles for another processor, without the sanitizers.
 """
@@ -20,6 +20,7 @@ from seeds import SEED, drawn_seed
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 LAYERS = ("base", "ir", "plan", "simd")  # without the folders in them: no test here reaches those of simd
+MORE = ("run/pool.c",)  # of layers that need libraries
 SOURCES = sorted(HERE.glob("*.c"))
 TESTS = [(source.stem, name) for source in SOURCES for name in re.findall(r"^TEST\((\w+)\)", source.read_text(), re.M)]
 COMMON = ["-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-g1", "-fwrapv", "-ffp-contract=off",
@@ -58,7 +59,8 @@ def program(tmp_path_factory) -> Path:
 def build(folder: Path, made: Path) -> Path:
     cc = shlex.split(os.environ.get("CC", "cc"))
     jobs = [(source, folder / f"{source.parent.name}-{source.stem}.o", CHECKED)
-            for source in [*(p for layer in LAYERS for p in sorted((ROOT / "csrc" / layer).glob("*.c"))), *SOURCES]
+            for source in [*(p for layer in LAYERS for p in sorted((ROOT / "csrc" / layer).glob("*.c"))),
+                           *(ROOT / "csrc" / name for name in MORE), *SOURCES]
             if not source.name.endswith(".inc.c")]
     jobs += [(source, folder / f"{source.stem}-{isa}.o", [*LOOPS, *flags, f"-DONT_ISA={isa}"])
              for source in sorted((ROOT / "csrc/simd").glob("*.inc.c")) for isa, flags in instruction_sets().items()]
