@@ -198,27 +198,33 @@ static ont_status order_deliveries(ont_program *p, const ont_value *const *deliv
     return ONT_OK;
 }
 
-static ont_status build(ont_program *p, const ont_graph *loaded, const ont_program_request *request)
+/* From the graph as loaded to steps with their kernels. The device is current, which its kernels need to accept. */
+static ont_status build_steps(ont_program *p, const ont_program_request *request, ont_plan_step **plan_steps)
 {
     ont_known_values known = {.tensors = request->known, .n = request->n_known};
+    ONT_TRY(specialise(p->graph, request->inputs));
+    ONT_TRY(ont_passes_before_grad(p->graph, &known));
+    ONT_TRY(known.n_required ? become_probe(p, &known) : flatten_results(p));
+    ONT_TRY(differentiate(p, p->probe ? NULL : request->wants));
+    ONT_TRY(ont_passes_after_grad(p->graph));
+    return bind_steps(p, plan_steps);
+}
+
+static ont_status build(ont_program *p, const ont_graph *loaded, const ont_program_request *request)
+{
     ont_plan_step *plan_steps;
     const ont_value **delivered;
     int32_t *gradient_of;
+    ont_scope scope;
     ONT_TRY(ont_graph_clone(loaded, &p->graph));
     p->graph->device = p->device;
     p->graph->torch_random = loaded->torch_random;
     p->graph->recompute.limit = request->memory_limit;
-    ONT_TRY(specialise(p->graph, request->inputs));
-    ONT_TRY(ont_passes_before_grad(p->graph, &known));
-    ONT_TRY(known.n_required ? become_probe(p, &known) : flatten_results(p));
-    const uint8_t *wants = p->probe ? NULL : request->wants;
-    ONT_TRY(differentiate(p, wants));
-    ont_scope scope; /* device kernels accept and prepare with the device current */
     ONT_TRY(ont_device_enter(p->device, &scope));
-    ont_status bound = ont_passes_after_grad(p->graph);
-    if (bound == ONT_OK) bound = bind_steps(p, &plan_steps);
+    ont_status built = build_steps(p, request, &plan_steps);
     ont_device_leave(p->device, &scope);
-    ONT_TRY(bound);
+    ONT_TRY(built);
+    const uint8_t *wants = p->probe ? NULL : request->wants;
     ONT_TRY(find_delivered(p, wants, &delivered));
     ONT_TRY(find_gradients(p, &gradient_of));
     ONT_TRY(ont_program_schedule(p, plan_steps, delivered, gradient_of));
@@ -280,10 +286,19 @@ static void views_of(const ont_program *p, ont_tensor_view *views, uint8_t *want
     }
 }
 
+/* As in build_steps(). */
+static ont_status build_stage(ont_program *scratch, const ont_program_request *request, bool differentiated)
+{
+    ont_known_values known = {.tensors = request->known, .n = request->n_known};
+    ONT_TRY(specialise(scratch->graph, request->inputs));
+    ONT_TRY(ont_passes_before_grad(scratch->graph, &known));
+    return differentiated && !known.n_required ? differentiate(scratch, request->wants) : ONT_OK;
+}
+
 ont_status ont_program_stage(const ont_program *p, const ont_graph *loaded, bool differentiated, ont_graph **graph)
 {
     ont_program scratch = {0};
-    ont_known_values known = {.tensors = p->known, .n = p->n_known};
+    ont_scope scope;
     ont_status status = ONT_ENOMEM;
     ont_tensor_view *views = ont_calloc(p->grads.n_forward_inputs + 1, sizeof *views);
     uint8_t *wants = ont_calloc(p->grads.n_forward_inputs + 1, 1);
@@ -292,9 +307,11 @@ ont_status ont_program_stage(const ont_program *p, const ont_graph *loaded, bool
     ONT_TRYGOTO(status, done, ont_graph_clone(loaded, &scratch.graph));
     scratch.graph->device = p->device;
     scratch.graph->torch_random = loaded->torch_random;
-    ONT_TRYGOTO(status, done, specialise(scratch.graph, views));
-    ONT_TRYGOTO(status, done, ont_passes_before_grad(scratch.graph, &known));
-    if (differentiated && !known.n_required) ONT_TRYGOTO(status, done, differentiate(&scratch, wants));
+    ONT_TRYGOTO(status, done, ont_device_enter(p->device, &scope));
+    ont_program_request request = {.inputs = views, .wants = wants, .known = p->known, .n_known = p->n_known};
+    status = build_stage(&scratch, &request, differentiated);
+    ont_device_leave(p->device, &scope);
+    if (status != ONT_OK) goto done;
     *graph = scratch.graph;
     scratch.graph = NULL;
 done:

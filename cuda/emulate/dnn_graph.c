@@ -91,7 +91,7 @@ static const rule rules[] = {
 enum { N_RULES = sizeof rules / sizeof *rules };
 
 static char handles[ONT_EMULATE_DEVICES]; /* the address of one is a handle */
-static long n_runs;
+static long n_runs, n_opened[ONT_EMULATE_DEVICES];
 static int latest_engine;
 
 /* Whether it is the handle of the current device; that of another one is a mistake, and no refusal. */
@@ -638,6 +638,12 @@ __attribute__((visibility("default"))) long ont_emulate_dnn_runs(void)
     return n_runs;
 }
 
+/* How often the handle of a device has been asked for. */
+__attribute__((visibility("default"))) long ont_emulate_dnn_opened(int device)
+{
+    return n_opened[device];
+}
+
 static size_t version(void)
 {
     const char *claimed = getenv("ONT_EMULATE_DNN_VERSION");
@@ -649,6 +655,7 @@ static ont_status open_device(int *device, int *capability, void **result)
     *device = ont_emulate_device();
     *capability = 90;
     *result = &handles[*device];
+    n_opened[*device]++;
     return ONT_OK;
 }
 

@@ -17,6 +17,7 @@ from typing import Any
 import models
 import torch
 from checks import every_nth, run_checks
+from onnx import TensorProto, helper
 from torch import nn
 
 from onnxtrain import _C, UnsupportedError, stats
@@ -63,6 +64,10 @@ class Emulated:
     def owner(self, tensor: torch.Tensor) -> int:
         """-1: memory of the host, which both may use, as what torch computes between the engine's steps."""
         return self._library.ont_emulate_owner(ctypes.c_void_p(tensor.data_ptr()))
+
+    def opened(self, index: int) -> int:
+        """How often cuDNN's handle of a device has been asked for."""
+        return self._library.ont_emulate_dnn_opened(index)
 
     def _device_of(self, tensors: Sequence[torch.Tensor]) -> str:
         owners = {self.owner(tensor) for tensor in tensors} - {-1}
@@ -171,6 +176,21 @@ def only_the_second() -> None:
     assert device_work(trained) == {PLACES.name(1)}
 
 
+def only_the_second_is_asked() -> None:
+    """Kernels accept what a program is built of with its device current: before the gradient, too."""
+    if isinstance(PLACES, Cuda):
+        return
+    shape = [2, 4, 40, 64]
+    inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT16, shape) for name in "qkv"]
+    node = helper.make_node("Attention", ["q", "k", "v"], ["y"], is_causal=1)
+    graph = helper.make_graph([node], "g", inputs, [helper.make_tensor_value_info("y", TensorProto.FLOAT16, None)])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=10).SerializeToString()
+    before = [PLACES.opened(index) for index in (0, 1)]
+    session = _C.Session(model, device=PLACES.name(1))
+    assert session.plan([shape] * 3, b"\1\1\1")["steps"] and session.save("optimized")
+    assert PLACES.opened(0) == before[0] and PLACES.opened(1) > before[1]
+
+
 def moved() -> None:
     """A module that goes to the other device and back, its optimizer with it."""
     trained, cpu = Trained("cnn", 0), Trained("cnn", None)
@@ -244,6 +264,7 @@ def wrong_device() -> None:
 
 
 CHECKS: list[Callable[[], None]] = [products_and_attention, convolutions, recurrent_layers, clipped, only_the_second,
+                                    only_the_second_is_asked,
                                     moved, clip_and_norm, two_threads, wrong_device]
 
 
