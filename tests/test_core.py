@@ -197,3 +197,30 @@ def test_an_empty_tensor_that_decides_about_the_program():
     for axes, expected in (([], 6.0), ([0], [2.0] * 3), ([1], [3.0] * 2), ([], 6.0)):
         outputs, _ = session.forward([X, torch.tensor(axes, dtype=torch.int64)], b"\0\0")
         assert outputs[0].tolist() == expected
+
+
+@pytest.mark.parametrize("describe", [
+    lambda s, shapes: s.kernels(), lambda s, shapes: [entry[:3] for entry in s.timeline()],
+    lambda s, shapes: s.plan(shapes, b"\0")["steps"]], ids=["kernels", "timeline", "plan"])
+def test_a_program_that_is_evicted_while_it_is_described(describe):
+    """The collector runs finalizers between two items of a list."""
+    names = [f"v{i}" for i in range(64)]
+    nodes = [helper.make_node("Softplus" if i % 2 else "CumSum", [a] if i % 2 else [a, "axis"], [b], name=f"node{i}")
+             for i, (a, b) in enumerate(zip(["x", *names], names))]
+    session = _C.Session(model(nodes, {"x": ["n"]}, [names[-1]], axis=np.array(0)), 1)
+
+    def evict(phase, info):
+        for n in (5, 6, 7):
+            session.forward([torch.ones(n)], b"\0")
+
+    session.forward([torch.ones(4)], b"\0")
+    want = describe(session, [[4]])
+    before = gc.get_threshold()
+    gc.callbacks.append(evict)
+    gc.set_threshold(10)
+    try:
+        found = describe(session, [[4]])
+    finally:
+        gc.set_threshold(*before)
+        gc.callbacks.remove(evict)
+    assert found == want and len(found) > 30

@@ -86,7 +86,11 @@ static PyObject *plan(ont_session_object *self, const ont_tensor_view *views, co
     if (status == ONT_OK && program->probe)
         status = ont_fail(ONT_EUNSUPPORTED, "shapes of this model depend on the contents of its inputs: only a step "
                           "with them has a plan");
-    return status == ONT_OK ? describe(program) : ont_raise(self->state, status);
+    if (status != ONT_OK) return ont_raise(self->state, status);
+    ont_program_ref(program); /* what describe() makes may run Python, and evict it */
+    PyObject *result = describe(program);
+    ont_program_unref(program);
+    return result;
 }
 
 PyObject *ont_session_plan(PyObject *object, PyObject *args)

@@ -415,16 +415,14 @@ static PyObject *session_text(PyObject *object, PyObject *args)
     ont_session_object *self = (ont_session_object *)object;
     const char *stage = "loaded";
     if (!PyArg_ParseTuple(args, "|s:text", &stage) || !ont_session_of(object)) return NULL;
-    const ont_graph *g = ont_session_graph(self->session);
-    if (!strcmp(stage, "program")) {
-        const ont_program *program = ont_session_last_program(self->session);
-        if (!program) return PyErr_Format(PyExc_RuntimeError, "no program has been built yet");
-        g = program->graph;
-    } else if (strcmp(stage, "loaded")) {
+    bool loaded = !strcmp(stage, "loaded");
+    if (!loaded && strcmp(stage, "program"))
         return PyErr_Format(PyExc_ValueError, "stage is '%s', expected 'loaded' or 'program'", stage);
-    }
+    ont_program *program = loaded ? NULL : ont_session_ref_program(self->session);
+    if (!loaded && !program) return PyErr_Format(PyExc_RuntimeError, "no program has been built yet");
     char *text;
-    ont_status status = ont_graph_print(g, &text);
+    ont_status status = ont_graph_print(loaded ? ont_session_graph(self->session) : program->graph, &text);
+    ont_program_unref(program);
     if (status != ONT_OK) return ont_raise(self->state, status);
     PyObject *result = ont_text(text);
     ont_free(text);
@@ -432,9 +430,11 @@ static PyObject *session_text(PyObject *object, PyObject *args)
 }
 
 /*
- * The graph of a stage; *owned is a graph that the caller destroys, or NULL. NULL with a Python exception on failure.
+ * The graph of a stage, of the latest program or NULL; *owned is a graph that the caller destroys, or NULL. NULL with a
+ * Python exception on failure.
  */
-static const ont_graph *stage_graph(ont_session_object *self, const char *stage, ont_graph **owned)
+static const ont_graph *stage_graph(const ont_session_object *self, const char *stage, const ont_program *program,
+                                    ont_graph **owned)
 {
     const ont_graph *loaded = ont_session_graph(self->session);
     *owned = NULL;
@@ -445,7 +445,6 @@ static const ont_graph *stage_graph(ont_session_object *self, const char *stage,
                      "stage is '%s', expected post_processed, optimized_pre_grad, optimized or execution_model", stage);
         return NULL;
     }
-    const ont_program *program = ont_session_last_program(self->session);
     if (!program) {
         PyErr_Format(PyExc_RuntimeError, "no program has been built yet");
         return NULL;
@@ -462,15 +461,19 @@ static PyObject *session_save(PyObject *object, PyObject *args)
     const char *stage = "execution_model";
     if (!PyArg_ParseTuple(args, "|s:save", &stage) || !ont_session_of(object)) return NULL;
     ont_graph *owned;
-    const ont_graph *g = stage_graph(self, stage, &owned);
-    if (!g) return NULL;
-    uint8_t *bytes = NULL;
-    size_t size = 0;
-    ont_status status = ont_onnx_save(g, &bytes, &size);
-    PyObject *result = status == ONT_OK ? PyBytes_FromStringAndSize((const char *)bytes, (Py_ssize_t)size)
-                                        : ont_raise(self->state, status);
-    ont_free(bytes);
-    ont_graph_destroy(owned);
+    ont_program *program = ont_session_ref_program(self->session);
+    const ont_graph *g = stage_graph(self, stage, program, &owned);
+    PyObject *result = NULL;
+    if (g) {
+        uint8_t *bytes = NULL;
+        size_t size = 0;
+        ont_status status = ont_onnx_save(g, &bytes, &size);
+        result = status == ONT_OK ? PyBytes_FromStringAndSize((const char *)bytes, (Py_ssize_t)size)
+                                  : ont_raise(self->state, status);
+        ont_free(bytes);
+        ont_graph_destroy(owned);
+    }
+    ont_program_unref(program);
     return result;
 }
 
@@ -479,7 +482,7 @@ static PyObject *session_kernels(PyObject *object, PyObject *unused)
     (void)unused;
     const ont_session *session = ont_session_of(object);
     if (!session) return NULL;
-    const ont_program *p = ont_session_last_program(session);
+    ont_program *p = ont_session_ref_program(session); /* what is made below may run Python, and evict it */
     PyObject *list = PyList_New(0);
     for (uint32_t t = 0; list && p && t < p->n_steps; t++) {
         PyObject *item = Py_BuildValue("ssO", p->steps[t].node->name, p->steps[t].kernel->name,
@@ -487,6 +490,7 @@ static PyObject *session_kernels(PyObject *object, PyObject *unused)
         if (!item || PyList_Append(list, item) < 0) Py_CLEAR(list);
         Py_XDECREF(item);
     }
+    ont_program_unref(p);
     return list;
 }
 
@@ -495,7 +499,7 @@ static PyObject *session_subgraphs(PyObject *object, PyObject *unused)
     (void)unused;
     const ont_session *session = ont_session_of(object);
     if (!session) return NULL;
-    const ont_program *p = ont_session_last_program(session);
+    ont_program *p = ont_session_ref_program(session);
     PyObject *list = PyList_New(0);
     for (uint32_t i = 0; list && p && i < p->graph->subgraphs.n_clusters; i++) {
         const ont_recompute_cluster *c = &p->graph->subgraphs.clusters[i];
@@ -504,6 +508,7 @@ static PyObject *session_subgraphs(PyObject *object, PyObject *unused)
         if (!item || PyList_Append(list, item) < 0) Py_CLEAR(list);
         Py_XDECREF(item);
     }
+    ont_program_unref(p);
     return list;
 }
 
@@ -512,7 +517,7 @@ static PyObject *session_graphs(PyObject *object, PyObject *unused)
     (void)unused;
     const ont_session *session = ont_session_of(object);
     if (!session) return NULL;
-    const ont_program *p = ont_session_last_program(session);
+    ont_program *p = ont_session_ref_program(session);
     PyObject *list = PyList_New(0);
     for (int phase = 0; list && p && p->device && phase < 1 + p->differentiable; phase++) {
         const ont_phase_stats *n = &p->phase_stats[phase];
@@ -521,6 +526,7 @@ static PyObject *session_graphs(PyObject *object, PyObject *unused)
         if (!item || PyList_Append(list, item) < 0) Py_CLEAR(list);
         Py_XDECREF(item);
     }
+    ont_program_unref(p);
     return list;
 }
 

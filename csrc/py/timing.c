@@ -34,7 +34,7 @@ PyObject *ont_session_timeline(PyObject *object, PyObject *unused)
     (void)unused;
     const ont_session *session = ont_session_of(object);
     if (!session) return NULL;
-    const ont_program *p = ont_session_last_program(session);
+    ont_program *p = ont_session_ref_program(session); /* what is made below may run Python, and evict it */
     PyObject *list = PyList_New(0);
     for (uint32_t t = 0; list && p && t < p->n_steps; t++) {
         const ont_node *node = p->steps[t].node;
@@ -45,6 +45,7 @@ PyObject *ont_session_timeline(PyObject *object, PyObject *unused)
         if (!item || PyList_Append(list, item) < 0) Py_CLEAR(list);
         Py_XDECREF(item);
     }
+    ont_program_unref(p);
     return list;
 }
 

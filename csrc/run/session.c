@@ -335,9 +335,9 @@ bool ont_session_is_random(const ont_session *s)
     return s->random;
 }
 
-const ont_program *ont_session_last_program(const ont_session *s)
+ont_program *ont_session_ref_program(const ont_session *s)
 {
-    return s->last ? s->last->program : NULL;
+    return s->last ? ont_program_ref(s->last->program) : NULL;
 }
 
 /* Live bytes by phase, scratch memory included. Zeros if memory runs out. */
@@ -360,8 +360,8 @@ void ont_session_get_stats(const ont_session *s, ont_session_stats *stats)
 {
     *stats = s->stats;
     ont_pool_get_stats(s->pool, &stats->pool);
-    const ont_program *p = ont_session_last_program(s);
-    if (!p) return;
+    if (!s->last) return;
+    const ont_program *p = s->last->program;
     stats->slab_bytes = p->plan.slab_bytes;
     stats->slab_lower_bound = p->plan.lower_bound;
     stats->recomputed_bytes = p->graph->recompute.bytes;

@@ -59,7 +59,8 @@ ont_status ont_session_program(ont_session *session, const ont_tensor_view *inpu
 ont_status ont_probed_values_add(ont_session *session, ont_probed_values *probed, ont_block *const *outputs,
                                  uint32_t n) ONT_MUST_USE;
 void ont_probed_values_deinit(ont_probed_values *probed);
-const ont_program *ont_session_last_program(const ont_session *session); /* NULL before the first call */
+/* The program of the latest call, with a reference that the caller drops; NULL before the first call. */
+ont_program *ont_session_ref_program(const ont_session *session);
 void ont_session_get_stats(const ont_session *session, ont_session_stats *stats);
 
 #endif
