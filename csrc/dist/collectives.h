@@ -11,12 +11,13 @@
 
 #include "base/dtype.h"
 
-enum { ONT_COLLECTIVES_VERSION = 1, ONT_COLLECTIVES_MESSAGE = 512 };
+enum { ONT_COLLECTIVES_VERSION = 2, ONT_COLLECTIVES_MESSAGE = 512 };
 
 /* Of one call. */
 typedef struct ont_wait {
     bool (*interrupted)(void *context); /* asked about ten times a second; true: the call fails with ONT_ESTATE */
     void *context;
+    bool pending; /* the call has failed, but the library may still read and write its memory, until the process ends */
     char message[ONT_COLLECTIVES_MESSAGE]; /* of a failure; the library has no part in base/status.c */
 } ont_wait;
 

@@ -127,14 +127,19 @@ static ont_status look(ont_wait *wait)
     return ONT_OK;
 }
 
+/* MPI has no way to cancel a collective: one that is given up stays pending. */
 static ont_status finish(const char *what, int code, MPI_Request *request, ont_wait *wait)
 {
     int64_t next = now_ns() + LOOK_NS;
+    wait->pending = code == MPI_SUCCESS;
     for (long tests = 0; code == MPI_SUCCESS; tests++) {
         int done = 0;
         code = MPI_Test(request, &done, MPI_STATUS_IGNORE);
         if (code != MPI_SUCCESS) break;
-        if (done) return ONT_OK;
+        if (done) {
+            wait->pending = false;
+            return ONT_OK;
+        }
         if (tests < EAGER_TESTS) (void)sched_yield();
         else nap();
         if (now_ns() < next) continue;

@@ -10,6 +10,7 @@
 typedef struct ont_dist_call {
     const ont_state *state;
     const ont_collectives *table;
+    PyObject *tensors[2]; /* borrowed from the caller */
     PyObject *keep[2];
     ont_wait wait;
 } ont_dist_call;
@@ -36,8 +37,19 @@ static int begin(ont_dist_call *c, PyObject *module)
     return -1;
 }
 
+/* Holds the memory of a tensor for good, whatever the tensor is given later. A pending exception is kept. */
+static void leak(PyObject *tensor)
+{
+    PyObject *type, *value, *trace;
+    PyErr_Fetch(&type, &value, &trace);
+    if (!PyObject_CallMethod(tensor, "detach", NULL)) Py_INCREF(tensor);
+    PyErr_Restore(type, value, trace);
+}
+
 static PyObject *end(ont_dist_call *c, ont_status status)
 {
+    for (int i = 0; c->wait.pending && i < 2; i++)
+        if (c->tensors[i]) leak(c->tensors[i]);
     for (int i = 0; i < 2; i++) Py_XDECREF(c->keep[i]);
     if (status == ONT_OK) Py_RETURN_NONE;
     if (PyErr_Occurred()) return NULL; /* a signal's */
@@ -48,6 +60,7 @@ static PyObject *end(ont_dist_call *c, ont_status status)
 static int take(ont_dist_call *c, PyObject *tensor, int index, ont_tensor_view *view, size_t *n)
 {
     if (ont_dlpack_borrow(c->state, tensor, "tensor", index, view, &c->keep[index]) < 0) return -1;
+    c->tensors[index] = tensor;
     *n = 1;
     int64_t step = 1;
     bool dense = true;
