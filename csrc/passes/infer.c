@@ -286,6 +286,7 @@ ont_status ont_pass_infer_with_values(ont_graph *g, ont_known_values *known)
     for (uint32_t i = 0; i < g->n_inputs; i++)
         if (!g->inputs[i]->has_shape || !ont_shape_is_static(&g->inputs[i]->shape))
             return ont_fail(ONT_EINTERNAL, "input '%s' has no static shape", g->inputs[i]->name);
+    for (uint32_t i = 0; i < g->n_values; i++) g->values[i]->value_required = false; /* what passes have asked for */
     ont_node *from = g->first;
     bool any_required, none_listed = false;
     for (;;) {
