@@ -370,11 +370,10 @@ const ont_gemm_backend *ont_gemm_choose(const ont_gemm *g, int epilogue, ont_gem
     }
     if (!first) first = ont_gemm_reference();
     if (requested_impl(requested, g, impl) || small) return first;
-    if (ont_gemm_is_deterministic()) { /* native sums do not depend on addresses or the number of threads */
-        if (ont_gemm_native_kernel(ONT_GEMM_NATIVE, g->dtype)) *impl = ONT_GEMM_NATIVE;
-        return first;
-    }
-    if (libraries < 2) return first;
+    bool native = ont_gemm_native_kernel(ONT_GEMM_NATIVE, g->dtype) != NULL;
+    /* By rule native: its sums do not depend on addresses or the number of threads. */
+    if (native && (ont_gemm_is_deterministic() || !libraries)) *impl = ONT_GEMM_NATIVE;
+    if (ont_gemm_is_deterministic() || libraries + native < 2) return first;
     cache_entry own;
     const cache_entry *found = find_or_measure(g, g->dtype, epilogue, &own);
     if (!found->best) return first;

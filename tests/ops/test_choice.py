@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,9 +21,9 @@ LIBRARIES = [name for name in _C.build_info()["gemm"] if name not in ("reference
 needs_choice = pytest.mark.skipif(len(LIBRARIES) < 2 or "onednn" not in LIBRARIES, reason="nothing is measured")
 
 
-def run(script, *words, **environment):
+def run(script, *words, cwd=None, **environment):
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(script), *map(str, words)], capture_output=True,
-                          text=True, timeout=500, env={**os.environ, **environment})
+                          text=True, timeout=500, cwd=cwd, env={**os.environ, **environment})
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 
@@ -85,6 +86,32 @@ LOGGING = """
                                          ("turns", "gemm in place")])
 def test_no_lock_is_held_while_python_logs(start, line):
     assert line in run(LOGGING, start, line)
+
+
+ONE_LIBRARY = """
+    import torch
+    from harness import Case, R, _arrays, session_of
+    from onnxtrain import _C
+
+    case = Case("MatMul", [R(300, 200), R(200, 100)])
+    tensors = [torch.from_numpy(a) for a in _arrays(case, "float32")]
+    (y,), _ = session_of(case, [t.numpy() for t in tensors]).forward(tensors, b"\\0\\0")
+    torch.testing.assert_close(y, tensors[0] @ tensors[1], rtol=1e-4, atol=1e-4)
+    print(_C.build_info()["gemm"], _C.measured_products())
+"""
+
+
+def test_one_library_is_compared_with_the_own_kernel(tmp_path):
+    """As on aarch64 with one thread: torch's BLAS alone. Without oneDNN, whose file here is another library."""
+    package, copy = Path(_C.__file__).parent, tmp_path / "onnxtrain"
+    (copy / "_libs").mkdir(parents=True)
+    for path in (*package.iterdir(), *package.glob("_libs/*")):
+        if path.name not in ("_libs", "libdnnl.so.3"):
+            (copy / path.relative_to(package)).symlink_to(path)
+    (copy / "_libs/libdnnl.so.3").symlink_to(_C.__file__)
+    told = run(ONE_LIBRARY, cwd=tmp_path, OMP_NUM_THREADS="1")
+    assert "onednn" not in told
+    assert ("float float 0 1 0 0 300 100 200 torch " in told) == ("'native'" in told)
 
 
 BITS = """
