@@ -76,7 +76,10 @@ const ont_gemm_backend *ont_gemm_choose(const ont_gemm *g, int epilogue, ont_gem
 /* The same for bfloat16 operands, C being bfloat16 or float32: ONT_GEMM_PRIMITIVE or ONT_GEMM_NATIVE. */
 ont_gemm_impl ont_gemm_choose_half(const ont_gemm *g, ont_dtype out, bool bias);
 
-/* Returns buffers that BLAS libraries cache to the system: not every measured library is used afterwards. */
+/*
+ * Returns buffers that BLAS libraries cache to the system: not every measured library is used afterwards. Other threads
+ * may be in a library meanwhile: MKL frees only buffers that no call uses.
+ */
 void ont_gemm_release_buffers(void);
 
 /*

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -180,3 +181,27 @@ def test_a_program_is_for_one_way_to_choose():
     finally:
         _C.set_deterministic(False)
     assert built == [1, 2, 2, 2]
+
+
+@needs_choice
+def test_libraries_are_used_while_others_are_measured():
+    """After each measurement buffers that MKL caches are freed; those of a product that runs are not."""
+    a, b = torch.randint(-4, 5, (300, 400)).float(), torch.randint(-4, 5, (400, 200)).float()
+    want, wrong, done = (a.double() @ b.double()).float(), [], threading.Event()
+
+    def multiply():
+        while not done.is_set():
+            if not torch.equal(a @ b, want):
+                wrong.append(1)
+
+    threads = [threading.Thread(target=multiply) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    before = len(_C.measured_products())
+    for k in (90, 130, 180, 260, 370, 520):  # each of a size class of its own
+        arrays = _arrays(case := Case("MatMul", [R(170, k), R(k, 120)]), np.float32)
+        session_of(case, arrays).forward([torch.from_numpy(array) for array in arrays], b"\0\0")
+    done.set()
+    for thread in threads:
+        thread.join()
+    assert not wrong and len(_C.measured_products()) > before
