@@ -15,7 +15,8 @@ from onnxtrain._migrate import report as migration
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 PAGES = sorted(path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md"))
-ON_GITHUB_ONLY = ["README.md", "CONTRIBUTING.md", "SECURITY.md", "csrc/README.md", "cuda/README.md",
+ON_GITHUB_ONLY = ["README.md", "CONTRIBUTING.md", "SECURITY.md", "csrc/README.md", "csrc/threads.md",
+                  "cuda/README.md",
                   "examples/bert_pretraining/README.md", "third_party/README.md"]
 GENERATED = {"environment.md", "models.md", "operators.md", "api.md", "api/optim.md", "api/training.md", "api/utils.md"}
 LIMITS = {"performance/": 200, "internals/decisions/": 250, "": 300}  # lines, by the beginning of a page's path
