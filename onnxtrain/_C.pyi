@@ -372,7 +372,7 @@ def set_ranges(make: Callable[[str], ContextManager[Any]] | None) -> None:
 def set_log_level(level: int) -> None:
     """Sets the lowest `logging` level for which the core makes log lines."""
 
-def measure_gemm(provider: str, trans_a: bool, trans_b: bool, m: int, n: int, k: int) -> float | None:
+def measure_gemm(implementation: str, trans_a: bool, trans_b: bool, m: int, n: int, k: int) -> float | None:
     """Seconds of the fastest of a few matrix products; None where the implementation is not available.
 
     Names: "torch", "per_thread", "onednn", "reference"; of oneDNN's primitive "matmul", "bfloat16", "bfloat16 to

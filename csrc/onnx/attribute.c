@@ -18,7 +18,7 @@
  * float, it is taken instead: float64 arithmetic then agrees with eager PyTorch, and in float32 both are the same
  * number.
  */
-static double meant(float value)
+static double shortest_decimal(float value)
 {
     char text[32];
     snprintf(text, sizeof text, "%.6g", (double)value);
@@ -31,7 +31,7 @@ static ont_status set_floats(const Onnx__AttributeProto *proto, const char *name
 {
     double *values = ont_arena_array(&g->arena, proto->n_floats + 1, sizeof *values);
     if (!values) return ONT_ENOMEM;
-    for (size_t i = 0; i < proto->n_floats; i++) values[i] = meant(proto->floats[i]);
+    for (size_t i = 0; i < proto->n_floats; i++) values[i] = shortest_decimal(proto->floats[i]);
     return ont_attr_set_floats(g, node, name, values, proto->n_floats);
 }
 
@@ -92,7 +92,7 @@ ont_status ont_onnx_attribute(const Onnx__AttributeProto *proto, const char *nam
     int kind = proto->has_type ? (int)proto->type : KIND(UNDEFINED);
     switch (kind) {
     case KIND(INT): return ont_attr_set_int(g, node, name, proto->i);
-    case KIND(FLOAT): return ont_attr_set_float(g, node, name, meant(proto->f));
+    case KIND(FLOAT): return ont_attr_set_float(g, node, name, shortest_decimal(proto->f));
     case KIND(STRING):
         if (proto->s.len && memchr(proto->s.data, 0, proto->s.len))
             return ont_fail(ONT_EINVAL, "%s: string attribute '%s' has a zero byte", what, name);

@@ -135,7 +135,7 @@ static void join_gradients(const fusion *f, ont_node *grad)
     if (take_operands(f, grad, DY, DY2, add)) ont_graph_remove_node(f->g, add);
 }
 
-/* dx + other, of which the other is there before: an operand of the gradient. */
+/* Turns `dx + other` into an extra input if `other` is computed before the gradient. */
 static void join_residual(const fusion *f, ont_node *grad)
 {
     ont_value *dx = grad->outputs[0];

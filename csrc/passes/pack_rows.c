@@ -17,7 +17,8 @@
  *
  * Everything behind is exact: left-out rows have gradient 0, since no node reads them. Dropout draws for each element
  * the word of its place before packing, so that the noise does not change.
- */#include "passes/pack_rows.h"
+ */
+#include "passes/pack_rows.h"
 
 #include <string.h>
 

@@ -64,7 +64,7 @@ ont_status ont_pass_align_products(ont_graph *g) ONT_MUST_USE;
 
 /* Concatenates the gradients of slices that do not overlap. See join_slices.c. */
 ont_status ont_pass_join_slices(ont_graph *g) ONT_MUST_USE;
-/* Has convolutions, and what is between them, in channels last, on devices. See channels_last.c. */
+/* Converts convolutions and the operators between them to channels-last (devices only). See channels_last.c. */
 ont_status ont_pass_channels_last(ont_graph *g) ONT_MUST_USE;
 /* Fuses those convolutions with the Relu behind them; before that pass, and only with it. See channels_last.c. */
 ont_status ont_pass_fuse_conv_relu(ont_graph *g) ONT_MUST_USE;

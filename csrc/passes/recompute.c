@@ -4,17 +4,19 @@
  * anyway. They are the same operators with the same attributes and random streams, so results are bitwise equal, also
  * if fusion puts them into another group: reductions add up in the fixed order of ops/support/sums.h.
  *
- * The choice. A profile holds the live bytes at each node. Of the values whose live range spans the peak of the profile
- * without use, the one that saves the most bytes per unit of cost is taken first, while
- *   - the peak does not rise, and the values whose live range grows add at most half of the bytes saved;
- *   - all copies together add at most 3% of the step's cost, in operations of a matmul. An element of an elementwise
- *     node, a norm or a layout operator costs 128 (0.5 ns against 250 GFLOP/s: GELU of 4 x 64 x 3072 takes 0.4 ms on
- *     two cores). An element of a parameter that is rounded to 16 bits costs 24: it takes 0.22 ns, but then both
- *     matmuls read it from the cache instead of from memory (GPT-2 of 4 x 64: 20 ms more for Casts, 14 ms less for
- *     matmuls). Casting it back to float32, where no matmul takes 16 bits, is fused with the rounding and costs 1;
- *   - the step has at least 8 MiB of activations, and the value at least 1/1024 of the peak, since a kernel call has a
- *     fixed cost. Above ONT_RECOMPUTE_MEMORY_BOUND matmuls and attention may be recomputed too, for 40% of the step's
- *     cost: somewhat more than a forward.
+ * The choice at the lowest level, ONT_RECOMPUTE_MEMORY_BOUND; evict.c chooses at the others and for a budget. A profile
+ * holds the live bytes at each node. Of the values whose live range spans the peak of the profile without use, the one
+ * that saves the most bytes per unit of cost is taken first, while
+ *   1. the peak does not rise, and the values whose live range grows add at most half of the bytes saved;
+ *   2. all copies together add at most 2% of the step's cost (ont_recompute_budget_fraction());
+ *   3. the step has at least 8 MiB of activations, and the value at least 1/1024 of the peak, since a kernel call has a
+ *      fixed cost.
+ *
+ * Costs are in operations of a matmul. An element of an elementwise node, a norm or a layout operator costs 128 (0.5
+ * ns against 250 GFLOP/s: GELU of 4 x 64 x 3072 takes 0.4 ms on two cores). An element of a parameter that is rounded
+ * to 16 bits costs 24: it takes 0.22 ns, but then both matmuls read it from the cache instead of from memory (GPT-2 of
+ * 4 x 64: 20 ms more for Casts, 14 ms less for matmuls). Casting it back to float32, where no matmul takes 16 bits, is
+ * fused with the rounding and costs 1.
  *
  * At the lowest level graph inputs that no gradient rule reads are not kept for backward, so that code which modifies
  * such a tensor between forward and backward under eager PyTorch works here too. Exceptions are scale and bias of a

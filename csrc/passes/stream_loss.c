@@ -420,7 +420,10 @@ static ont_status stream_again(ont_graph *g, const head *x)
     return ONT_OK;
 }
 
-/* At level 1 and above, of few rows no more than a small tile of scores is there, if a second matmul is affordable. */
+/*
+ * With few rows at level 1 or above, backward computes the scores again in small tiles if the cost budget allows a
+ * second product.
+ */
 static ont_status stream(ont_graph *g, const head *x)
 {
     bool low = g->recompute.level >= ONT_RECOMPUTE_LAYERS, everywhere = ont_recompute_is_everywhere();

@@ -1,7 +1,6 @@
 /*
- * Shared by Session.forward() and Run.backward(): arguments as a tuple, tensors borrowed for the duration of the call,
- * and blocks returned as tensors. Included by session.c, run_object.c, call.c, deliver.c,
- * train_step.c and optim_backward.c.
+ * Shared by Session.forward(), Run.backward() and what else runs or plans a program: arguments as a tuple, tensors
+ * borrowed for the duration of the call, and blocks returned as tensors.
  */
 #ifndef ONT_PY_CALL_H
 #define ONT_PY_CALL_H

@@ -132,16 +132,16 @@ static PyObject *fail_allocation_after(PyObject *module, PyObject *args)
 static PyObject *build_info(PyObject *module, PyObject *unused)
 {
     (void)unused;
-    size_t n, n_providers;
+    size_t n, n_backends;
     ont_op_all(&n);
-    const ont_gemm_backend *providers = ont_gemm_backends(&n_providers);
+    const ont_gemm_backend *backends = ont_gemm_backends(&n_backends);
     PyObject *gemm = PyList_New(0);
-    for (size_t i = 0; gemm && i <= n_providers; i++) {
-        bool ours = i == n_providers;
+    for (size_t i = 0; gemm && i <= n_backends; i++) {
+        bool ours = i == n_backends;
         if (ours ? !ont_gemm_native_kernel(ONT_GEMM_NATIVE, ONT_FLOAT32)
-                 : !ont_gemm_is_available(&providers[i], ONT_FLOAT32, ont_parallel_threads()))
+                 : !ont_gemm_is_available(&backends[i], ONT_FLOAT32, ont_parallel_threads()))
             continue;
-        PyObject *name = PyUnicode_FromString(ours ? "native" : providers[i].name);
+        PyObject *name = PyUnicode_FromString(ours ? "native" : backends[i].name);
         if (!name || PyList_Append(gemm, name) < 0) Py_CLEAR(gemm);
         Py_XDECREF(name);
     }
@@ -194,15 +194,15 @@ static PyObject *recompute_everywhere(PyObject *module, PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* The provider, or one of the ways that are none's, by name. */
-static bool find_way(const char *name, ont_gemm_impl *way, const ont_gemm_backend **provider, ont_gemm *g,
-                     ont_dtype *out)
+/* The implementation of that name and, where it is a backend, which one; false where it is not available. */
+static bool find_implementation(const char *name, ont_gemm_impl *impl, const ont_gemm_backend **backend, ont_gemm *g,
+                                ont_dtype *out)
 {
     static const struct {
         const char *name;
-        ont_gemm_impl way;
+        ont_gemm_impl impl;
         ont_dtype dtype, out;
-    } ways[] = {
+    } implementations[] = {
         {"matmul", ONT_GEMM_PRIMITIVE, ONT_FLOAT32, ONT_FLOAT32},
         {"bfloat16", ONT_GEMM_PRIMITIVE, ONT_BFLOAT16, ONT_BFLOAT16},
         {"bfloat16 to float32", ONT_GEMM_PRIMITIVE, ONT_BFLOAT16, ONT_FLOAT32},
@@ -212,26 +212,26 @@ static bool find_way(const char *name, ont_gemm_impl *way, const ont_gemm_backen
         {"native bfloat16 to float32", ONT_GEMM_NATIVE, ONT_BFLOAT16, ONT_FLOAT32},
     };
     size_t count;
-    const ont_gemm_backend *providers = ont_gemm_backends(&count);
+    const ont_gemm_backend *backends = ont_gemm_backends(&count);
     g->dtype = *out = ONT_FLOAT32;
     for (size_t i = 0; i < count; i++) {
-        if (strcmp(providers[i].name, name)) continue;
-        *provider = &providers[i];
-        return ont_gemm_is_available(&providers[i], ONT_FLOAT32, ont_parallel_threads());
+        if (strcmp(backends[i].name, name)) continue;
+        *backend = &backends[i];
+        return ont_gemm_is_available(&backends[i], ONT_FLOAT32, ont_parallel_threads());
     }
-    for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
-        if (strcmp(ways[i].name, name)) continue;
-        *way = ways[i].way;
-        g->dtype = ways[i].dtype;
-        *out = ways[i].out;
-        if (*way == ONT_GEMM_PRIMITIVE) return !ont_dnnl_matmul_refuses(g->dtype);
-        return ont_gemm_native_kernel(*way, g->dtype) != NULL;
+    for (size_t i = 0; i < sizeof implementations / sizeof *implementations; i++) {
+        if (strcmp(implementations[i].name, name)) continue;
+        *impl = implementations[i].impl;
+        g->dtype = implementations[i].dtype;
+        *out = implementations[i].out;
+        if (*impl == ONT_GEMM_PRIMITIVE) return !ont_dnnl_matmul_refuses(g->dtype);
+        return ont_gemm_native_kernel(*impl, g->dtype) != NULL;
     }
     return false;
 }
 
 /*
- * (provider, trans_a, trans_b, m, n, k) -> seconds of the fastest of a few runs; None if the provider is not available.
+ * (implementation, trans_a, trans_b, m, n, k) -> seconds of the fastest of a few runs; None if it is not available.
  */
 static PyObject *measure_gemm(PyObject *module, PyObject *args)
 {
@@ -243,13 +243,13 @@ static PyObject *measure_gemm(PyObject *module, PyObject *args)
     if (m < 1 || n < 1 || k < 1 || m > INT32_MAX || n > INT32_MAX || k > INT32_MAX)
         return PyErr_Format(PyExc_ValueError, "m, n and k must be positive 32-bit numbers");
     ont_gemm g = {ONT_FLOAT32, trans_a, trans_b, m, n, k, trans_a ? m : k, trans_b ? k : n, n, 1, 0};
-    ont_gemm_impl way = ONT_GEMM_BACKEND;
-    const ont_gemm_backend *provider = NULL;
+    ont_gemm_impl impl = ONT_GEMM_BACKEND;
+    const ont_gemm_backend *backend = NULL;
     ont_dtype out;
-    if (!find_way(name, &way, &provider, &g, &out)) Py_RETURN_NONE;
+    if (!find_implementation(name, &impl, &backend, &g, &out)) Py_RETURN_NONE;
     double took;
     Py_BEGIN_ALLOW_THREADS
-    took = ont_gemm_benchmark(way, provider, &g, out);
+    took = ont_gemm_benchmark(impl, backend, &g, out);
     Py_END_ALLOW_THREADS
     return took < 0 ? PyErr_NoMemory() : PyFloat_FromDouble(took);
 }
@@ -273,7 +273,7 @@ static PyObject *remember_products(PyObject *module, PyObject *args)
 
 static PyMethodDef methods[] = {
     {"measure_gemm", measure_gemm, METH_VARARGS,
-     "measure_gemm(provider, trans_a, trans_b, m, n, k) -> seconds or None"},
+     "measure_gemm(implementation, trans_a, trans_b, m, n, k) -> seconds or None"},
     {"measured_products", measured_products, METH_NOARGS, "measured_products() -> text of what was measured"},
     {"remember_products", remember_products, METH_VARARGS,
      "remember_products(text) -> kinds of products that need not be measured"},

@@ -55,8 +55,8 @@ void ont_block_unref(ont_block *block); /* NULL is ignored */
 /* Number of runs between forward and backward: +1 when a run begins, -1 when it ends. */
 void ont_pool_open_runs(ont_pool *pool, int change);
 /*
- * Slabs of programs that batches of one shape take turns with, since they differ in a count of rows: idle ones are
- * kept for whichever of them runs next, so that many programs need the memory of one. On the CPU.
+ * Slabs shared by programs that differ only in their number of packed rows, on the CPU: idle ones are kept for
+ * whichever of them runs next, so that many programs need the memory of one.
  */
 typedef struct ont_slab {
     void *data; /* NULL: none */

@@ -359,7 +359,7 @@ static void attention_grad(ont_grad *g)
     }
 }
 
-/* Float32 or float64, the same for all float inputs; the pass widen casts others to float32. */
+/* Float32 or float64, the same for all float inputs; passes/promote.c casts others to float32. */
 const char *ont_attention_accept(const ont_node *node)
 {
     ont_dtype dtype = ont_node_in(node, ONT_ATTENTION_Q)->dtype;

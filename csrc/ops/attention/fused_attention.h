@@ -51,8 +51,9 @@ typedef struct ont_attention {
     int64_t scores_q, scores_k;   /* as seqlen_q and seqlen_k, also in ont_attention_of_sequence() */
     int64_t packed_q, packed_k;   /* rows of Q and K where rows are left out, else 0 */
     /*
-     * Of ont_attention_of_sequence(). The row of each query, and of position 0; NULL: all are there. The position of
-     * key 0, and the row of each key; NULL: there is no gap between them.
+     * Of ont_attention_of_sequence(). query_rows[i]: the row that query i had before rows were packed, where position 0
+     * was first_row; NULL: not packed. key_rows[i]: the same of key i; NULL: there is no gap between keys, of which the
+     * first one is at position first_key.
      */
     const int64_t *query_rows, *key_rows;
     int64_t first_row, first_key;

@@ -227,8 +227,8 @@ static void *element(const steps_state *s, const void *array, int64_t i)
 }
 
 /*
- * C = op(A) op(B), of which `rows` rows or, for the weight, products are there. The native GEMM rounds alike for any
- * number of threads; where fewer rows make tiles that need more work memory, one tile needs the least.
+ * Computes C = op(A) op(B). The native GEMM rounds alike for any number of threads; where fewer rows make tiles that
+ * need more work memory, one tile needs the least.
  */
 static void multiply(const steps_run *r, const product *p, ont_gemm gemm, const void *a, const void *b, void *c)
 {
