@@ -228,22 +228,17 @@ class Run:
         instead.
         """
 
-    def backward(self, saved: Sequence[Tensor], grads: Sequence[Tensor | None],
-                 donated: Sequence[int] = ()) -> tuple[Tensor | None, ...]:
+    def backward(self, saved: Sequence[Tensor], grads: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
         """Runs the backward part once.
 
         Args:
             saved: the tensors named by saved_inputs, then those named by saved_outputs.
             grads: gradient of each graph output; None is zero.
-            donated: indices of graph inputs that no other code reads, now or later. If the plan allows it, the CPU
-                writes the gradient of such an input into the input's memory and returns the saved tensor. If backward
-                fails, the tensor may be partly overwritten.
 
         Returns:
             One gradient per graph input; None where grad_mask was 0 or no gradient flows.
 
         Raises:
-            IndexError: an item of donated is no graph input.
             RuntimeError: called a second time without again(), or after release().
             ValueError: there are gradients to be applied.
         """
