@@ -93,16 +93,6 @@ class Session:
             gradients are in ``.grad`` if the update raises.
         """
 
-    def infer(self) -> dict[str, tuple[str, tuple[int | str | None, ...] | None]]:
-        """Shape inference with symbolic dims: value name -> (dtype, dims), for inputs, node outputs and graph outputs.
-
-        A dim is a size, an expression of the inputs' symbols such as "n" or "2*n + 1", or None if neither is known.
-        dims are None for sequences, and if the rank depends on values. Values without any known type are omitted.
-
-        Raises:
-            ValueError, UnsupportedError: the model fails at every size that was tried; the message names the node.
-        """
-
     def plan(self, shapes: Sequence[Sequence[int]], grad_mask: bytes) -> dict[str, Any]:
         """The memory plan of the program for these input shapes. The program is built but not run.
 

@@ -530,7 +530,6 @@ static PyMethodDef session_methods[] = {
     {"step", ont_session_object_step, METH_VARARGS,
      "step(tensors, grad_mask, seed, loss, gradient, update=None[, receivers, ready, reduce]) -> (outputs, what the "
      "update has returned)"},
-    {"infer", ont_session_infer, METH_NOARGS, "infer() -> {name: (dtype, dims)}"},
     {"plan", ont_session_plan, METH_VARARGS, "plan(shapes, grad_mask) -> the memory plan, without a run"},
     {"stats", session_stats, METH_NOARGS, "stats() -> dict of counts, seconds and bytes"},
     {"text", session_text, METH_VARARGS, "text(stage='loaded') -> the graph as text"},
