@@ -149,7 +149,7 @@ PASSES = ("align_products", "channels_last", "compress_activations", "conv_to_ge
           "fuse_batchnorm", "fuse_conv_relu", "fuse_elementwise", "fuse_gelu", "fuse_gemm", "fuse_gradients",
           "fuse_loss", "fuse_norm", "fuse_reductions", "fuse_rms_norm", "fuse_rotary", "fuse_sparse_matmul",
           "fuse_sums", "fuse_transpose", "join_slices", "narrow_rotary", "pack_rows", "precision", "recompute",
-          "recompute_regions", "row_indices", "schedule", "stream_loss", "tile_mlp", "whole_step", "winograd")
+          "recompute_regions", "row_indices", "schedule", "stream_loss", "whole_step", "winograd")
 _FLAG = "0, 1"
 _ON_THE_CPU = "1 on the CPU, 0 on a GPU"
 _NAMES = [

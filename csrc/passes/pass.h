@@ -98,8 +98,6 @@ ont_status ont_pass_fuse_loss(ont_graph *g) ONT_MUST_USE;
  */
 ont_status ont_pass_stream_loss(ont_graph *g) ONT_MUST_USE;
 
-/* Computes the backward of MLPs in tiles of the hidden columns, at memory levels 1 and 2. See tile_mlp.c. */
-ont_status ont_pass_tile_mlp(ont_graph *g) ONT_MUST_USE;
 
 /* Accumulates a Gather's gradient into another gradient in place. See fuse_gradients.c. */
 ont_status ont_pass_fuse_gradients(ont_graph *g) ONT_MUST_USE;
