@@ -114,8 +114,7 @@ class Session:
         recomputed_nodes run again in backward to save recomputed_bytes; they add recomputed_share to the step's work.
         budget_bytes is 0 without a budget. With data-dependent shapes, probes_built counts value probes, and probe_runs
         their runs. packed_nodes compute some rows only: selected_rows of selected_rows_of, label_rows of label_rows_of
-        whose label is not ignored, key_rows of key_rows_of that attention can see. compressed_values are kept for
-        backward in compressed_bytes instead of compressed_from.
+        whose label is not ignored, key_rows of key_rows_of that attention can see.
         """
 
     def text(self, stage: str = "loaded") -> str:

@@ -231,8 +231,6 @@ enum {
      */
     ONT_OP_ZERO_DERIVATIVE = 1 << 8,
     ONT_OP_GLOBAL = 1 << 9, /* pooling whose window is the whole plane */
-    /* A small change of any input changes the outputs little. Products, attention and loops need no flag. */
-    ONT_OP_SMOOTH = 1 << 10,
 };
 
 /* How recomputation estimates the cost of a node (passes/recompute.c). */

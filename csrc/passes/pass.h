@@ -126,8 +126,6 @@ ont_status ont_pass_recompute_regions(ont_graph *g) ONT_MUST_USE;
  */
 ont_status ont_pass_recompute(ont_graph *g) ONT_MUST_USE;
 
-/* Stores what backward reads of forward as graph->kept.dtype. See compress_activations.c. */
-ont_status ont_pass_compress_activations(ont_graph *g) ONT_MUST_USE;
 
 /*
  * Common subexpression elimination: merges nodes of equal operator, attributes and inputs; random nodes are excluded.

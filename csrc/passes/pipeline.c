@@ -58,7 +58,6 @@ static const pass after_grad[] = {
     {"fuse_elementwise", ont_pass_fuse_elementwise, false, "FusedElementwise", false, NULL},
     {"fuse_reductions", ont_pass_fuse_reductions, false, "FusedReduce", false, "fuse_elementwise"},
     {"fuse_sums", ont_pass_fuse_sums, false, NULL, false, NULL},
-    {"compress_activations", ont_pass_compress_activations, false, NULL, false, NULL},
 };
 
 static char disabled[512];
