@@ -214,7 +214,6 @@ enum {
     ONT_OP_RANDOM = 1 << 1, /* reads call->seed; the loader adds a unique int attribute "rng_stream" */
     ONT_OP_NO_GRAD = 1 << 2,/* no gradient flows to any input */
     ONT_OP_NO_FOLD = 1 << 3,/* never constant-folded */
-    ONT_OP_GRADIENT = 1 << 4,/* replaced by gradient nodes during inference (passes/gradient_node.c) */
     ONT_OP_CONTAINERS = 1 << 5, /* inputs may be sequences and optionals */
     /*
      * Of our domain and allowed in a model. The loader refuses other operators of our domain: passes create them, and

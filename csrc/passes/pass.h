@@ -148,13 +148,4 @@ typedef struct ont_gradients {
  */
 ont_status ont_pass_grad(ont_graph *g, const uint8_t *wants, ont_gradients *gradients) ONT_MUST_USE;
 
-/*
- * The same from y, seeded with ones, to the values xs, which count as independent of each other: grads[i] is the
- * gradient of xs[i], zeros if none flows. Nodes are built in front of `before`, as part of the forward phase.
- */
-ont_status ont_pass_grad_within(ont_graph *g, ont_value *y, ont_value *const *xs, uint32_t n, ont_node *before,
-                                ont_value **grads) ONT_MUST_USE;
-/* Replaces a node with ONT_OP_GRADIENT by the gradients that it names; *next is the node to continue with. */
-ont_status ont_pass_gradient_node(ont_graph *g, ont_node *node, ont_node **next) ONT_MUST_USE;
-
 #endif
