@@ -93,16 +93,6 @@ class Session:
             gradients are in ``.grad`` if the update raises.
         """
 
-    def infer(self) -> dict[str, tuple[str, tuple[int | str | None, ...] | None]]:
-        """Shape inference with symbolic dims: value name -> (dtype, dims), for inputs, node outputs and graph outputs.
-
-        A dim is a size, an expression of the inputs' symbols such as "n" or "2*n + 1", or None if neither is known.
-        dims are None for sequences, and if the rank depends on values. Values without any known type are omitted.
-
-        Raises:
-            ValueError, UnsupportedError: the model fails at every size that was tried; the message names the node.
-        """
-
     def plan(self, shapes: Sequence[Sequence[int]], grad_mask: bytes) -> dict[str, Any]:
         """The memory plan of the program for these input shapes. The program is built but not run.
 
@@ -124,8 +114,7 @@ class Session:
         recomputed_nodes run again in backward to save recomputed_bytes; they add recomputed_share to the step's work.
         budget_bytes is 0 without a budget. With data-dependent shapes, probes_built counts value probes, and probe_runs
         their runs. packed_nodes compute some rows only: selected_rows of selected_rows_of, label_rows of label_rows_of
-        whose label is not ignored, key_rows of key_rows_of that attention can see. compressed_values are kept for
-        backward in compressed_bytes instead of compressed_from.
+        whose label is not ignored, key_rows of key_rows_of that attention can see.
         """
 
     def text(self, stage: str = "loaded") -> str:
@@ -228,22 +217,17 @@ class Run:
         instead.
         """
 
-    def backward(self, saved: Sequence[Tensor], grads: Sequence[Tensor | None],
-                 donated: Sequence[int] = ()) -> tuple[Tensor | None, ...]:
+    def backward(self, saved: Sequence[Tensor], grads: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
         """Runs the backward part once.
 
         Args:
             saved: the tensors named by saved_inputs, then those named by saved_outputs.
             grads: gradient of each graph output; None is zero.
-            donated: indices of graph inputs that no other code reads, now or later. If the plan allows it, the CPU
-                writes the gradient of such an input into the input's memory and returns the saved tensor. If backward
-                fails, the tensor may be partly overwritten.
 
         Returns:
             One gradient per graph input; None where grad_mask was 0 or no gradient flows.
 
         Raises:
-            IndexError: an item of donated is no graph input.
             RuntimeError: called a second time without again(), or after release().
             ValueError: there are gradients to be applied.
         """

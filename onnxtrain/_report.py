@@ -134,10 +134,6 @@ def explained(training: bool, program: Any) -> list[str]:
     if totals.get("recomputed_nodes"):
         rows.append(f"    backward runs {counted(totals['recomputed_nodes'], 'node')} again instead of keeping "
                     f"{totals['recomputed_bytes'] / 2**20:.1f} MiB")
-    if totals.get("compressed_values"):
-        rows.append(f"    {totals['compressed_values']} values are compressed for backward: "
-                    f"{totals['compressed_bytes'] / 2**20:.1f} MiB instead of "
-                    f"{totals['compressed_from'] / 2**20:.1f}")
     if program.steps:
         later = (program.step_seconds - program.first_seconds) / max(program.steps - 1, 1) * 1e3
         rows.append(f"    time: the first forward of the engine took {program.first_seconds * 1e3:.3f} ms"

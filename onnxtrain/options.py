@@ -145,11 +145,11 @@ def _warn_once(text: str) -> None:
         _log.warning("%s", text)
 
 
-PASSES = ("align_products", "channels_last", "compress_activations", "conv_to_gemm", "cse", "fuse_attention",
+PASSES = ("align_products", "channels_last", "conv_to_gemm", "cse", "fuse_attention",
           "fuse_batchnorm", "fuse_conv_relu", "fuse_elementwise", "fuse_gelu", "fuse_gemm", "fuse_gradients",
           "fuse_loss", "fuse_norm", "fuse_reductions", "fuse_rms_norm", "fuse_rotary", "fuse_sparse_matmul",
           "fuse_sums", "fuse_transpose", "join_slices", "narrow_rotary", "pack_rows", "precision", "recompute",
-          "recompute_regions", "row_indices", "schedule", "stream_loss", "tile_mlp", "whole_step", "winograd")
+          "recompute_regions", "row_indices", "schedule", "stream_loss", "whole_step", "winograd")
 _FLAG = "0, 1"
 _ON_THE_CPU = "1 on the CPU, 0 on a GPU"
 _NAMES = [
@@ -212,9 +212,6 @@ _NAMES = [
              "operators, or onnxruntime's fused ones; type 0 none, 1 recompute, 2 keep the narrower operand of a Cast; "
              "count -1 all, or the first so many. At log level INFO a table lists those of the graph. Read at "
              "ORTMODULE_MEMORY_OPT_LEVEL=0 only. A malformed plan raises ValueError"),
-    Variable("ORTMODULE_ACTIVATION_COMPRESSION", "", _one_of("", "bf16", "int8"), "not set, bf16, int8",
-             "how backward's float32 activations are stored: as bfloat16, or, on the CPU, as int8 with a scale for 256 "
-             "elements. Outputs are the same; gradients are approximations ([memory.md](memory.md) has their errors)"),
     Variable("ORTMODULE_PRINT_INPUT_DENSITY", False, _boolean, _FLAG,
              "1 prints at each step the share of computed rows, of labels and of tokens"),
     Variable("ORTMODULE_PRINT_MEMORY_STATS", False, _boolean, _FLAG,

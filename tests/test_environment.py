@@ -267,16 +267,6 @@ def memory_level(monkeypatch, **_):
     assert f"backward runs {plans[2]['recomputed_nodes']} nodes again" in onnxtrain.explain(model)
 
 
-def activation_compression(monkeypatch, **_):
-    """What backward reads takes half, or a quarter and a scale for 256 elements."""
-    for text, share in (("bf16", 1 / 2), ("int8", 1 / 4 + 1 / 256)):
-        monkeypatch.setenv("ORTMODULE_ACTIVATION_COMPRESSION", text)
-        model = ran(Wide(), torch.ones(2048, 256))
-        totals = program(model).totals()
-        assert totals["compressed_bytes"] == share * totals["compressed_from"] > 0
-        assert f"{totals['compressed_values']} values are compressed for backward" in onnxtrain.explain(model)
-
-
 def memory_config(monkeypatch, **_):
     """What it names runs again, at any size: the tanh of the graph's input, not those of sums, which are not kept."""
     plain = program(ran(Wide(), torch.ones(64, 256))).totals()
@@ -445,7 +435,6 @@ EFFECTS = {
     "ORTMODULE_JSON_CONFIG_PATH": json_config, "ONNXTRAIN_ISA": isa, "ONNXTRAIN_GEMM": gemm,
     "ONNXTRAIN_REDUCE_DTYPE": reduce_dtype, "ONNXTRAIN_DISABLE": disable,
     "ORTMODULE_MEMORY_OPT_LEVEL": memory_level, "ORTMODULE_MEMORY_OPT_BUDGET": memory_budget,
-    "ORTMODULE_ACTIVATION_COMPRESSION": activation_compression,
     "ORTMODULE_MEMORY_OPT_CONFIG": memory_config,
     "ORTMODULE_ENABLE_COMPUTE_OPTIMIZER": lambda **kw: packed_rows("COMPUTE", {}, **kw),
     "ORTMODULE_ENABLE_SPARSE_OPTIMIZER": lambda **kw: packed_rows("SPARSE", {}, **kw),

@@ -46,7 +46,7 @@ def files() -> dict[str, tuple[str, str]]:
 
 
 def test_there_are_rules():
-    assert len(RULES) > 40
+    assert RULES
 
 
 @pytest.mark.parametrize("rule", RULES, ids=[rule[0] for rule in RULES])

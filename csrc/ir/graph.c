@@ -389,7 +389,6 @@ ont_status ont_graph_clone(const ont_graph *from, ont_graph **copy)
     g->recompute.level = from->recompute.level;
     g->recompute.limit = from->recompute.limit;
     g->packed.wanted = from->packed.wanted;
-    g->kept.dtype = from->kept.dtype;
     g->subgraphs.plans = from->subgraphs.plans;
     g->subgraphs.n_plans = from->subgraphs.n_plans;
     status = ONT_ENOMEM;

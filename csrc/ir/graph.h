@@ -113,11 +113,6 @@ struct ont_graph {
         int64_t rows[3][2]; /* computed, and all: of selected rows, those with labels, those that attention sees */
     } packed;
     struct {
-        ont_dtype dtype; /* of what backward reads of forward: BFLOAT16 or INT8; UNDEFINED: as it is */
-        uint32_t values; /* stored so, and their bytes before and then (passes/compress_activations.c) */
-        size_t bytes_before, bytes;
-    } kept;
-    struct {
         const struct ont_recompute_plan *plans; /* which ones the caller wants run again; see passes/recompute.h */
         uint32_t n_plans;
         struct ont_recompute_cluster *clusters; /* those that could */

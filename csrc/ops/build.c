@@ -369,12 +369,6 @@ static ont_status replace_output(ont_graph *g, ont_node *node, uint32_t i, ont_v
                         ont_shape_text(&result->shape, built));
     }
     if (out != result) ont_value_replace_uses(g, out, result);
-    if (!out->has_shape && result->has_shape &&
-        result->container == ONT_TENSOR) { /* run/symbolic.c reports the type under the name of `out` */
-        out->dtype = result->dtype;
-        out->shape = result->shape;
-        out->has_shape = true;
-    }
     node->outputs[i] = result;
     return ONT_OK;
 }

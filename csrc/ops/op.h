@@ -214,7 +214,6 @@ enum {
     ONT_OP_RANDOM = 1 << 1, /* reads call->seed; the loader adds a unique int attribute "rng_stream" */
     ONT_OP_NO_GRAD = 1 << 2,/* no gradient flows to any input */
     ONT_OP_NO_FOLD = 1 << 3,/* never constant-folded */
-    ONT_OP_GRADIENT = 1 << 4,/* replaced by gradient nodes during inference (passes/gradient_node.c) */
     ONT_OP_CONTAINERS = 1 << 5, /* inputs may be sequences and optionals */
     /*
      * Of our domain and allowed in a model. The loader refuses other operators of our domain: passes create them, and
@@ -231,8 +230,6 @@ enum {
      */
     ONT_OP_ZERO_DERIVATIVE = 1 << 8,
     ONT_OP_GLOBAL = 1 << 9, /* pooling whose window is the whole plane */
-    /* A small change of any input changes the outputs little. Products, attention and loops need no flag. */
-    ONT_OP_SMOOTH = 1 << 10,
 };
 
 /* How recomputation estimates the cost of a node (passes/recompute.c). */

@@ -24,7 +24,6 @@
 #include <string.h>
 
 #include "base/alloc.h"
-#include "ops/matmul/mlp_grad.h"
 #include "passes/pipeline.h"
 
 enum { NONE = UINT32_MAX, MIN_PEAK_BYTES = 8 << 20, MAX_ROUNDS = 12, MAX_EVENTS_PER_NODE = 8, MOST_SHARE = 2 };
@@ -73,10 +72,9 @@ static const ont_value *root_in(const ont_node *node, uint32_t i)
 
 /* ---- the step as it is ---- */
 
-/* Scratch memory of the node, where that is large: the scores, or the hidden values, of a tile. */
+/* Scratch memory of the node, where that is large: the scores of a tile. */
 static int64_t work_of(const ont_node *node)
 {
-    if (ONT_IS(node, MlpGrad)) return (int64_t)ont_mlp_tile_bytes(node);
     if (!ONT_IS(node, StreamedCrossEntropy)) return 0;
     const ont_value *w = ont_node_in(node, 1);
     int64_t classes = w->shape.dims[!ont_attr_int(node, "transB", 0)];

@@ -94,9 +94,9 @@ static ont_status fuse_backward(ont_graph *g, ont_node *norm)
     ont_value *y = ont_node_in(relu, 0), *dy = ont_node_in(relu, 1);
     if (!ont_shape_equal(&y->shape, &dx->shape) || !ont_shape_equal(&dy->shape, &dx->shape)) return ONT_OK;
     if (!relu_grad_is_free(g, dy, dx)) return ONT_OK;
-    /* y = relu(norm(x)): its sign is recomputed from x, unless x is an approximation then */
+    /* y = relu(norm(x)): its sign is recomputed from x */
     const ont_node *producer = y->def;
-    bool recompute_sign = !g->kept.dtype && ONT_IS(producer, FusedBatchNorm) && !ont_node_in(producer, RESIDUAL) &&
+    bool recompute_sign = ONT_IS(producer, FusedBatchNorm) && !ont_node_in(producer, RESIDUAL) &&
                           ont_node_in(norm, MEAN)->def == producer;
     ont_value *inputs[GRAD_BIAS + 1] = {0};
     for (uint32_t i = 0; i < DY; i++) inputs[i] = ont_node_in(norm, i);

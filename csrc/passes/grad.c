@@ -14,7 +14,6 @@ typedef struct walk {
     ont_value **grads;    /* per forward value: gradient accumulated so far */
     uint32_t n_values;    /* number of forward values */
     ont_node *last;       /* last forward node */
-    ont_node *before;     /* insertion point of the gradients; NULL: at the end, as backward phase */
 } walk;
 
 /* Whether a gradient may flow from the outputs of `node` to input i. */
@@ -24,11 +23,9 @@ static bool flows(const ont_node *node, uint32_t i)
     return v && ont_dtype_is_float(v->dtype) && !(i < 64 && (node->op->nondiff_inputs >> i & 1));
 }
 
-/* Starts from the wanted graph inputs, or from the values marked in `leaf`. */
-static void mark_differentiable(walk *w, const uint8_t *wants, uint32_t n_inputs, const bool *leaf)
+/* Starts from the wanted graph inputs. */
+static void mark_differentiable(walk *w, const uint8_t *wants, uint32_t n_inputs)
 {
-    for (uint32_t i = 0; leaf && i < w->n_values; i++)
-        w->differentiable[i] = leaf[i] && ont_dtype_is_float(w->g->values[i]->dtype);
     for (uint32_t i = 0; i < n_inputs; i++)
         w->differentiable[w->g->inputs[i]->id] = wants[i] && ont_dtype_is_float(w->g->inputs[i]->dtype);
     for (const ont_node *node = w->g->first; node; node = node->next) {
@@ -37,7 +34,7 @@ static void mark_differentiable(walk *w, const uint8_t *wants, uint32_t n_inputs
             for (uint32_t i = 0; i < node->n_inputs && !reaches; i++)
                 reaches = flows(node, i) && w->differentiable[node->inputs[i].value->id];
         for (uint32_t i = 0; i < node->n_outputs; i++)
-            if (node->outputs[i] && !(leaf && leaf[node->outputs[i]->id]))
+            if (node->outputs[i])
                 w->differentiable[node->outputs[i]->id] = reaches && ont_dtype_is_float(node->outputs[i]->dtype) &&
                                                  !(i < 64 && (node->op->nondiff_outputs >> i & 1));
     }
@@ -108,8 +105,7 @@ static ont_status add_output_grads(walk *w, ont_gradients *r, uint32_t n_outputs
 static ont_status differentiate(walk *w, ont_node *node)
 {
     /* Values that the rule adds as saved outputs have ids beyond the table: they have no gradient. */
-    ont_grad g = {.b = {.graph = w->g, .before = w->before, .backward = !w->before, .origin = node, .status = ONT_OK},
-                  .node = node};
+    ont_grad g = {.b = {.graph = w->g, .backward = true, .origin = node, .status = ONT_OK}, .node = node};
     ont_arena *arena = &w->g->arena;
     uint32_t n_outputs = node->n_outputs;
     g.out_grads = ont_arena_array(arena, n_outputs + 8, sizeof *g.out_grads);
@@ -170,7 +166,7 @@ ont_status ont_pass_grad(ont_graph *g, const uint8_t *wants, ont_gradients *grad
     w.live = ont_arena_array(&g->arena, g->n_values + 1, sizeof *w.live);
     if (!r.grad_input || !r.grad_output || !w.differentiable || !w.grads || !w.requires_grad || !w.live)
         return ONT_ENOMEM;
-    mark_differentiable(&w, wants, r.n_forward_inputs, NULL);
+    mark_differentiable(&w, wants, r.n_forward_inputs);
     mark_requires_grad(&w);
     ONT_TRY(add_output_grads(&w, &r, r.n_forward_outputs));
     for (ont_node *node = w.last; node; node = node->prev)
@@ -178,30 +174,4 @@ ont_status ont_pass_grad(ont_graph *g, const uint8_t *wants, ont_gradients *grad
     ONT_TRY(append_outputs(&w, &r));
     *gradients = r;
     return ONT_OK;
-}
-
-ont_status ont_pass_grad_within(ont_graph *g, ont_value *y, ont_value *const *xs, uint32_t n, ont_node *before,
-                                ont_value **grads)
-{
-    walk w = {.g = g, .n_values = g->n_values, .before = before};
-    ont_builder b = {.graph = g, .before = before, .status = ONT_OK};
-    bool *leaf = ont_arena_array(&g->arena, g->n_values + 1, sizeof *leaf);
-    w.differentiable = ont_arena_array(&g->arena, g->n_values + 1, sizeof *w.differentiable);
-    w.grads = ont_arena_array(&g->arena, g->n_values + 1, sizeof *w.grads);
-    if (!leaf || !w.differentiable || !w.grads) return ONT_ENOMEM;
-    for (uint32_t i = 0; i < n; i++) leaf[xs[i]->id] = true;
-    mark_differentiable(&w, NULL, 0, leaf);
-    ont_node *last = before->prev;
-    if (w.differentiable[y->id]) ONT_TRY(accumulate(&w, &b, y, ont_build_full(&b, y->dtype, &y->shape, 1)));
-    for (ont_node *node = y->def == NULL ? NULL : last; node; node = node->prev) {
-        bool is_leaf = false;
-        for (uint32_t i = 0; i < node->n_outputs; i++)
-            is_leaf |= node->outputs[i] && node->outputs[i]->id < w.n_values && leaf[node->outputs[i]->id];
-        if (!is_leaf) ONT_TRY(ont_context(differentiate(&w, node), "gradient of %s '%s'", node->op_type, node->name));
-    }
-    for (uint32_t i = 0; i < n; i++) {
-        grads[i] = w.grads[xs[i]->id];
-        if (!grads[i]) grads[i] = ont_build_full(&b, xs[i]->dtype, &xs[i]->shape, 0);
-    }
-    return b.status;
 }

@@ -174,8 +174,6 @@ static ont_status infer_node(ont_graph *g, ont_node *node, ont_node **next)
         if (!ont_node_in(node, i))
             return ont_fail(ONT_EINVAL, "%s '%s': input %u is missing", node->op_type, node->name, i);
     ONT_TRY(ont_op_check_attributes(node));
-    if (node->op->flags & ONT_OP_GRADIENT)
-        return ont_context(ont_pass_gradient_node(g, node, next), "%s '%s'", node->op_type, node->name);
     ONT_TRY(check_containers(node));
     if (node->op->infer) ONT_TRY(ont_context(node->op->infer(g, node), "%s '%s'", node->op_type, node->name));
     ONT_TRY(drop_transpose(node));

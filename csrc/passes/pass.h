@@ -98,8 +98,6 @@ ont_status ont_pass_fuse_loss(ont_graph *g) ONT_MUST_USE;
  */
 ont_status ont_pass_stream_loss(ont_graph *g) ONT_MUST_USE;
 
-/* Computes the backward of MLPs in tiles of the hidden columns, at memory levels 1 and 2. See tile_mlp.c. */
-ont_status ont_pass_tile_mlp(ont_graph *g) ONT_MUST_USE;
 
 /* Accumulates a Gather's gradient into another gradient in place. See fuse_gradients.c. */
 ont_status ont_pass_fuse_gradients(ont_graph *g) ONT_MUST_USE;
@@ -128,8 +126,6 @@ ont_status ont_pass_recompute_regions(ont_graph *g) ONT_MUST_USE;
  */
 ont_status ont_pass_recompute(ont_graph *g) ONT_MUST_USE;
 
-/* Stores what backward reads of forward as graph->kept.dtype. See compress_activations.c. */
-ont_status ont_pass_compress_activations(ont_graph *g) ONT_MUST_USE;
 
 /*
  * Common subexpression elimination: merges nodes of equal operator, attributes and inputs; random nodes are excluded.
@@ -151,14 +147,5 @@ typedef struct ont_gradients {
  * Source: Griewank and Walther, Evaluating Derivatives, 2nd ed., chapter 3 (adjoint accumulation).
  */
 ont_status ont_pass_grad(ont_graph *g, const uint8_t *wants, ont_gradients *gradients) ONT_MUST_USE;
-
-/*
- * The same from y, seeded with ones, to the values xs, which count as independent of each other: grads[i] is the
- * gradient of xs[i], zeros if none flows. Nodes are built in front of `before`, as part of the forward phase.
- */
-ont_status ont_pass_grad_within(ont_graph *g, ont_value *y, ont_value *const *xs, uint32_t n, ont_node *before,
-                                ont_value **grads) ONT_MUST_USE;
-/* Replaces a node with ONT_OP_GRADIENT by the gradients that it names; *next is the node to continue with. */
-ont_status ont_pass_gradient_node(ont_graph *g, ont_node *node, ont_node **next) ONT_MUST_USE;
 
 #endif

@@ -51,7 +51,6 @@ static const pass after_grad[] = {
     {"fuse_batchnorm", ont_pass_fuse_batchnorm, false, "FusedBatchNorm", false, NULL},
     {"fuse_conv_relu", ont_pass_fuse_conv_relu, false, NULL, true, "channels_last"},
     {"stream_loss", ont_pass_stream_loss, false, "StreamedCrossEntropy", false, NULL},
-    {"tile_mlp", ont_pass_tile_mlp, false, "MlpGrad", false, NULL},
     {"recompute_regions", ont_pass_recompute_regions, false, NULL, false, NULL},
     {"recompute", ont_pass_recompute, false, NULL, false, NULL},
     {"channels_last", ont_pass_channels_last, false, NULL, true, NULL},
@@ -59,7 +58,6 @@ static const pass after_grad[] = {
     {"fuse_elementwise", ont_pass_fuse_elementwise, false, "FusedElementwise", false, NULL},
     {"fuse_reductions", ont_pass_fuse_reductions, false, "FusedReduce", false, "fuse_elementwise"},
     {"fuse_sums", ont_pass_fuse_sums, false, NULL, false, NULL},
-    {"compress_activations", ont_pass_compress_activations, false, NULL, false, NULL},
 };
 
 static char disabled[512];

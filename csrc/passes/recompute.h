@@ -61,7 +61,7 @@ ont_status ont_recompute_copy(ont_graph *g, const ont_node *node, ont_node *befo
 /* Rematerialization by eviction: levels above ONT_RECOMPUTE_MEMORY_BOUND, and budgets. See evict.c. */
 ont_status ont_recompute_evict(ont_graph *g) ONT_MUST_USE;
 
-/* For tests: recompute, or compress, every value that can be and saves bytes, however small the graph. */
+/* For tests: recompute every value that can be and saves bytes, however small the graph. */
 void ont_recompute_everywhere(bool on);
 bool ont_recompute_is_everywhere(void);
 

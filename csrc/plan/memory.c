@@ -181,34 +181,12 @@ static void share_inplace(planner *p)
     }
 }
 
-/* Whether step t, which ends the live range of `from` and begins that of `to`, may work in place on them. */
-static bool may_write_in_place(const planner *p, uint32_t t, uint32_t from, uint32_t to)
+/* Finds the gradients that forward begins, after storage has been shared and live ranges are final. */
+static void find_early_outputs(planner *p)
 {
-    const ont_node *node = p->in->steps[t].node;
-    const ont_value *out = ont_node_out(node, 0);
-    if (!out || root_of(p, out->id) != to) return false;
-    for (uint32_t i = 0; i < node->n_inputs; i++) {
-        const ont_value *in = node->inputs[i].value;
-        if (in && root_of(p, in->id) == from) return may_share_in_place(p, t, i, from);
-    }
-    return false;
-}
-
-/* Finds the gradients that may alias their inputs, after storage has been shared and live ranges are final. */
-static void find_aliased_inputs(planner *p)
-{
-    for (uint32_t i = p->in->n_forward_outputs; p->in->gradient_of && i < p->in->g->n_outputs; i++) {
-        if (p->in->gradient_of[i] < 0) continue;
-        const ont_value *input = p->in->g->inputs[p->in->gradient_of[i]], *output = p->in->g->outputs[i];
-        uint32_t from = root_of(p, input->id), to = root_of(p, output->id);
-        const storage *src = &p->s[from], *dst = &p->s[to];
-        p->plan->early_outputs[i] = dst->output == i && dst->first < p->in->split;
-        if (p->plan->early_outputs[i] || dst->output != i || src->kind != ONT_LOCATION_INPUT || src->first == NONE ||
-            src->bytes != dst->bytes)
-            continue;
-        p->plan->may_alias_input[i] =
-            src->last < dst->first || (src->last == dst->first && !src->copied &&
-                                       may_write_in_place(p, src->last, from, to));
+    for (uint32_t i = p->in->n_forward_outputs; i < p->in->g->n_outputs; i++) {
+        const storage *s = &p->s[root_of(p, p->in->g->outputs[i]->id)];
+        p->plan->early_outputs[i] = s->output == i && s->first < p->in->split;
     }
 }
 
@@ -263,10 +241,9 @@ ont_status ont_plan_memory(const ont_plan_input *in, ont_arena *arena, ont_plan 
     result.work_offsets = ont_arena_array(arena, in->n_steps + 1, sizeof *result.work_offsets);
     result.copied_outputs = ont_arena_array(arena, g->n_outputs + 1, sizeof *result.copied_outputs);
     result.deliver_before = ont_arena_array(arena, g->n_outputs + 1, sizeof *result.deliver_before);
-    result.may_alias_input = ont_arena_array(arena, g->n_outputs + 1, sizeof *result.may_alias_input);
     result.early_outputs = ont_arena_array(arena, g->n_outputs + 1, sizeof *result.early_outputs);
     if (!result.locations || !result.work_offsets || !result.copied_outputs || !result.deliver_before ||
-        !result.may_alias_input || !result.early_outputs)
+        !result.early_outputs)
         return ONT_ENOMEM;
     planner p = {in, NULL, &result};
     p.s = ont_calloc(g->n_values + 1, sizeof *p.s);
@@ -277,7 +254,7 @@ ont_status ont_plan_memory(const ont_plan_input *in, ont_arena *arena, ont_plan 
     assign_output_blocks(&p);
     place_delivered(&p);
     share_inplace(&p);
-    find_aliased_inputs(&p);
+    find_early_outputs(&p);
     ONT_TRYGOTO(status, done, assign(&p, arena));
 #ifndef NDEBUG
     ONT_TRYGOTO(status, done, ont_context(ont_plan_verify(in, &result), "memory plan"));

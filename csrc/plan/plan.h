@@ -42,7 +42,6 @@ typedef struct ont_plan { /* arrays live in the given arena */
     uint32_t inplace_count;
     /* per graph output: the step before which it goes to the gradient callback; ONT_PLAN_BLOCK: it is a block */
     uint32_t *deliver_before;
-    bool *may_alias_input;       /* per graph output: a gradient that may alias the input that it belongs to */
     bool *early_outputs;         /* per graph output: a gradient that forward begins, so that its block is there then */
     ont_plan_lifetime *lifetimes; /* the storages in the slab, by value; without scratch memory */
     uint32_t n_lifetimes;
@@ -59,11 +58,6 @@ enum { ONT_PLAN_ALIGN = 64 };
  * that input (an optimizer in backward). Such an output has no block: it lives in the slab until the step before which
  * it is delivered, which is the first one at which it is final and no later step reads the input. An output that is
  * itself a graph input stays a block and keeps the value from before any input was overwritten.
- *
- * gradient_of: NULL, or per graph output the index of the graph input whose gradient it is, or -1. If every step that
- * reads that input runs before its gradient is written, or writes it and supports working in place, the gradient may
- * alias the input, provided that the caller of backward donates it: the plan still gives the gradient a block and sets
- * may_alias_input.
  */
 typedef struct ont_plan_input {
     const ont_graph *g;
@@ -71,7 +65,6 @@ typedef struct ont_plan_input {
     uint32_t n_steps, split, n_forward_outputs;
     bool (*is_view)(const ont_node *);
     const ont_value *const *delivered;
-    const int32_t *gradient_of;
     size_t redzone; /* bytes that stay free behind each block */
 } ont_plan_input;
 

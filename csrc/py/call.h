@@ -36,12 +36,8 @@ typedef struct ont_backward_hooks {
     int (*check)(void *context, const ont_borrowed *inputs, const ont_borrowed *grads);
 } ont_backward_hooks;
 
-/*
- * donated: NULL, or a sequence of indices of donated inputs, see run.h. A donated tensor that holds its own gradient is
- * returned as that gradient.
- */
-PyObject *ont_run_object_backward(PyObject *run, PyObject *saved, PyObject *grads, PyObject *donated,
-                                  const ont_backward_hooks *hooks);
+/* Run.backward(); hooks: NULL if the program delivers no gradient. */
+PyObject *ont_run_object_backward(PyObject *run, PyObject *saved, PyObject *grads, const ont_backward_hooks *hooks);
 /* Those of both that backward reads, as a tuple. */
 PyObject *ont_run_object_saved(PyObject *run, PyObject *inputs, PyObject *outputs);
 /* (outputs, Run or None); NULL with an exception. */

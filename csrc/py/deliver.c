@@ -166,7 +166,7 @@ PyObject *ont_run_object_deliver(const ont_state *state, PyObject *run, PyObject
     ont_program_ref(p); /* Python code that reads a tensor may release the run */
     if (read_receivers(&d, state, p, receivers) == 0) {
         ont_backward_hooks hooks = {.gradient = {receive, &d}, .check = check_no_overlap};
-        result = ont_run_object_backward(run, saved, grads, NULL, &hooks);
+        result = ont_run_object_backward(run, saved, grads, &hooks);
         if (result && deliver_returned(&d, state, result) < 0) Py_CLEAR(result);
         if (d.type) PyErr_Restore(d.type, d.value, d.trace); /* in place of the engine's */
     }

@@ -208,7 +208,7 @@ PyObject *ont_updater_backward(PyObject *object, PyObject *args)
     if (prepare(&a, &w, &in, p) == 0) {
         ont_backward_hooks hooks = {.gradient = {apply_gradient, &a}, .check = check_no_overlap};
         a.request = (ont_optim_request){.rule = self->rule, .unscale = 1, .max_norm = -1, .seed = seed};
-        result = ont_run_object_backward(in.run, in.saved, in.grads, NULL, &hooks);
+        result = ont_run_object_backward(in.run, in.saved, in.grads, &hooks);
         if (mark_done(self, in.targets, a.done, in.done) < 0) Py_CLEAR(result);
     }
     if (!result) self->n_order = 0;

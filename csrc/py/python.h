@@ -39,7 +39,6 @@ typedef struct ont_session_object {
 } ont_session_object;
 
 ont_session *ont_session_of(PyObject *session);                  /* session.c; NULL with an exception */
-PyObject *ont_session_infer(PyObject *session, PyObject *unused); /* infer.c */
 PyObject *ont_session_plan(PyObject *session, PyObject *args);    /* plan.c */
 
 /* Creates a Run for a run that awaits its backward; steals `run`. */

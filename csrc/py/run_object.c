@@ -339,7 +339,6 @@ static PyObject *run_again(PyObject *object, PyObject *unused)
 typedef struct backward_call {
     ont_borrowed inputs, grads;
     PyObject *saved, *grads_tuple; /* tuples */
-    uint8_t *donated;        /* per graph input, or NULL; see run.h */
 } backward_call;
 
 static int borrow_backward(run_object *self, const ont_program *p, backward_call *call)
@@ -365,18 +364,6 @@ static int borrow_backward(run_object *self, const ont_program *p, backward_call
     return 0;
 }
 
-/* Puts donated inputs that hold their own gradients into the list of gradients. */
-static PyObject *put_donated(const run_object *self, const backward_call *call, PyObject *gradients)
-{
-    Py_ssize_t n = call->donated ? PyTuple_Size(self->saved_inputs) : 0;
-    for (Py_ssize_t k = 0; gradients && k < n; k++) {
-        Py_ssize_t i = PyLong_AsSsize_t(PyTuple_GetItem(self->saved_inputs, k));
-        if (!call->donated[i]) continue;
-        if (PyTuple_SetItem(gradients, i, Py_NewRef(PyTuple_GetItem(call->saved, k))) < 0) Py_CLEAR(gradients);
-    }
-    return gradients;
-}
-
 /* Takes the run, also on failure. */
 static PyObject *backward_borrowed(run_object *self, ont_run *run, backward_call *call,
                                    const ont_grad_callback *callback)
@@ -389,12 +376,12 @@ static PyObject *backward_borrowed(run_object *self, ont_run *run, backward_call
     }
     ont_status status;
     Py_BEGIN_ALLOW_THREADS
-    status = ont_run_backward(run, call->inputs.views, NULL, call->grads.views, callback, call->donated, in_grads);
+    status = ont_run_backward(run, call->inputs.views, NULL, call->grads.views, callback, in_grads);
     Py_END_ALLOW_THREADS
     PyObject *result = status == ONT_OK ? ont_wrap_blocks(self->session->state, in_grads, n)
                                         : ont_raise(self->session->state, status);
     ont_free(in_grads);
-    return put_donated(self, call, result);
+    return result;
 }
 
 ont_program *ont_run_object_program(const ont_state *state, PyObject *object)
@@ -410,27 +397,7 @@ ont_program *ont_run_object_program(const ont_state *state, PyObject *object)
     return run ? ont_run_program(run) : NULL;
 }
 
-/* Sets the flags of the inputs in `indices`; -1 with an exception. */
-static int read_donated(const ont_program *p, PyObject *indices, uint8_t **donated)
-{
-    PyObject *tuple = PySequence_Tuple(indices);
-    if (!tuple) return -1;
-    Py_ssize_t n = PyTuple_Size(tuple);
-    if (n && !(*donated = ont_calloc(p->grads.n_forward_inputs + 1, 1))) PyErr_NoMemory();
-    for (Py_ssize_t k = 0; k < n && !PyErr_Occurred(); k++) {
-        Py_ssize_t i = PyLong_AsSsize_t(PyTuple_GetItem(tuple, k));
-        if (PyErr_Occurred()) break;
-        if (i < 0 || i >= (Py_ssize_t)p->grads.n_forward_inputs)
-            PyErr_Format(PyExc_IndexError, "donated: there is no input %zd, the graph has %u", i,
-                         (unsigned)p->grads.n_forward_inputs);
-        else
-            (*donated)[i] = 1;
-    }
-    Py_DECREF(tuple);
-    return PyErr_Occurred() ? -1 : 0;
-}
-
-PyObject *ont_run_object_backward(PyObject *object, PyObject *saved, PyObject *grads, PyObject *donated,
+PyObject *ont_run_object_backward(PyObject *object, PyObject *saved, PyObject *grads,
                                   const ont_backward_hooks *hooks)
 {
     run_object *self = (run_object *)object;
@@ -444,7 +411,6 @@ PyObject *ont_run_object_backward(PyObject *object, PyObject *saved, PyObject *g
     call.saved = ont_sequence(saved, n_saved, "saved tensors");
     call.grads_tuple = call.saved ? ont_sequence(grads, (Py_ssize_t)p->grads.n_forward_outputs, "gradients") : NULL;
     if (!call.grads_tuple) goto done;
-    if (donated && read_donated(p, donated, &call.donated) < 0) goto done;
     if (ont_borrowed_init(&call.inputs, (Py_ssize_t)p->grads.n_forward_inputs) < 0) goto done;
     if (ont_borrowed_init(&call.grads, (Py_ssize_t)p->grads.n_forward_outputs) < 0) goto done_inputs;
     if (borrow_backward(self, p, &call) == 0 &&
@@ -457,7 +423,6 @@ done_inputs:
     ont_borrowed_deinit(&call.inputs);
 done:
     if (run) replace_run(self, run); /* invalid arguments leave the run open */
-    ont_free(call.donated);
     Py_XDECREF(call.saved);
     Py_XDECREF(call.grads_tuple);
     return result;
@@ -465,10 +430,10 @@ done:
 
 static PyObject *run_backward(PyObject *object, PyObject *args, PyObject *kwargs)
 {
-    char *names[] = {"saved", "grads", "donated", NULL};
-    PyObject *saved, *grads, *donated = NULL;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|O:backward", names, &saved, &grads, &donated)) return NULL;
-    return ont_run_object_backward(object, saved, grads, donated, NULL);
+    char *names[] = {"saved", "grads", NULL};
+    PyObject *saved, *grads;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO:backward", names, &saved, &grads)) return NULL;
+    return ont_run_object_backward(object, saved, grads, NULL);
 }
 
 static PyObject *run_deliver(PyObject *object, PyObject *args)
@@ -478,7 +443,7 @@ static PyObject *run_deliver(PyObject *object, PyObject *args)
 
 static PyMethodDef run_methods[] = {
     {"backward", (PyCFunction)(void (*)(void))run_backward, METH_VARARGS | METH_KEYWORDS,
-     "backward(saved, grads, donated=()) -> one gradient or None per graph input"},
+     "backward(saved, grads) -> one gradient or None per graph input"},
     {"deliver", run_deliver, METH_VARARGS,
      "deliver(saved, grads, receivers, ready=None) -> backward() that writes gradients to tensors on the way"},
     {"saved", run_saved, METH_VARARGS,

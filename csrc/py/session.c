@@ -80,14 +80,12 @@ static int check_parameters(const ont_graph *g, Py_ssize_t n)
     return -1;
 }
 
-static int check_memory(int recompute, double budget, int kept)
+static int check_memory(int recompute, double budget)
 {
     if (!(budget >= 0))
         PyErr_SetString(PyExc_ValueError, "budget is negative, expected bytes, or a fraction of at most 1");
     else if (recompute < 0 || recompute >= ONT_RECOMPUTE_LEVELS)
         PyErr_Format(PyExc_ValueError, "recompute is %d, expected 0 to %d", recompute, ONT_RECOMPUTE_LEVELS - 1);
-    else if (kept != ONT_UNDEFINED && kept != ONT_BFLOAT16 && kept != ONT_INT8)
-        PyErr_Format(PyExc_ValueError, "kept is %d, expected 0, %d or %d", kept, ONT_BFLOAT16, ONT_INT8);
     return PyErr_Occurred() ? -1 : 0;
 }
 
@@ -95,19 +93,19 @@ static int session_init(PyObject *object, PyObject *args, PyObject *kwargs)
 {
     ont_session_object *self = (ont_session_object *)object;
     char *names[] = {"model", "programs", "device", "torch_random", "recompute", "parameters", "budget", "rows",
-                     "subgraphs", "kept", NULL};
+                     "subgraphs", NULL};
     const char *bytes, *parameters = NULL;
     Py_ssize_t size, n_parameters = 0;
     const char *device_name = "";
     const ont_device *device;
-    int programs = 16, torch_random = 0, recompute = ONT_RECOMPUTE_MEMORY_BOUND, rows = 0, kept = ONT_UNDEFINED;
+    int programs = 16, torch_random = 0, recompute = ONT_RECOMPUTE_MEMORY_BOUND, rows = 0;
     double budget = 0;
     PyObject *subgraphs = NULL;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "y#|ispiy#diOi:Session", names, &bytes, &size, &programs,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "y#|ispiy#diO:Session", names, &bytes, &size, &programs,
                                      &device_name, &torch_random, &recompute, &parameters, &n_parameters, &budget,
-                                     &rows, &subgraphs, &kept))
+                                     &rows, &subgraphs))
         return -1;
-    if (check_memory(recompute, budget, kept) < 0) return -1;
+    if (check_memory(recompute, budget) < 0) return -1;
     if (rows & ~(ONT_PACK_SELECTED | ONT_PACK_LABELS | ONT_PACK_KEYS)) {
         PyErr_Format(PyExc_ValueError, "rows is %d, expected a sum of 1, 2 and 4", rows);
         return -1;
@@ -121,10 +119,6 @@ static int session_init(PyObject *object, PyObject *args, PyObject *kwargs)
         return -1;
     }
     if (ont_device_by_name(self->state, device_name, &device) < 0) return -1;
-    if (device && kept == ONT_INT8) {
-        ont_raise(self->state, ont_fail(ONT_EUNSUPPORTED, "activations are kept as int8 on the CPU only"));
-        return -1;
-    }
     ont_graph *graph;
     ont_status status = ont_onnx_load((const uint8_t *)bytes, (size_t)size, &graph);
     if (status == ONT_OK && (check_parameters(graph, n_parameters) < 0 || read_subgraphs(graph, subgraphs) < 0)) {
@@ -135,7 +129,6 @@ static int session_init(PyObject *object, PyObject *args, PyObject *kwargs)
         graph->torch_random = torch_random;
         graph->recompute.level = recompute;
         graph->packed.wanted = (uint32_t)rows;
-        graph->kept.dtype = (ont_dtype)kept;
         for (Py_ssize_t i = 0; i < n_parameters; i++) graph->inputs[i]->parameter = parameters[i];
     }
     if (status == ONT_OK) status = ont_session_create(graph, (uint32_t)programs, device, &self->session);
@@ -388,7 +381,7 @@ static PyObject *session_stats(PyObject *object, PyObject *unused)
     if (!session) return NULL;
     ont_session_get_stats(session, &s);
     return Py_BuildValue("{sK sK sK sK sd sd sn sn sn sn sn sn sI sd sn sI sI sn sn sn sK sK sK sK sI sL sL sL sL sL "
-                         "sL sI sn sn}",
+                         "sL}",
                          "programs_built",
                          s.programs_built, "program_hits", s.program_hits, "probes_built", s.probes_built, "probe_runs",
                          s.probe_runs, "build_seconds", s.build_seconds, "last_build_seconds", s.last_build_seconds,
@@ -405,9 +398,7 @@ static PyObject *session_stats(PyObject *object, PyObject *unused)
                          "selected_rows", (long long)s.packed_rows[0][0], "selected_rows_of",
                          (long long)s.packed_rows[0][1], "label_rows", (long long)s.packed_rows[1][0],
                          "label_rows_of", (long long)s.packed_rows[1][1], "key_rows", (long long)s.packed_rows[2][0],
-                         "key_rows_of", (long long)s.packed_rows[2][1], "compressed_values", s.compressed_values,
-                         "compressed_from", (Py_ssize_t)s.compressed_from, "compressed_bytes",
-                         (Py_ssize_t)s.compressed_bytes);
+                         "key_rows_of", (long long)s.packed_rows[2][1]);
 }
 
 static PyObject *session_text(PyObject *object, PyObject *args)
@@ -536,7 +527,6 @@ static PyMethodDef session_methods[] = {
     {"step", ont_session_object_step, METH_VARARGS,
      "step(tensors, grad_mask, seed, loss, gradient, update=None[, receivers, ready, reduce]) -> (outputs, what the "
      "update has returned)"},
-    {"infer", ont_session_infer, METH_NOARGS, "infer() -> {name: (dtype, dims)}"},
     {"plan", ont_session_plan, METH_VARARGS, "plan(shapes, grad_mask) -> the memory plan, without a run"},
     {"stats", session_stats, METH_NOARGS, "stats() -> dict of counts, seconds and bytes"},
     {"text", session_text, METH_VARARGS, "text(stage='loaded') -> the graph as text"},

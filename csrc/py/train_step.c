@@ -72,7 +72,7 @@ static PyObject *call_update(const train_step *s)
 /* The gradients of all inputs, but for those that have been delivered. */
 static PyObject *backward(const train_step *s, PyObject *run, PyObject *saved, PyObject *gradients)
 {
-    if (s->receivers == Py_None) return ont_run_object_backward(run, saved, gradients, NULL, NULL);
+    if (s->receivers == Py_None) return ont_run_object_backward(run, saved, gradients, NULL);
     return PyObject_CallMethod(run, "deliver", "OOOO", saved, gradients, s->receivers, s->ready);
 }
 

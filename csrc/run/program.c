@@ -170,17 +170,6 @@ static ont_status find_delivered(ont_program *p, const uint8_t *wants, const ont
     return ONT_OK;
 }
 
-/* Per graph output: the input whose gradient it is; -1 for other outputs. */
-static ont_status find_gradients(ont_program *p, int32_t **gradient_of)
-{
-    *gradient_of = ont_arena_array(&p->arena, p->graph->n_outputs + 1, sizeof **gradient_of);
-    if (!*gradient_of) return ONT_ENOMEM;
-    for (uint32_t i = 0; i < p->graph->n_outputs; i++) (*gradient_of)[i] = -1;
-    for (uint32_t i = 0; p->differentiable && i < p->grads.n_forward_inputs; i++)
-        if (p->grads.grad_output[i] >= 0) (*gradient_of)[p->grads.grad_output[i]] = (int32_t)i;
-    return ONT_OK;
-}
-
 /* Lists the deliveries in the order of steps; those before the same step in the order of the inputs. */
 static ont_status order_deliveries(ont_program *p, const ont_value *const *delivered)
 {
@@ -214,7 +203,6 @@ static ont_status build(ont_program *p, const ont_graph *loaded, const ont_progr
 {
     ont_plan_step *plan_steps;
     const ont_value **delivered;
-    int32_t *gradient_of;
     ont_scope scope;
     ONT_TRY(ont_graph_clone(loaded, &p->graph));
     p->graph->device = p->device;
@@ -224,10 +212,8 @@ static ont_status build(ont_program *p, const ont_graph *loaded, const ont_progr
     ont_status built = build_steps(p, request, &plan_steps);
     ont_device_leave(p->device, &scope);
     ONT_TRY(built);
-    const uint8_t *wants = p->probe ? NULL : request->wants;
-    ONT_TRY(find_delivered(p, wants, &delivered));
-    ONT_TRY(find_gradients(p, &gradient_of));
-    ONT_TRY(ont_program_schedule(p, plan_steps, delivered, gradient_of));
+    ONT_TRY(find_delivered(p, p->probe ? NULL : request->wants, &delivered));
+    ONT_TRY(ont_program_schedule(p, plan_steps, delivered));
     ONT_TRY(order_deliveries(p, delivered));
     for (uint32_t t = 0; t < p->n_steps; t++) {
         p->steps[t].work_offset = p->plan.work_offsets[t];

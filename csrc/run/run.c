@@ -26,7 +26,6 @@ struct ont_run {
     const void **in; /* operands of the current step */
     void **out;
     ont_block **outputs;   /* per graph output: blocks that the run references; during backward also gradients */
-    void **aliased_inputs; /* per graph output, during backward: the donated input that this gradient aliases */
     ont_block **copies;    /* contiguous copies of strided inputs; n_copies of them */
     uint32_t n_copies, max_copies;
     const ont_grad_callback *callback; /* set during backward */
@@ -73,7 +72,6 @@ static void run_destroy(ont_run *run)
     ont_free(run->in);
     ont_free(run->out);
     ont_free(run->outputs);
-    ont_free(run->aliased_inputs);
     ont_free(run->copies);
     ont_free(run);
 }
@@ -115,10 +113,9 @@ static ont_status run_create(ont_program *p, ont_run **result)
     run->in = ont_calloc(p->max_in + 1, sizeof *run->in);
     run->out = ont_calloc(p->max_out + 1, sizeof *run->out);
     run->outputs = ont_calloc(p->graph->n_outputs + 1, sizeof *run->outputs);
-    run->aliased_inputs = ont_calloc(p->graph->n_outputs + 1, sizeof *run->aliased_inputs);
     run->copies = ont_calloc(run->max_copies, sizeof *run->copies);
     if ((!run->slab && !shares_slab(p)) || !run->pointers || !run->in || !run->out || !run->outputs ||
-        !run->aliased_inputs || !run->copies) {
+        !run->copies) {
         run_destroy(run);
         return status == ONT_OK ? ONT_ENOMEM : status;
     }
@@ -162,7 +159,6 @@ void ont_run_release(ont_run *run)
     for (uint32_t i = 0; i < p->graph->n_outputs; i++) {
         ont_block_unref(run->outputs[i]);
         run->outputs[i] = NULL;
-        run->aliased_inputs[i] = NULL;
     }
     for (uint32_t i = 0; i < run->n_copies; i++) ont_block_unref(run->copies[i]);
     run->n_copies = 0;
@@ -217,7 +213,6 @@ static void set_bound_pointers(ont_run *run, void *const *inputs)
         if (location->kind == ONT_LOCATION_INPUT && inputs[location->index]) run->pointers[i] = inputs[location->index];
         if (location->kind != ONT_LOCATION_OUTPUT) continue;
         if (run->outputs[location->index]) run->pointers[i] = run->outputs[location->index]->data;
-        if (run->aliased_inputs[location->index]) run->pointers[i] = run->aliased_inputs[location->index];
     }
 }
 
@@ -512,8 +507,7 @@ static ont_status alloc_outputs(ont_run *run, uint32_t first, uint32_t last, boo
     const ont_plan *plan = &run->program->plan;
     for (uint32_t i = first; i < last; i++) {
         const ont_value *v = run->program->graph->outputs[i];
-        if (plan->deliver_before[i] != ONT_PLAN_BLOCK || plan->early_outputs[i] != early || run->aliased_inputs[i])
-            continue;
+        if (plan->deliver_before[i] != ONT_PLAN_BLOCK || plan->early_outputs[i] != early) continue;
         ONT_TRY(ont_pool_take(run->pool, v->dtype, &v->shape, &run->outputs[i]));
     }
     return ONT_OK;
@@ -613,24 +607,8 @@ static ont_status bind_gradient(ont_run *run, const ont_value *input, const ont_
     return make_contiguous(run, view, data);
 }
 
-/*
- * Lets gradients alias donated inputs. Not for contiguous copies, which are not the caller's memory, and not on
- * devices, whose captured graphs contain the addresses of the blocks.
- */
-static void alias_donated(ont_run *run, const ont_tensor_view *inputs, void *const *data, uint8_t *donated)
-{
-    const ont_program *p = run->program;
-    for (uint32_t i = 0; donated && i < p->grads.n_forward_inputs; i++) {
-        int32_t output = p->grads.grad_output[i];
-        donated[i] = donated[i] && !p->device && p->saved_inputs[i] && output >= 0 && p->plan.may_alias_input[output] &&
-                   data[i] && data[i] == inputs[i].data;
-        if (donated[i]) run->aliased_inputs[output] = data[i];
-    }
-}
-
 static ont_status bind_backward(ont_run *run, const ont_tensor_view *inputs, const ont_tensor_view *outputs,
-                                const ont_tensor_view *grads,
-                                uint8_t *donated, void **data)
+                                const ont_tensor_view *grads, void **data)
 {
     const ont_program *p = run->program;
     for (uint32_t i = 0; i < p->grads.n_forward_inputs; i++)
@@ -639,7 +617,6 @@ static ont_status bind_backward(ont_run *run, const ont_tensor_view *inputs, con
         int32_t input = p->grads.grad_input[i];
         if (input >= 0) ONT_TRY(bind_gradient(run, p->graph->inputs[input], &grads[i], &data[input]));
     }
-    alias_donated(run, inputs, data, donated);
     ONT_TRY(alloc_outputs(run, p->grads.n_forward_outputs, p->graph->n_outputs, false));
     set_bound_pointers(run, data);
     /* the run holds their blocks; the caller checks by autograd's version counters that they are unchanged */
@@ -659,8 +636,7 @@ static void return_gradients(ont_run *run, ont_block **in_grads)
 }
 
 ont_status ont_run_backward(ont_run *run, const ont_tensor_view *inputs, const ont_tensor_view *outputs,
-                            const ont_tensor_view *grads,
-                            const ont_grad_callback *callback, uint8_t *donated, ont_block **in_grads)
+                            const ont_tensor_view *grads, const ont_grad_callback *callback, ont_block **in_grads)
 {
     ONT_ASSERT(run && run->program->differentiable);
     ONT_ASSERT(in_grads);
@@ -675,7 +651,7 @@ ont_status ont_run_backward(ont_run *run, const ont_tensor_view *inputs, const o
     run->callback = callback;
     run->n_delivered = 0;
     run->mode = ont_float_mode();
-    if (status == ONT_OK) status = bind_backward(run, inputs, outputs, grads, donated, data);
+    if (status == ONT_OK) status = bind_backward(run, inputs, outputs, grads, data);
     if (status == ONT_OK) status = execute(run, data, p->split, p->n_steps);
     if (status == ONT_OK) status = copy_outputs(run, p->grads.n_forward_outputs, p->graph->n_outputs);
     if (status == ONT_OK && has_delivery_due(run, p->n_steps)) {

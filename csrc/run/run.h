@@ -38,14 +38,10 @@ typedef struct ont_grad_callback {
  * are set (others are ignored), `grads` one per forward output (data NULL with rank -1: zeros). in_grads: per forward
  * input a block for the caller, or NULL if no gradient flows. The slab is released on success and on failure. callback:
  * receives the gradients with ONT_WANT_CALLBACK; NULL if there are none.
- *
- * donated: NULL, or per forward input whether its memory in `inputs` is donated: backward may overwrite it, since
- * nothing else reads it any more. If that saves a block, the gradient aliases the input: in_grads is NULL and donated
- * stays set. It is cleared for all other inputs. On failure donated inputs may be partly overwritten.
  */
 ont_status ont_run_backward(ont_run *run, const ont_tensor_view *inputs, const ont_tensor_view *outputs,
-                            const ont_tensor_view *grads,
-                            const ont_grad_callback *callback, uint8_t *donated, ont_block **in_grads) ONT_MUST_USE;
+                            const ont_tensor_view *grads, const ont_grad_callback *callback,
+                            ont_block **in_grads) ONT_MUST_USE;
 
 void ont_run_release(ont_run *run); /* `run` is invalid afterwards; its slab may be reused */
 ont_program *ont_run_program(const ont_run *run);

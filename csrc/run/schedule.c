@@ -16,7 +16,6 @@ enum { MIN_SAVED_BYTES = 1 << 20, MIN_SAVED_DIVISOR = 32, MAX_STEPS = 1 << 13, M
 typedef struct scheduler {
     ont_program *p;
     const ont_value *const *delivered;
-    const int32_t *gradient_of;
     ont_arena arena;      /* for the orders that are tried */
     const ont_plan_step *original;
     ont_plan_step *plan_steps; /* in the best order so far */
@@ -30,7 +29,7 @@ static ont_plan_input plan_input(const scheduler *s, const ont_plan_step *plan_s
     const ont_program *p = s->p;
     return (ont_plan_input){.g = p->graph, .steps = plan_steps, .n_steps = p->n_steps, .split = p->split,
                             .n_forward_outputs = p->grads.n_forward_outputs, .is_view = ont_node_is_view,
-                            .delivered = s->delivered, .gradient_of = s->gradient_of,
+                            .delivered = s->delivered,
                             .redzone = p->device && p->device->ops->guard ? ONT_PLAN_ALIGN : 0};
 }
 
@@ -137,10 +136,9 @@ static ont_status try_orders(scheduler *s, ont_plan_step *plan_steps, bool force
     return ONT_OK;
 }
 
-ont_status ont_program_schedule(ont_program *p, ont_plan_step *plan_steps, const ont_value *const *delivered,
-                                const int32_t *gradient_of)
+ont_status ont_program_schedule(ont_program *p, ont_plan_step *plan_steps, const ont_value *const *delivered)
 {
-    scheduler s = {.p = p, .delivered = delivered, .gradient_of = gradient_of};
+    scheduler s = {.p = p, .delivered = delivered};
     ONT_TRY(make_plan(&s, plan_steps, &p->arena, &p->plan));
     bool forced = ont_pass_is_forced("schedule");
     if (ont_pass_is_disabled("schedule") || p->n_steps > MAX_STEPS || p->graph->n_nodes > MAX_NODES) return ONT_OK;

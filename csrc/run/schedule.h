@@ -8,10 +8,10 @@
 
 /*
  * Plans the memory of the bound steps into p->plan. If another order needs less memory, the steps and the graph's node
- * list are reordered; results are unchanged. plan_steps: one per step, reordered with them. delivered, gradient_of: as
- * in ont_plan_memory().
+ * list are reordered; results are unchanged. plan_steps: one per step, reordered with them. delivered: as in
+ * ont_plan_memory().
  */
-ont_status ont_program_schedule(ont_program *p, ont_plan_step *plan_steps, const ont_value *const *delivered,
-                                const int32_t *gradient_of) ONT_MUST_USE;
+ont_status ont_program_schedule(ont_program *p, ont_plan_step *plan_steps,
+                                const ont_value *const *delivered) ONT_MUST_USE;
 
 #endif

@@ -369,9 +369,6 @@ void ont_session_get_stats(const ont_session *s, ont_session_stats *stats)
     stats->recomputed_share = ont_recompute_cost_fraction(p->graph);
     stats->budget_bytes = p->budget_bytes;
     sum_phases(p, stats);
-    stats->compressed_values = p->graph->kept.values;
-    stats->compressed_from = p->graph->kept.bytes_before;
-    stats->compressed_bytes = p->graph->kept.bytes;
     stats->packed_nodes = p->graph->packed.nodes;
     memcpy(stats->packed_rows, p->graph->packed.rows, sizeof stats->packed_rows);
     stats->steps = p->n_steps;

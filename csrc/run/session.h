@@ -20,8 +20,6 @@ typedef struct ont_session_stats {
     uint32_t recomputed_nodes;
     double recomputed_share; /* cost of the nodes that run again, as a fraction of the step's, in the model of passes */
     size_t budget_bytes;     /* that the slab should stay within; 0: no budget */
-    uint32_t compressed_values; /* that are kept for backward in fewer bytes, and their bytes before and so */
-    size_t compressed_from, compressed_bytes;
     uint32_t packed_nodes;     /* forward nodes that compute some rows only */
     int64_t packed_rows[3][2]; /* as in graph->packed */
     uint32_t steps, forward_steps;

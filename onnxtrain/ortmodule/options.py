@@ -10,8 +10,6 @@ from typing import Any
 from onnxtrain import options
 from onnxtrain.ortmodule._memory_config import Plan, parse
 
-KEPT = {"": 0, "bf16": 16, "int8": 3}  # ORTMODULE_ACTIVATION_COMPRESSION as Session takes it
-
 
 class _SkipCheck(enum.IntFlag):
     """Checks that a script asks to skip after the first step. They cost microseconds here and stay on."""
@@ -44,10 +42,9 @@ class RuntimeOptions:
     """What one ORTModule exports and runs with; made from the environment when the module is wrapped.
 
     onnx_opset_version, enable_custom_autograd_function, skipped_autograd_functions, cache_dir,
-    memory_optimization_level, memory_optimizer_config, memory_budget (bytes; a fraction where it is at most 1) and
-    activation_compression ("", "bf16" or "int8") have an effect on what is exported after they are set,
-    print_memory_stats and print_input_density on the next step. The rest is kept for scripts that set it, and changes
-    nothing.
+    memory_optimization_level, memory_optimizer_config and memory_budget (bytes; a fraction where it is at most 1) have
+    an effect on what is exported after they are set, print_memory_stats and print_input_density on the next step. The
+    rest is kept for scripts that set it, and changes nothing.
     """
 
     onnx_opset_version: int = _read("ORTMODULE_ONNX_OPSET_VERSION")  # type: ignore[assignment]
@@ -60,7 +57,6 @@ class RuntimeOptions:
     memory_optimization_level: int = _read("ORTMODULE_MEMORY_OPT_LEVEL")  # type: ignore[assignment]
     memory_optimizer_config: str = _read("ORTMODULE_MEMORY_OPT_CONFIG")  # type: ignore[assignment]
     memory_budget: float | None = _read("ORTMODULE_MEMORY_OPT_BUDGET")  # type: ignore[assignment]
-    activation_compression: str = _read("ORTMODULE_ACTIVATION_COMPRESSION")  # type: ignore[assignment]
     skip_check: _SkipCheck = _read("ORTMODULE_SKIPCHECK_POLICY")  # type: ignore[assignment]
     propagate_cast_ops_strategy: object = None
     propagate_cast_ops_level: int = 1
@@ -80,4 +76,4 @@ class RuntimeOptions:
     def memory(self) -> dict[str, Any]:
         """Arguments of a Session that decide about memory."""
         return {"recompute": self.memory_optimization_level, "budget": self.memory_budget or 0.0,
-                "subgraphs": self.subgraphs, "kept": KEPT[self.activation_compression]}
+                "subgraphs": self.subgraphs}

@@ -1,5 +1,5 @@
-"""Memory levels, budgets and compressed activations of GPT-2 with its loss inside and dropout: planned slab, time of a
-step, the largest relative error of a gradient, peak of the process.
+"""Memory levels and budgets of GPT-2 with its loss inside and dropout: planned slab, time of a step, the
+largest relative error of a gradient, peak of the process.
 
     python tests/bench/memory.py [--batch 4] [--length 512] [--rounds 5] [--layers 12] [--budgets 60,40,25,15]
 
@@ -66,13 +66,11 @@ class GPT2(nn.Module):
 
 
 def made(name: str, layers: int) -> ORTModule:
-    """A configuration: "stored" (level 0 with stored scores), "level 1", "60%", "int8"."""
+    """A configuration: "stored" (level 0 with stored scores), "level 1", "60%"."""
     torch.manual_seed(0)
     model = ORTModule(GPT2(layers).train())
     if name.startswith("level"):
         model._runtime.memory_optimization_level = int(name.split()[1])
-    elif name in ("bf16", "int8"):
-        model._runtime.activation_compression = name
     elif name.endswith("%"):
         model._runtime.memory_budget = int(name[:-1]) / 100
     return model
@@ -117,8 +115,7 @@ def main() -> None:
         status = Path("/proc/self/status").read_text()
         print(int(status.split("VmHWM:")[1].split()[0]) / 1024)
         return
-    names = ["level 0", "level 1", "level 2", *(f"{budget}%" for budget in args.budgets.split(",") if budget),
-             "bf16", "int8"]
+    names = ["level 0", "level 1", "level 2", *(f"{budget}%" for budget in args.budgets.split(",") if budget)]
     models = {name: made(name, args.layers) for name in names}
     times: dict[str, list[float]] = {name: [] for name in names}
     grads: dict[str, list[torch.Tensor]] = {}

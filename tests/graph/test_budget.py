@@ -32,14 +32,6 @@ def run(model, tensors, seed=7, **kwargs):
 
 
 @pytest.fixture
-def without_tiles():
-    """An MLP in tiles adds up in another order, and leaves less to be computed again: tests/graph/test_tile_mlp.py."""
-    _C.disable_passes(["tile_mlp"])
-    yield
-    _C.disable_passes([])
-
-
-@pytest.fixture
 def kernels_by_rule():
     """Where kernels are chosen by measurement, two programs of one graph may need different work memory."""
     _C.set_deterministic(True)
@@ -47,7 +39,7 @@ def kernels_by_rule():
     _C.set_deterministic(False)
 
 
-def test_levels_differ_and_give_the_same_bits(without_tiles):
+def test_levels_differ_and_give_the_same_bits():
     model, tensors = network(256, 1024, layers=6)
     slabs, shares, results = [], [], []
     for level in (0, 1, 2):
@@ -61,7 +53,7 @@ def test_levels_differ_and_give_the_same_bits(without_tiles):
     assert shares[0] <= 0.02 < shares[1] <= 0.2 and shares[1] <= shares[2] <= 0.45
 
 
-def test_neither_the_last_layer_nor_the_second_product_runs_again(without_tiles):
+def test_neither_the_last_layer_nor_the_second_product_runs_again():
     """What costs least a byte goes first, and of that what is read last: the first products of the first layers."""
     model, tensors = network(256, 1024, layers=6)
     for kwargs in ({"recompute": 1}, {"budget": 0.6}):

@@ -55,8 +55,7 @@ def in_all_ways(model, tensors, **kwargs):
     """Without recomputation, with it, at its levels, and whatever that costs: stats by way, bits compared."""
     ways = {}
     for way in ("off", "rule", "layers", "segments", "everywhere"):
-        # An MLP in tiles adds up in another order: tests/graph/test_tile_mlp.py.
-        _C.disable_passes(["tile_mlp", *(["recompute", "recompute_regions"] if way == "off" else [])])
+        _C.disable_passes(["recompute", "recompute_regions"] if way == "off" else [])
         _C.recompute_everywhere(way == "everywhere")
         session, _, got = run(model, tensors, level={"layers": 1, "segments": 2}.get(way, 0), **kwargs)
         ways[way] = session.stats()
@@ -145,7 +144,6 @@ def test_an_input_that_eager_would_not_keep_is_not_kept():
     graph = helper.make_graph(nodes, "g", values, [onnx.ValueInfoProto(name="q")])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10).SerializeToString()
     tensors = [torch.randn(shape) for shape in shapes.values()]
-    _C.disable_passes(["tile_mlp"])  # which would keep the sum
     for level in (0, 1):
         session, saved, _ = run(model, tensors, level=level)
         assert (session.stats()["recomputed_nodes"] > 0) == bool(level)

@@ -36,7 +36,7 @@ class _Backend(onnxtrain.backend.OnnxtrainBackend):
 def cases() -> dict[str, tuple[str, Callable[[], None]]]:
     """name -> (kind, function that raises where the test does not pass), without the device suffix.
 
-    Node tests of other domains than ai.onnx (ai.onnx.ml, ai.onnx.preview.training) and "real" models, which are
+    Node tests of other domains than ai.onnx and "real" models, which are
     downloaded, are left out.
     """
     with warnings.catch_warnings():

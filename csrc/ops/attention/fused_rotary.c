@@ -135,6 +135,6 @@ static const ont_kernel rope_kernels[] = {
     {.name = "rotate_ref", .accept = ont_accept_float, .prepare = rope_prepare, .run = rope_ref, .inplace = 1},
 };
 const ont_op ont_op_Rotate = {.domain = ONT_DOMAIN, .name = "Rotate", .since = 1, .min_inputs = 3, .max_inputs = 3,
-                              .flags = ONT_OP_MEMORY_BOUND | ONT_OP_SMOOTH, .attributes = "back:i", .infer = rope_infer,
+                              .flags = ONT_OP_MEMORY_BOUND, .attributes = "back:i", .infer = rope_infer,
                               .grad = rope_grad, .rows = ONT_ROWS_ELEMENTWISE,
                               ONT_KERNELS(rope_kernels)};

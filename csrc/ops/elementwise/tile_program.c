@@ -191,8 +191,7 @@ static bool is_valid(const ont_tile_program *p, int step)
     }
 }
 
-ont_status ont_tile_read_over(const ont_node *node, const ont_value *const *operands, uint32_t n_operands,
-                              ont_tile_program *p)
+ont_status ont_tile_read(const ont_node *node, ont_tile_program *p)
 {
     static const int arity[ONT_TILE_KINDS] = {1, 2, 3, 1, 1};
     size_t n_steps, n_parameters, n_results, n_sinks;
@@ -200,11 +199,11 @@ ont_status ont_tile_read_over(const ont_node *node, const ont_value *const *oper
     const int64_t *results = ont_attr_ints(node, "results", &n_results);
     const int64_t *sinks = ont_attr_ints(node, "sinks", &n_sinks);
     const double *parameters = ont_attr_floats(node, "parameters", &n_parameters);
-    *p = (ont_tile_program){.n_operands = (int)n_operands, .n_steps = (int)(n_steps / INTS_PER_STEP),
+    *p = (ont_tile_program){.n_operands = (int)node->n_inputs, .n_steps = (int)(n_steps / INTS_PER_STEP),
                             .n_results = (int)n_results, .n_sinks = (int)n_sinks};
     bool valid = n_steps && n_steps % INTS_PER_STEP == 0 && n_steps <= ONT_TILE_STEPS * INTS_PER_STEP &&
                  n_parameters == n_steps / INTS_PER_STEP * 2 && n_results + n_sinks && n_results <= ONT_TILE_RESULTS &&
-                 n_sinks <= ONT_TILE_SINKS && n_operands <= ONT_TILE_OPERANDS;
+                 n_sinks <= ONT_TILE_SINKS && node->n_inputs <= ONT_TILE_OPERANDS;
     for (int j = 0; valid && j < p->n_steps; j++) {
         const int64_t *s = steps + j * INTS_PER_STEP;
         valid = s[0] >= 0 && s[0] < ONT_TILE_KINDS && s[1] >= 0 && s[1] < ONT_LOOP_COUNT && is_dtype(s[2]) &&
@@ -225,20 +224,14 @@ ont_status ont_tile_read_over(const ont_node *node, const ont_value *const *oper
         valid = sinks[k] >= 0 && sinks[k] < p->n_steps;
         p->sink[k] = (int)sinks[k];
     }
-    for (uint32_t i = 0; valid && i < n_operands; i++) {
-        valid = operands[i] != NULL;
-        if (valid) p->operand_size[i] = ont_dtype_size(operands[i]->dtype);
+    for (uint32_t i = 0; valid && i < node->n_inputs; i++) {
+        const ont_value *operand = ont_node_in(node, i);
+        valid = operand != NULL;
+        if (valid) p->operand_size[i] = ont_dtype_size(operand->dtype);
     }
     if (!valid || (!n_sinks && p->result[0] != p->n_steps - 1) || !ont_tile_link(p))
         return ont_fail(ONT_EINVAL, "attributes do not describe a valid program");
     return ONT_OK;
-}
-
-ont_status ont_tile_read(const ont_node *node, ont_tile_program *p)
-{
-    const ont_value *operands[ONT_TILE_OPERANDS];
-    for (uint32_t i = 0; i < node->n_inputs && i < ONT_TILE_OPERANDS; i++) operands[i] = ont_node_in(node, i);
-    return ont_tile_read_over(node, operands, node->n_inputs, p);
 }
 
 const char *ont_tile_accept(const ont_node *node)

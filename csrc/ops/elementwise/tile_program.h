@@ -78,9 +78,6 @@ bool ont_tile_casts(ont_dtype from, ont_dtype to);
 /* Stores a program in a node's attributes, and reads it back linked. Without sinks, result 0 is the last step's. */
 ont_status ont_tile_write(ont_graph *g, ont_node *node, const ont_tile_program *p) ONT_MUST_USE;
 ont_status ont_tile_read(const ont_node *node, ont_tile_program *p) ONT_MUST_USE;
-/* The same where the operands are not the node's inputs: values of the operands' dtypes. */
-ont_status ont_tile_read_over(const ont_node *node, const ont_value *const *operands, uint32_t n_operands,
-                              ont_tile_program *p) ONT_MUST_USE;
 const char *ont_tile_accept(const ont_node *node); /* an accept(): NULL where the attributes are valid */
 
 /* tile() of operators that use ont_unary_kernels or ont_binary_kernels. */

@@ -536,5 +536,5 @@ const ont_op ont_op_FusedBatchNorm = {.domain = ONT_DOMAIN, .name = "FusedBatchN
                                       .max_inputs = 6, .attributes = BN_ATTRIBUTES " relu:i", .infer = fused_infer,
                                       ONT_KERNELS(forward_kernels)};
 const ont_op ont_op_BatchNormGrad = {.domain = ONT_DOMAIN, .name = "BatchNormGrad", .since = 1, .min_inputs = 5,
-                                     .max_inputs = 7, .flags = ONT_OP_SMOOTH, .attributes = BN_ATTRIBUTES,
+                                     .max_inputs = 7, .attributes = BN_ATTRIBUTES,
                                      .infer = grad_infer, ONT_KERNELS(grad_kernels)};

@@ -202,9 +202,9 @@ static const ont_kernel grad_kernels[] = {
 
 #define NORM_ATTRIBUTES "axis:i epsilon:f stash_type:i rms:i to:i copy:i"
 const ont_op ont_op_FusedNorm = {.domain = ONT_DOMAIN, .name = "FusedNorm", .since = 1, .min_inputs = 2,
-                                 .max_inputs = 4, .flags = ONT_OP_MEMORY_BOUND | ONT_OP_SMOOTH,
+                                 .max_inputs = 4, .flags = ONT_OP_MEMORY_BOUND,
                                  .attributes = NORM_ATTRIBUTES, .infer = fused_norm_infer, .grad = fused_norm_gradient,
                                  .rows = ONT_ROWS_NORM, ONT_KERNELS(forward_kernels)};
 const ont_op ont_op_FusedNormGrad = {.domain = ONT_DOMAIN, .name = "FusedNormGrad", .since = 1, .min_inputs = 5,
-                                     .max_inputs = 7, .flags = ONT_OP_SMOOTH, .attributes = NORM_ATTRIBUTES,
+                                     .max_inputs = 7, .attributes = NORM_ATTRIBUTES,
                                      .infer = fused_norm_grad_infer, ONT_KERNELS(grad_kernels)};

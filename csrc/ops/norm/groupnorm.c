@@ -424,7 +424,7 @@ const ont_op ont_op_GroupNorm = {.domain = ONT_DOMAIN, .name = "GroupNorm", .sin
                                  .attributes = "epsilon:f groups:i", .infer = infer, .grad = grad,
                                  ONT_KERNELS(kernels)};
 const ont_op ont_op_GroupNormGrad = {.domain = ONT_DOMAIN, .name = "GroupNormGrad", .since = 1, .min_inputs = 5,
-                                     .max_inputs = 5, .flags = ONT_OP_SMOOTH, .attributes = "epsilon:f groups:i",
+                                     .max_inputs = 5, .attributes = "epsilon:f groups:i",
                                      .infer = ont_infer_norm_grad, ONT_KERNELS(grad_kernels)};
 const ont_op ont_op_GroupNormalization = {.domain = "", .name = "GroupNormalization", .since = 18, .min_inputs = 3,
                                           .max_inputs = 3, .attributes = "epsilon:f num_groups:i stash_type:i",

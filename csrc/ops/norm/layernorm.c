@@ -241,11 +241,11 @@ static const ont_kernel grad_kernels[] = {
 };
 
 const ont_op ont_op_LayerNormalization = {.domain = "", .name = "LayerNormalization", .since = 17, .min_inputs = 2,
-                                          .max_inputs = 3, .flags = ONT_OP_MEMORY_BOUND | ONT_OP_SMOOTH,
+                                          .max_inputs = 3, .flags = ONT_OP_MEMORY_BOUND,
                                           .attributes = "axis:i epsilon:f stash_type:i", .infer = layernorm_infer,
                                           .grad = layernorm_grad, .rows = ONT_ROWS_NORM,
                                           ONT_KERNELS(forward_kernels)};
 const ont_op ont_op_LayerNormGrad = {.domain = ONT_DOMAIN, .name = "LayerNormGrad", .since = 1, .min_inputs = 5,
-                                     .max_inputs = 5, .flags = ONT_OP_SMOOTH,
+                                     .max_inputs = 5,
                                      .attributes = "axis:i epsilon:f stash_type:i",
                                      .infer = ont_infer_norm_grad, ONT_KERNELS(grad_kernels)};

@@ -290,10 +290,10 @@ const ont_op ont_op_LogSoftmax = {.domain = "", .name = "LogSoftmax", .since = 1
                                   .rows = ONT_ROWS_NORM,
                                   ONT_KERNELS(forward_kernels)};
 const ont_op ont_op_SoftmaxGrad = {.domain = ONT_DOMAIN, .name = "SoftmaxGrad", .since = 1, .min_inputs = 2,
-                                   .max_inputs = 2, .flags = ONT_OP_SMOOTH, .attributes = "axis:i",
+                                   .max_inputs = 2, .attributes = "axis:i",
                                    .infer = softmax_infer,
                                    ONT_KERNELS(backward_kernels)};
 const ont_op ont_op_LogSoftmaxGrad = {.domain = ONT_DOMAIN, .name = "LogSoftmaxGrad", .since = 1, .min_inputs = 2,
-                                      .max_inputs = 2, .flags = ONT_OP_SMOOTH, .attributes = "axis:i",
+                                      .max_inputs = 2, .attributes = "axis:i",
                                       .infer = softmax_infer,
                                       ONT_KERNELS(backward_kernels)};
