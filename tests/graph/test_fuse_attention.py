@@ -666,9 +666,10 @@ def test_against_torch():
         torch.testing.assert_close(got, leaf.grad, rtol=1e-10, atol=1e-10)
 
 
-def test_memory_does_not_grow_with_the_square_of_the_length():
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_memory_does_not_grow_with_the_square_of_the_length(dtype):
     """Nothing of rows times columns lives from forward to backward: the run of a long sequence keeps a small slab."""
-    m, y = heads_model(torch.float32, B=1, H=4, S=1024, T=1024, D=16, E=16)
+    m, y = heads_model(dtype, B=1, H=4, S=1024, T=1024, D=16, E=16)
     sizes = []
     for names in (["fuse_attention"], []):
         _C.disable_passes(names)
