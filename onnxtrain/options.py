@@ -233,8 +233,8 @@ _NAMES = [
     Variable("ONNXTRAIN_GEMM", None,
              _one_of("torch", "per_thread", "onednn", "primitive", "native", "reference", "shares", "tiled", "plain"),
              "torch, per_thread, onednn, primitive, native, reference",
-             "implementation of every matrix product; then a step has the same last bits in every process; read by the "
-             "core",
+             "implementation of every matrix product but those of attention; then a step has the same last bits in "
+             "every process; read by the core",
              default_text="chosen by measurement; products beyond 4e9 operations are measured in the first steps"),
     Variable("ONNXTRAIN_FLUSH_DENORMALS", True, _boolean, _FLAG,
              "denormal floats count as zero while the engine's kernels run; "

@@ -13,11 +13,7 @@ from onnxtrain import _C
 
 SEED = drawn_seed()
 CLASSES = 5
-KERNELS = {
-    "tiles": [],
-    "flash": ["attention_tiles", "attention_grad_tiles"],
-    "ref": ["attention_tiles", "attention_grad_tiles", "attention_flash", "attention_grad_flash"],
-}
+KERNELS = {"tiles": [], "ref": ["attention_tiles", "attention_grad_tiles"]}
 
 
 @pytest.fixture(autouse=True)
@@ -156,7 +152,7 @@ def test_blocks(sizes, how):
     """Sequences of several blocks of queries and keys, on more threads than there are batch indices."""
     torch.manual_seed(SEED)
     check(how, torch.float32, sizes, "tiles", 7)
-    check(how, torch.float64, sizes, "flash", 7)
+    check(how, torch.float64, sizes, "ref", 7)
 
 
 @pytest.mark.parametrize("kernels", KERNELS)

@@ -17,6 +17,7 @@ from seeds import drawn_seed
 from onnxtrain import _C
 
 SEED = drawn_seed()
+TILES = ["attention_tiles", "attention_grad_tiles"]
 TYPES = {torch.float32: onnx.TensorProto.FLOAT, torch.float64: onnx.TensorProto.DOUBLE,
          torch.bfloat16: onnx.TensorProto.BFLOAT16,
          torch.float16: onnx.TensorProto.FLOAT16, torch.bool: onnx.TensorProto.BOOL,
@@ -371,9 +372,9 @@ def test_few_heads_are_split_over_threads():
         torch.set_num_threads(threads)
 
 
-@pytest.mark.parametrize("kernel", ["attention_flash,attention_grad_flash", "attention_ref,attention_grad_ref"])
-def test_kernels_agree(kernel):
-    _C.disable_kernels(kernel.split(","))
+@pytest.mark.parametrize("kernels", [[], TILES])
+def test_kernels_agree(kernels):
+    _C.disable_kernels(kernels)
     for dtype, tol in ((torch.float64, 1e-10), (torch.float32, 2e-5)):
         m, y = heads_model(dtype, S=9, T=21, mask=rough((1, 3, 9, 21)), where=("", torch.rand(2, 1, 1, 21) < 1.1),
                            drop=0.3)
@@ -419,29 +420,28 @@ def test_keys_and_values_of_one_product():
     assert "targets = [0, 1, 1, -1]" in compare(m, m("Transpose", y, perm=[0, 2, 1, 3])).replace("targets = [-1", "")
 
 
-@pytest.mark.parametrize("kernel", ["", "attention_flash,attention_grad_flash"])
+@pytest.mark.parametrize("dtype, tol", [(torch.float64, 1e-10), (torch.float32, 2e-5)])
 @pytest.mark.parametrize("hidden", [False, True])
-def test_probabilities_that_are_nan_are_zero(kernel, hidden):
+def test_probabilities_that_are_nan_are_zero(dtype, tol, hidden):
     """The form in models of the TorchScript exporter; a row that is hidden entirely gives zeros and no gradient, as in torch."""
-    _C.disable_kernels([k for k in kernel.split(",") if k])
-    mask = rough((5, 7))
+    mask = rough((5, 7)).to(dtype)
     if hidden:
         mask[3] = -math.inf
-    m = Model()
+    m = Model(dtype)
     q, k, v = m.random(2, 3, 5, 4), m.random(2, 3, 7, 4), m.random(2, 3, 7, 4)
     p = m("Softmax", m("Add", m("MatMul", q, m("Transpose", k, perm=[0, 1, 3, 2])), m.input(mask)), axis=-1)
     y = m("MatMul", m("Where", m("IsNaN", p), m.constant(0.0), p), v)
     if not hidden:
-        assert "zero_nan" in compare(m, y)
+        assert "zero_nan" in compare(m, y, tol=tol)
         return
     outputs, grads, text = step(m.bytes(y), m.tensors, [1, 1, 1, 0])
     leaves = [t.clone().requires_grad_() for t in m.tensors[:3]]
     expected = torch.nn.functional.scaled_dot_product_attention(*leaves, attn_mask=mask, scale=1.0)
     torch.manual_seed(5)
-    expected.backward(torch.randn(expected.shape, dtype=torch.float64))
+    expected.backward(torch.randn(expected.shape, dtype=torch.float64).to(dtype))
     assert "FusedAttentionGrad " in text and not outputs[0][:, :, 3].any()
     for got, want in zip([outputs[0], *grads[:3]], [expected, *(leaf.grad for leaf in leaves)], strict=True):
-        torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(got, want, rtol=tol, atol=tol)
 
 
 def test_the_same_tensor_three_times():
@@ -566,7 +566,7 @@ def test_narrow_floats(dtype, columns):
     compare(m, y, tol=0.1, fused=1 if columns == 2048 else 0)
 
 
-@pytest.mark.parametrize("kernels", [[], ["attention_tiles", "attention_grad_tiles"]])
+@pytest.mark.parametrize("kernels", [[], TILES])
 @pytest.mark.parametrize("length", [255, 511, 512])
 def test_long_causal_rows_of_narrow_floats_are_one_node(length, kernels):
     """Half of the scores need no computing: worth float32 from 512 columns, and earlier where a kernel has no need of it."""
@@ -666,9 +666,10 @@ def test_against_torch():
         torch.testing.assert_close(got, leaf.grad, rtol=1e-10, atol=1e-10)
 
 
-def test_memory_does_not_grow_with_the_square_of_the_length():
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_memory_does_not_grow_with_the_square_of_the_length(dtype):
     """Nothing of rows times columns lives from forward to backward: the run of a long sequence keeps a small slab."""
-    m, y = heads_model(torch.float32, B=1, H=4, S=1024, T=1024, D=16, E=16)
+    m, y = heads_model(dtype, B=1, H=4, S=1024, T=1024, D=16, E=16)
     sizes = []
     for names in (["fuse_attention"], []):
         _C.disable_passes(names)

@@ -1,12 +1,11 @@
 /*
- * Shared by the kernels of FusedAttention that take a block of queries and a block of keys at a time: flash_blas.c,
- * over the GEMM of a library, and flash_native.c, over simd/attention/attention_gemm.h. Functions are in flash_blas.c.
- * Source: Dao, FlashAttention-2, 2023.
+ * Shared by the kernels of FusedAttention: flash_native.c, which takes a block of queries and a block of keys at a time
+ * over simd/attention/attention_gemm.h, and the reference. Functions are in flash_state.c. Source: Dao,
+ * FlashAttention-2, 2023.
  */
 #ifndef ONT_OPS_FLASH_H
 #define ONT_OPS_FLASH_H
 
-#include "device/gemm.h"
 #include "ops/attention/fused_attention.h"
 #include "simd/attention/attention.h"
 #include "simd/attention/attention_gemm.h"
@@ -15,10 +14,8 @@
 typedef struct ont_flash_state {
     ont_attention a;
     size_t elem_size;               /* bytes */
-    ont_dtype dtype;
-    const ont_gemm_backend *gemm;  /* flash_blas.c */
     const ont_attention_gemm_f32 *gemm_f32;   /* flash_native.c */
-    const ont_attention_gemm_bf16 *gemm_bf16; /* flash_native.c: set where dtype is bfloat16, else NULL */
+    const ont_attention_gemm_bf16 *gemm_bf16; /* flash_native.c: set where operands are bfloat16, else NULL */
     const ont_attention_loops *loops;
     const ont_simd_table *simd;
     int64_t block_q, block_k;       /* queries and keys in a block, at most */
@@ -40,7 +37,7 @@ typedef struct ont_flash_block {
     int64_t bh, i0, m, j0, n;
 } ont_flash_block;
 
-/* Sets what follows from the node alone; the caller sets GEMM, block sizes and slot_bytes. */
+/* Sets what follows from the node alone; the caller sets GEMMs, block sizes and slot_bytes. */
 ont_status ont_flash_state_init(const ont_node *node, ont_arena *arena, ont_flash_state **state) ONT_MUST_USE;
 /* Adds s->gather to slot_bytes. */
 void ont_flash_add_gather(ont_flash_state *s);
@@ -89,11 +86,16 @@ typedef void ont_flash_run_item(const ont_call *call, const ont_flash_state *s, 
  */
 ont_status ont_flash_backward(const ont_call *call, ont_flash_run_item *run);
 
-/* flash_native.c: float32 with AVX2 or AVX-512, bfloat16 with AVX512-BF16. */
+/* flash_native.c: float32, and bfloat16 with AVX512-BF16. */
 const char *ont_flash_native_accept(const ont_node *node);
 ont_status ont_flash_native_prepare(const ont_node *node, ont_arena *arena, ont_prepared *out);
 ont_status ont_flash_native_prepare_grad(const ont_node *node, ont_arena *arena, ont_prepared *out);
 ont_status ont_flash_native_run(const ont_call *call);
 ont_status ont_flash_native_run_grad(const ont_call *call);
+
+/* fused_attention_ref.c: float32 and float64. */
+ont_status ont_attention_prepare_ref(const ont_node *node, ont_arena *arena, ont_prepared *out);
+ont_status ont_attention_run_ref(const ont_call *call);
+ont_status ont_attention_run_grad_ref(const ont_call *call);
 
 #endif

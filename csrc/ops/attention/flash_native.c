@@ -1,7 +1,7 @@
 /*
  * FusedAttention and its gradient in float32 or bfloat16 over the GEMM of attention_gemm.h. Operands are packed
- * once into scratch, padded to whole vectors; tiles that a causal mask hides are skipped. flash_blas.c does the same
- * over the GEMM of a library, and has the functions of flash.h. Source: Dao, FlashAttention-2, 2023.
+ * once into scratch, padded to whole vectors; tiles that a causal mask hides are skipped. No buffer of (seqlen_q,
+ * seqlen_k) exists. Source: Dao, FlashAttention-2, 2023.
  *
  * Forward, a work item is a block of queries. The gradient's is a batch index: it takes one block of keys after the
  * other, sums dK and dV of the block in scratch, and adds to dQ in place. Free threads take the next item; the longest
@@ -9,7 +9,6 @@
  */
 #include <math.h>
 #include <stdatomic.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/parallel.h"
@@ -20,7 +19,7 @@
 enum { BLOCK_Q = 128, BLOCK_K = 384 };
 enum { KV_RESIDENT_FLOATS = 1 << 20 }; /* K and V of one batch index stay packed up to this size */
 /* Least head_dim_v in bfloat16: delta is a sum of y * dy over rounded y, and over fewer elements its error exceeds the
- * rounding of the operands (tests/graph/test_attention_tiles.py). */
+ * rounding of the operands (tests/graph/test_flash_native.py). */
 enum { MIN_HEAD_DIM_V = 16 };
 /* Ranges of a queue, cache lines prefetched at once, and the size up to which two work items share an L2 cache. */
 enum { PREFETCH_RANGES = 8, PREFETCH_LINES = 16, PREFETCH_MAX_BYTES = 1 << 18 };
@@ -65,7 +64,8 @@ typedef struct scratch {
     float *row_buffer;        /* bfloat16: rows to be transposed; y and dy, or the bias, of one row in float32 */
     /* Sums: (M, DV), (M, D) or in bfloat16 (seqlen_q, D), (N, D), (N, DV). NULL where the output holds the sums. */
     float *y, *dq, *dk, *dv;
-    double *row_max, *row_sum, *delta; /* forward: (M); gradient: (seqlen_q) */
+    double *row_max, *row_sum; /* forward: (M); gradient: (seqlen_q) */
+    float *delta;             /* gradient: (seqlen_q) */
     uint8_t *dropout_mask;    /* (M, N) */
     int64_t packed_bh;        /* the batch index whose K and V are packed, or -1 */
     int64_t packed_keys;      /* number of its keys that are packed */
@@ -123,7 +123,7 @@ static scratch scratch_of(const ont_flash_state *s, bool backward, scratch_space
             w.dk = reserve(space, n * size, sizeof(float));
         }
         if (!sums_in_place(s, s->a.head_dim_v)) w.dv = reserve(space, n * head_dim_v, sizeof(float));
-        w.delta = reserve(space, rows, sizeof(double));
+        w.delta = reserve(space, rows, sizeof(float));
     }
     return w;
 }
@@ -144,15 +144,14 @@ static const char *refuse_bf16(const ont_node *node)
     for (int d = 0; d < a.n_batch_dims; d++)
         for (int i = 0; i < 3; i++)
             if (a.batch_dims[d] > 1 && !a.layout[i].batch_stride[d]) return "operands shared by batch indices";
-    return getenv("ONNXTRAIN_GEMM") ? "ONNXTRAIN_GEMM names another" : NULL;
+    return NULL;
 }
 
 const char *ont_flash_native_accept(const ont_node *node)
 {
     if (ont_node_in(node, ONT_ATTENTION_Q)->dtype == ONT_BFLOAT16) return refuse_bf16(node);
     if (ont_node_in(node, ONT_ATTENTION_Q)->dtype != ONT_FLOAT32) return "dtype";
-    if (!ont_simd_attention_gemm_f32()) return "no GEMM for this instruction set";
-    return getenv("ONNXTRAIN_GEMM") ? "ONNXTRAIN_GEMM names another" : ont_attention_accept(node);
+    return ont_attention_accept(node);
 }
 
 static ont_status prepare(const ont_node *node, ont_arena *arena, bool backward, ont_prepared *out)
@@ -161,7 +160,7 @@ static ont_status prepare(const ont_node *node, ont_arena *arena, bool backward,
     scratch_space space = {0};
     ONT_TRY(ont_flash_state_init(node, arena, &s));
     s->gemm_f32 = ont_simd_attention_gemm_f32();
-    s->gemm_bf16 = s->dtype == ONT_BFLOAT16 ? ont_simd_attention_gemm_bf16() : NULL;
+    s->gemm_bf16 = ont_node_in(node, 0)->dtype == ONT_BFLOAT16 ? ont_simd_attention_gemm_bf16() : NULL;
     s->block_q = block_size(s->a.seqlen_q, BLOCK_Q);
     s->block_k = block_size(s->a.seqlen_k, BLOCK_K);
     s->kv_resident = !backward &&

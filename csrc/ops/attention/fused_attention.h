@@ -1,6 +1,6 @@
 /*
  * FusedAttention: softmax(scale * Q K^T + attn_bias, masked) V as one node. passes/fuse_attention.c builds it,
- * ops/attention/fused_attention.c describes it, ops/attention/flash_native.c and ops/attention/flash_blas.c run it.
+ * ops/attention/fused_attention.c describes it, ops/attention/flash_native.c runs it.
  *
  * The scores are (batch_dims..., seqlen_q, seqlen_k). Operands and result are strided matrices inside larger row-major
  * tensors, so that Q, K and V are read where they lie before they were split, transposed and repeated.
@@ -121,6 +121,8 @@ static inline int64_t ont_attention_column(const ont_attention *a, int64_t j)
     return a->key_rows ? a->key_rows[j] - a->key_rows[0] : j;
 }
 
+/* Whether rows of an operand are left out. */
+bool ont_attention_is_packed(const ont_attention *a, int operand);
 /*
  * The attention of batch index bh where rows are left out: its own numbers of queries and keys, and offsets with which
  * row 0 of each operand is the first of its sequence, and column 0 of bias and mask key 0.
@@ -129,17 +131,11 @@ void ont_attention_of_sequence(const ont_call *call, const ont_attention *a, int
 /* Zeroes the spare packed rows of an operand's tensor, or of its gradient. */
 void ont_attention_zero_spare(const ont_call *call, const ont_attention *a, int operand, void *data);
 
-/* Kernels over BLAS in flash_blas.c, and the reference, which takes one row at a time, in fused_attention_ref.c. */
-const char *ont_attention_accept(const ont_node *node);
-ont_status ont_flash_blas_prepare(const ont_node *node, ont_arena *arena, ont_prepared *out);
-ont_status ont_flash_blas_run(const ont_call *call);
-ont_status ont_flash_blas_run_grad(const ont_call *call);
-ont_status ont_attention_prepare_ref(const ont_node *node, ont_arena *arena, ont_prepared *out);
-ont_status ont_attention_run_ref(const ont_call *call);
-ont_status ont_attention_run_grad_ref(const ont_call *call);
 /* Number of elements of output `target` of the gradient that Q, K and V with that target write. */
 int64_t ont_attention_covered(const ont_attention *a, const int64_t *targets, int64_t target);
 /* Zeroes each output of the gradient that Q, K and V do not write as a whole. */
 void ont_attention_zero_uncovered(const ont_call *call, const ont_attention *a, const int64_t *targets);
+/* Why a kernel of float32 and float64 declines a node, or NULL. */
+const char *ont_attention_accept(const ont_node *node);
 
 #endif

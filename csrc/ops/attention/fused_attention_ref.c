@@ -1,58 +1,23 @@
 /*
- * Reference of FusedAttention and its gradient: one row of scores at a time. Tests compare the other kernels with it.
+ * Reference of FusedAttention and its gradient: one row of scores at a time, on each thread. Tests compare the other
+ * kernel with it; float64, a dtype for checks, has no other one.
  */
 #include <math.h>
 #include <string.h>
 
-#include "ops/attention/fused_attention.h"
-#include "simd/simd.h"
-
-typedef struct ref_state {
-    ont_attention a;
-    int64_t targets[4];
-} ref_state;
+#include "base/parallel.h"
+#include "ops/attention/flash.h"
 
 ont_status ont_attention_prepare_ref(const ont_node *node, ont_arena *arena, ont_prepared *out)
 {
-    ref_state *s = ont_arena_alloc(arena, sizeof *s);
-    if (!s) return ONT_ENOMEM;
-    ONT_TRY(ont_attention_read(node, &s->a));
-    size_t n;
-    const int64_t *targets = ont_attr_ints(node, "targets", &n);
-    for (size_t i = 0; i < 4; i++) s->targets[i] = i < n ? targets[i] : -1;
+    ont_flash_state *s;
+    ONT_TRY(ont_flash_state_init(node, arena, &s));
+    s->block_q = s->a.seqlen_q; /* a single block: the gradient is divided by batch index alone */
+    s->block_k = s->a.seqlen_k;
+    s->slot_bytes = ((size_t)s->a.seqlen_k * (2 * s->elem_size + 1) + 63) / 64 * 64;
     out->state = s;
-    out->work_bytes = (size_t)s->a.seqlen_k * (2 * sizeof(double) + 1);
+    out->work_bytes = s->slot_bytes * (size_t)s->slots;
     return ONT_OK;
-}
-
-int64_t ont_attention_covered(const ont_attention *a, const int64_t *targets, int64_t target)
-{
-    int64_t sum = 0;
-    for (int i = 0; i < 3; i++) {
-        if (targets[i] != target) continue;
-        int64_t packed = i == ONT_ATTENTION_Q ? a->packed_q : a->packed_k;
-        int64_t n = (packed ? packed : i == ONT_ATTENTION_Q ? a->seqlen_q : a->seqlen_k) *
-                    (i == ONT_ATTENTION_V ? a->head_dim_v : a->head_dim);
-        for (int d = packed ? 1 : 0; d < a->n_batch_dims; d++)
-            n *= a->layout[i].batch_stride[d] ? a->batch_dims[d] : 1;
-        sum += n;
-    }
-    return sum;
-}
-
-void ont_attention_zero_uncovered(const ont_call *call, const ont_attention *a, const int64_t *targets)
-{
-    for (uint32_t i = 0; i < call->node->n_outputs; i++) {
-        const ont_value *out = call->node->outputs[i];
-        if (!out || targets[3] == (int64_t)i) continue;
-        int64_t n = ont_shape_count(&out->shape);
-        if (ont_attention_covered(a, targets, i) < n) memset(call->out[i], 0, (size_t)n * ont_dtype_size(out->dtype));
-    }
-    for (int i = 0; i < 3; i++)
-        if (targets[i] >= 0) ont_attention_zero_spare(call, a, i, call->out[targets[i]]);
-    if (targets[3] < 0 || (!a->packed_q && !a->packed_k)) return;
-    const ont_value *bias = call->node->outputs[targets[3]];
-    memset(call->out[targets[3]], 0, (size_t)ont_shape_count(&bias->shape) * ont_dtype_size(bias->dtype));
 }
 
 /* Whether input masked_rows masks query i at batch index bh. */
@@ -114,9 +79,9 @@ static void draw_dropout_mask(const ont_call *call, const ont_attention *a, int6
             if (j >= ont_attention_visible_keys(a, i)) s[j] = -(type)INFINITY; \
         } \
     } \
-    static void forward_##suffix(const ont_call *call, const ont_attention *a, int64_t bh, int64_t i) \
+    static void forward_##suffix(const ont_call *call, const ont_attention *a, int64_t bh, int64_t i, void *work) \
     { \
-        type *s = call->work, *y = AT(type, ONT_ATTENTION_Y, call->out[0], i), row_max = -(type)INFINITY, row_sum = 0; \
+        type *s = work, *y = AT(type, ONT_ATTENTION_Y, call->out[0], i), row_max = -(type)INFINITY, row_sum = 0; \
         uint8_t *dropout_mask = (uint8_t *)(s + a->seqlen_k); \
         draw_dropout_mask(call, a, element(a, bh, i), dropout_mask); \
         scores_##suffix(call, a, bh, i, s); \
@@ -136,15 +101,15 @@ static void draw_dropout_mask(const ont_call *call, const ont_attention *a, int6
         ((type *)call->out[1])[(bh * a->scores_q + i) * 2 + 1] = row_sum; \
     } \
     static void backward_##suffix(const ont_call *call, const ont_attention *a, int64_t bh, int64_t i, \
-                                  void *const *out) \
+                                  const ont_flash_work_item *out, void *work) \
     { \
-        type *s = call->work, *dp = s + a->seqlen_k, delta = 0; \
+        type *s = work, *dp = s + a->seqlen_k, delta = 0; \
         uint8_t *dropout_mask = (uint8_t *)(dp + a->seqlen_k); \
         const uint8_t *mask = mask_row(call, a, bh, i); \
         const type *stats = (const type *)call->in[ONT_ATTENTION_STATS] + (bh * a->scores_q + i) * 2; \
         const type *dy = AT(const type, ONT_ATTENTION_Y, call->in[ONT_ATTENTION_DY], i); \
         const type *q = AT(const type, ONT_ATTENTION_Q, call->in[0], i); \
-        type *dbias = out[3] ? (type *)out[3] + element(a, bh, i) : NULL; \
+        type *dbias = out->dbias ? (type *)out->dbias + element(a, bh, i) : NULL; \
         if (ont_attention_row_is_masked(a, (double)stats[1]) || is_masked_row(call, a, bh, i)) return; \
         draw_dropout_mask(call, a, element(a, bh, i), dropout_mask); \
         scores_##suffix(call, a, bh, i, s); \
@@ -157,7 +122,7 @@ static void draw_dropout_mask(const ont_call *call, const ont_attention *a, int6
             dp[j] = sum * scale; \
             delta += p * dp[j]; \
             s[j] = p; \
-            type *dv = out[2] ? AT(type, ONT_ATTENTION_V, out[2], j) : NULL; \
+            type *dv = out->dv ? AT(type, ONT_ATTENTION_V, out->dv, j) : NULL; \
             for (int64_t e = 0; dv && e < a->head_dim_v; e++) dv[e] += p * scale * dy[e]; \
         } \
         for (int64_t j = 0; j < a->seqlen_k; j++) { \
@@ -165,8 +130,8 @@ static void draw_dropout_mask(const ont_call *call, const ont_attention *a, int6
             bool is_masked = mask && (mask[column] != 0) != a->mask_polarity; \
             type ds = is_masked ? 0 : s[j] * (dp[j] - delta), scale = (type)a->scale; \
             const type *k = AT(const type, ONT_ATTENTION_K, call->in[1], j); \
-            type *dk = out[1] ? AT(type, ONT_ATTENTION_K, out[1], j) : NULL; \
-            type *dq = out[0] ? AT(type, ONT_ATTENTION_Q, out[0], i) : NULL; \
+            type *dk = out->dk ? AT(type, ONT_ATTENTION_K, out->dk, j) : NULL; \
+            type *dq = out->dq ? AT(type, ONT_ATTENTION_Q, out->dq, i) : NULL; \
             if (dbias) dbias[ont_attention_column(a, j)] = ds; \
             for (int64_t d = 0; dk && d < a->head_dim; d++) dk[d] += scale * ds * q[d]; \
             for (int64_t d = 0; dq && d < a->head_dim; d++) dq[d] += scale * ds * k[d]; \
@@ -175,35 +140,41 @@ static void draw_dropout_mask(const ont_call *call, const ont_attention *a, int6
 REFERENCE(f32, float, expf)
 REFERENCE(f64, double, exp)
 
+static void forward_slots(void *context, int64_t first, int64_t last)
+{
+    const ont_call *call = context;
+    const ont_flash_state *s = call->state;
+    bool single = s->elem_size == sizeof(float);
+    for (int64_t slot = first; slot < last; slot++)
+        for (int64_t bh = slot; bh < s->a.n_bh; bh += s->slots) {
+            void *work = (char *)call->work + (size_t)slot * s->slot_bytes;
+            ont_flash_state packed;
+            const ont_attention *a = &ont_flash_at(call, s, bh, slot, &packed)->a;
+            for (int64_t i = 0; i < a->seqlen_q; i++) (single ? forward_f32 : forward_f64)(call, a, bh, i, work);
+        }
+}
+
 ont_status ont_attention_run_ref(const ont_call *call)
 {
-    const ont_attention *a = &((const ref_state *)call->state)->a;
-    bool single = ont_node_in(call->node, 0)->dtype == ONT_FLOAT32;
-    ont_attention_zero_spare(call, a, ONT_ATTENTION_Y, call->out[0]);
-    for (int64_t bh = 0; bh < a->n_bh; bh++) {
-        ont_attention at;
-        ont_attention_of_sequence(call, a, bh, &at);
-        for (int64_t i = 0; i < at.seqlen_q; i++) (single ? forward_f32 : forward_f64)(call, &at, bh, i);
-    }
+    const ont_flash_state *s = call->state;
+    ont_attention_zero_spare(call, &s->a, ONT_ATTENTION_Y, call->out[0]);
+    ont_parallel(s->slots, 1, forward_slots, (void *)call);
     return ONT_OK;
+}
+
+static void run_work_item(const ont_call *call, const ont_flash_state *s, const ont_flash_work_item *item, int64_t slot)
+{
+    void *work = (char *)call->work + (size_t)slot * s->slot_bytes;
+    bool single = s->elem_size == sizeof(float);
+    for (int64_t i = item->i0; i < item->i1; i++)
+        (single ? backward_f32 : backward_f64)(call, &s->a, item->bh, i, item, work);
 }
 
 ont_status ont_attention_run_grad_ref(const ont_call *call)
 {
-    const ref_state *s = call->state;
-    const ont_attention *a = &s->a;
-    void *out[4] = {NULL};
-    bool single = ont_node_in(call->node, 0)->dtype == ONT_FLOAT32;
-    for (uint32_t i = 0; i < 4; i++) {
-        if (s->targets[i] < 0) continue;
-        out[i] = call->out[s->targets[i]];
-        const ont_value *v = call->node->outputs[s->targets[i]];
-        memset(out[i], 0, (size_t)ont_shape_count(&v->shape) * ont_dtype_size(v->dtype));
+    for (uint32_t i = 0; i < call->node->n_outputs; i++) {
+        const ont_value *v = call->node->outputs[i];
+        if (v) memset(call->out[i], 0, (size_t)ont_shape_count(&v->shape) * ont_dtype_size(v->dtype));
     }
-    for (int64_t bh = 0; bh < a->n_bh; bh++) {
-        ont_attention at;
-        ont_attention_of_sequence(call, a, bh, &at);
-        for (int64_t i = 0; i < at.seqlen_q; i++) (single ? backward_f32 : backward_f64)(call, &at, bh, i, out);
-    }
-    return ONT_OK;
+    return ont_flash_backward(call, run_work_item);
 }

@@ -25,18 +25,6 @@ typedef struct lines {
     ont_scatter reduction;
 } lines;
 
-ont_status ont_scatter_reduction(const ont_node *node, ont_scatter *reduction)
-{
-    static const char *const names[] = {"none", "add", "mul", "max", "min"};
-    const char *name = ont_attr_string(node, "reduction", "none");
-    for (int i = 0; i < 5; i++)
-        if (!strcmp(name, names[i])) {
-            *reduction = (ont_scatter)i;
-            return ONT_OK;
-        }
-    return ont_fail(ONT_EUNSUPPORTED, "attribute reduction is '%s', expected none, add, mul, max or min", name);
-}
-
 static ont_status elements_infer(ont_graph *g, ont_node *node)
 {
     (void)g;

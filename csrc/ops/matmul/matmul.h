@@ -16,13 +16,14 @@ typedef struct ont_matmul_desc {
     double alpha;
 } ont_matmul_desc;
 
+/* matmul_desc.c */
 ont_status ont_matmul_desc_read(const ont_node *node, ont_matmul_desc *p) ONT_MUST_USE;
 /* Folds the batch dims of A into m, where B is one matrix and A is not transposed: one GEMM instead of a batch. */
 void ont_matmul_desc_fold_batch(ont_matmul_desc *p);
-
 /* Whether a value of this shape is a bias (n), which is added to each row of the product. */
 bool ont_matmul_desc_is_bias(const ont_matmul_desc *p, const ont_shape *c);
-/* Creates oneDNN's primitive for the node; a third input is the bias. out->state: the primitive. */
+
+/* matmul_half.c. Creates oneDNN's primitive for the node; a third input is the bias. out->state: the primitive. */
 ont_status ont_matmul_prepare_primitive(const ont_node *node, ont_prepared *out) ONT_MUST_USE;
 
 /* matmul_half.c: 16-bit operands, accumulated in float32, where the processor multiplies them. */

@@ -45,11 +45,6 @@ const char *ont_matmul_half_accept(const ont_node *node)
     return refuse_c(node, &p);
 }
 
-bool ont_matmul_desc_is_bias(const ont_matmul_desc *p, const ont_shape *c)
-{
-    return c->rank >= 1 && c->dims[c->rank - 1] == p->n && ont_shape_count(c) == p->n;
-}
-
 ont_status ont_matmul_prepare_primitive(const ont_node *node, ont_prepared *out)
 {
     ont_matmul_desc p;

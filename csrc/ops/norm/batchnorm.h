@@ -24,6 +24,8 @@ typedef struct ont_batchnorm {
     int64_t fold, width, rows, last;
 } ont_batchnorm;
 
+/* batchnorm_channel.c */
+
 /* Input or output `index`; NULL where it is absent. */
 const void *ont_bn_operand(const ont_call *call, uint32_t index);
 void *ont_bn_result(const ont_call *call, uint32_t index);

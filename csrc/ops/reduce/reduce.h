@@ -31,6 +31,13 @@ typedef struct ont_reduce {
     const ont_simd_table *simd;
 } ont_reduce;
 
+/* reduce_desc.c */
+ont_reduce_kind ont_reduce_kind_of(const ont_node *node);
+/* reduce[d]: whether dim d is reduced. Axes are an input or an attribute; without any, all are, or none with
+ * noop_with_empty_axes. */
+ont_status ont_reduce_axes(const ont_node *node, const ont_shape *x, bool *reduce) ONT_MUST_USE;
+/* The same where x is summed to the shape `to`, of SumTo. */
+ont_status ont_reduce_sum_to_axes(const ont_shape *x, const ont_shape *to, bool *reduce) ONT_MUST_USE;
 ont_status ont_reduce_read(const ont_node *node, ont_reduce *s) ONT_MUST_USE;
 
 /* reduce_rows.c */

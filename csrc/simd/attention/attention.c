@@ -5,11 +5,10 @@
 
 #include "simd/isa.h"
 
-extern const ont_attention_loops ont_attention_loops_plain[], ont_attention_loops_avx2[],
-    ont_attention_loops_avx512[], ont_attention_loops_neon[];
+extern const ont_attention_loops ont_attention_loops_plain, ont_attention_loops_avx2, ont_attention_loops_avx512,
+    ont_attention_loops_neon;
 
-const ont_attention_loops *ont_simd_attention(ont_dtype dtype)
+const ont_attention_loops *ont_simd_attention(void)
 {
-    const ont_attention_loops *table = ONT_ISA_CHOICE(ont_attention_loops_, ont_attention_loops_plain);
-    return dtype == ONT_FLOAT32 ? &table[0] : dtype == ONT_FLOAT64 ? &table[1] : NULL;
+    return ONT_ISA_CHOICE(&ont_attention_loops_, &ont_attention_loops_plain);
 }

@@ -5,12 +5,12 @@
 
 #include "simd/isa.h"
 
-extern const ont_attention_gemm_f32 ont_attention_gemm_f32_avx2, ont_attention_gemm_f32_avx512,
-    ont_attention_gemm_f32_neon;
+extern const ont_attention_gemm_f32 ont_attention_gemm_f32_plain, ont_attention_gemm_f32_avx2,
+    ont_attention_gemm_f32_avx512, ont_attention_gemm_f32_neon;
 
 const ont_attention_gemm_f32 *ont_simd_attention_gemm_f32(void)
 {
-    return ONT_ISA_CHOICE(&ont_attention_gemm_f32_, NULL);
+    return ONT_ISA_CHOICE(&ont_attention_gemm_f32_, &ont_attention_gemm_f32_plain);
 }
 
 extern const ont_attention_gemm_bf16 ont_attention_gemm_bf16_avx512;

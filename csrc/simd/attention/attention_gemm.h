@@ -68,7 +68,6 @@ typedef struct ont_attention_gemm_bf16 {
 
 /* NULL where the processor has no AVX512-BF16. */
 const ont_attention_gemm_bf16 *ont_simd_attention_gemm_bf16(void);
-/* NULL for the scalar instruction set, where a library's GEMM is faster. */
 const ont_attention_gemm_f32 *ont_simd_attention_gemm_f32(void);
 
 #endif

@@ -1,7 +1,6 @@
 /*
- * The elementwise loops of attention_rows.h for float32 by AVX2 and AVX-512. By hand, since GCC computes the maximum in
- * scalar code, sums in a pass of its own, and scales the exponential by six instructions where AVX-512 has one
- * (vscalefps). Part of attention.inc.c, included by nothing else.
+ * The elementwise loops of attention.inc.c by AVX2 and AVX-512. By hand, since GCC computes the maximum in scalar code,
+ * sums in a pass of its own, and scales the exponential by six instructions where AVX-512 has one (vscalefps). Part of attention.inc.c, included by nothing else.
  */
 #if defined(__AVX512F__)
 #include "simd/words.h"
@@ -97,7 +96,7 @@ INLINE float sum_lanes(vec x)
 
 #endif
 
-INLINE float max_of_f32(const float *s, int64_t n, float initial)
+INLINE float max_of(const float *s, int64_t n, float initial)
 {
     vec a = SET(initial), b = a;
     int64_t i = 0;
@@ -109,7 +108,7 @@ INLINE float max_of_f32(const float *s, int64_t n, float initial)
     return max_lane(MAX(a, b));
 }
 
-INLINE float exp_and_sum_f32(float *s, int64_t n, float base)
+INLINE float exp_and_sum(float *s, int64_t n, float base)
 {
     vec base_v = SET(base), a = SET(0), b = a;
     int64_t i = 0;
@@ -128,7 +127,7 @@ INLINE float exp_and_sum_f32(float *s, int64_t n, float base)
     return sum_lanes(a + b);
 }
 
-INLINE void score_grads_f32(float *s, float *dp, int64_t n, float row_max, float inverse_sum, float delta)
+INLINE void score_grads(float *s, float *dp, int64_t n, float row_max, float inverse_sum, float delta)
 {
     vec base = SET(row_max), inverse = SET(inverse_sum), delta_v = SET(delta);
     int64_t i = 0;
@@ -143,7 +142,7 @@ INLINE void score_grads_f32(float *s, float *dp, int64_t n, float row_max, float
     store_first(dp + i, n - i, p * (load_first(dp + i, n - i, 0) - delta_v));
 }
 
-INLINE float dot_of_f32(const float *x, const float *y, int64_t n)
+INLINE float dot(const float *x, const float *y, int64_t n)
 {
     vec a = SET(0), b = a;
     int64_t i = 0;
