@@ -1,6 +1,6 @@
 /*
- * The reductions of ScatterElements, Scatter and ScatterND: their names, and one combining loop for each dtype. It knows
- * no kernel.
+ * The reductions of ScatterElements, Scatter and ScatterND: their names, and one combining loop for each dtype. It
+ * knows no kernel.
  */
 #include <string.h>
 

@@ -1,6 +1,7 @@
 /*
  * The elementwise loops of attention.inc.c by AVX2 and AVX-512. By hand, since GCC computes the maximum in scalar code,
- * sums in a pass of its own, and scales the exponential by six instructions where AVX-512 has one (vscalefps). Part of attention.inc.c, included by nothing else.
+ * sums in a pass of its own, and scales the exponential by six instructions where AVX-512 has one (vscalefps). Part of
+ * attention.inc.c, included by nothing else.
  */
 #if defined(__AVX512F__)
 #include "simd/words.h"
