@@ -9,7 +9,7 @@ runs against (tests/onnx_suite). For training use `ORTModule`: this interface co
 
 from __future__ import annotations
 
-from typing import Any, Sequence
+from typing import Any
 
 import numpy as np
 import onnx

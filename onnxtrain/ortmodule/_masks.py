@@ -17,6 +17,7 @@ from torch import Tensor
 
 from onnxtrain import _C
 from onnxtrain._export.instead import Instead, with_copies
+from onnxtrain._functions import bodies_of
 
 _TOLERANCE = 0.01  # of a result's largest entry, for rounding; another mask changes results by far more
 
@@ -35,7 +36,7 @@ def model_with(model: bytes) -> tuple[bytes, int] | None:
                 if node.op_type == "Constant" and node.attribute[0].name == "value"}
     count = 0
     for node in graph.node:
-        if any(attribute.HasField("g") for attribute in node.attribute):
+        if any(bodies_of(node)):
             return None
         if (node.domain, node.op_type) not in drawing:
             continue

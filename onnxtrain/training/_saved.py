@@ -19,7 +19,7 @@ from torch import Tensor
 from onnxtrain import UnsupportedError
 from onnxtrain._export.domain import DOMAIN
 from onnxtrain._export.exported import OPSETS, Exported
-from onnxtrain._functions import nodes_of
+from onnxtrain._functions import bodies_of, nodes_of
 from onnxtrain.ortmodule._whole import export_whole
 from onnxtrain.training._opset import OPSET, converted, version_of
 from onnxtrain.utils.torch_io_helper import pytorch_type_to_onnx_dtype
@@ -138,10 +138,9 @@ def _rename(graph: onnx.GraphProto, names: dict[str, str]) -> dict[str, str]:
             renamed = [names.get(name, name) for name in field]
             del field[:]
             field.extend(renamed)
-        for attribute in node.attribute:
-            for body in ([attribute.g] if attribute.HasField("g") else attribute.graphs):
-                for value in (*body.input, *body.output, *body.initializer, *body.value_info):
-                    value.name = names.get(value.name, value.name)
+        for body in bodies_of(node):
+            for value in (*body.input, *body.output, *body.initializer, *body.value_info):
+                value.name = names.get(value.name, value.name)
     return names
 
 
