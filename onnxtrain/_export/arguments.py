@@ -11,10 +11,10 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import onnx
 import torch
 
 from onnxtrain._export import functions
+from onnxtrain._export.elementary import number
 from onnxtrain._export.errors import Untraceable
 
 Table = dict[Any, Callable[..., Any]]
@@ -24,10 +24,6 @@ aten = torch.ops.aten
 def arguments(op: Any, own: Any) -> Table:
     """The translations, for operators of one opset and of our domain."""
     return _windows(op, own) | _grids(op) | _scatters(op, own) | _lookups(op, own)
-
-
-def _constant(op: Any, value: float, like: Any) -> Any:
-    return op.Constant(value=onnx.helper.make_tensor("value", int(like.dtype), [], [value]))
 
 
 def _each(value: Any, rank: int) -> list[int]:
@@ -80,7 +76,7 @@ def _windows(op: Any, own: Any) -> Table:
                                       "express.")
                 # With padding counted every window has the kernel's size, so that its sum is its mean times that.
                 mean = op.AveragePool(x, kernel_shape=kernel, strides=strides, pads=pads, count_include_pad=1)
-                return op.Mul(mean, _constant(op, math.prod(kernel) / divisor_override, x))
+                return op.Mul(mean, number(op, math.prod(kernel) / divisor_override, x))
 
             return _batched(op, self, rank, apply)
 
@@ -139,15 +135,15 @@ def _scatters(op: Any, own: Any) -> Table:
             if not src.dtype.is_floating_point() and reduce in ("amin", "amax"):
                 raise Untraceable("The module uses scatter_reduce of integers with include_self=False, which ONNX "
                                   "cannot express.")
-            start = op.Expand(_constant(op, neutral[reduce], src), op.Shape(index))
+            start = op.Expand(number(op, neutral[reduce], src), op.Shape(index))
             self = own.TorchScatterElements(self, index, start, axis=dim)
         total = own.TorchScatterElements(self, index, _part(op, src, index), axis=dim, reduction=reductions[reduce])
         if reduce != "mean":
             return total
         if not src.dtype.is_floating_point():
             raise Untraceable("The module uses scatter_reduce('mean') of integers, whose rounding ONNX cannot express.")
-        one = _constant(op, 1.0, src)
-        counts = op.Expand(one if include_self else _constant(op, 0.0, src), op.Shape(self))
+        one = number(op, 1.0, src)
+        counts = op.Expand(one if include_self else number(op, 0.0, src), op.Shape(self))
         counts = op.ScatterElements(counts, index, op.Expand(one, op.Shape(index)), axis=dim, reduction="add")
         return op.Div(total, op.Max(counts, one))
 
@@ -161,7 +157,7 @@ def _scatters(op: Any, own: Any) -> Table:
     def scatter_value(self, dim, index, value):
         rank, one = len(self.shape), op.Constant(value_ints=[1])
         self, index = (x if len(x.shape) else op.Reshape(x, one) for x in (self, index))
-        y = own.TorchScatterElements(self, index, op.Expand(_constant(op, value, self), op.Shape(index)), axis=dim)
+        y = own.TorchScatterElements(self, index, op.Expand(number(op, value, self), op.Shape(index)), axis=dim)
         return y if rank else op.Squeeze(y, op.Constant(value_ints=[0]))
 
     return {aten.scatter_reduce.two: scatter_reduce, aten.scatter.src: scatter, aten.scatter.value: scatter_value,

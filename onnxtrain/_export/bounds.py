@@ -12,7 +12,7 @@ from typing import Any
 import onnx
 import torch
 
-from onnxtrain._export.elementary import number
+from onnxtrain._export.elementary import constant, number
 from onnxtrain._export.special import FLAT_BOUNDS
 
 Table = dict[Any, Callable[..., Any]]
@@ -41,7 +41,7 @@ def bounds(op: Any, own: Any) -> Table:
 
     def clamp(self, min=None, max=None):
         if any(isinstance(value, float) and math.isnan(value) for value in (min, max)):
-            return op.Where(op.Constant(value=onnx.helper.make_tensor("all", onnx.TensorProto.BOOL, [], [True])),
+            return op.Where(constant(op, True, onnx.TensorProto.BOOL),
                             number(op, math.nan, self), self)
         low, high = bound(min, self), bound(max, self)
         clipped = op.Clip(self, low, high)

@@ -22,9 +22,14 @@ def elementary(op: Any, own: Any) -> Table:
     return _near_zero(op, own) | _logarithms(op, own) | _deviations(op) | _divisions(op, own) | _flat(op)
 
 
+def constant(op: Any, value: float, dtype: int) -> Any:
+    """Of rank 0."""
+    return op.Constant(value=onnx.helper.make_tensor("value", dtype, [], [value]))
+
+
 def number(op: Any, value: float, like: Any) -> Any:
     """A constant of rank 0 in the dtype of `like`."""
-    return op.Constant(value=onnx.helper.make_tensor("value", int(like.dtype), [], [value]))
+    return constant(op, value, int(like.dtype))
 
 
 def _near_zero(op: Any, own: Any) -> Table:
@@ -171,8 +176,8 @@ def _divisions(op: Any, own: Any) -> Table:
         self, other = pair(self, other)
         if rounding_mode is None:
             if not is_float(self):
-                number = _DEFAULTS[torch.get_default_dtype()]
-                self, other = op.Cast(self, to=number), op.Cast(other, to=number)
+                default = DEFAULTS[torch.get_default_dtype()]
+                self, other = op.Cast(self, to=default), op.Cast(other, to=default)
             return op.Div(self, other)
         return floored(self, other) if rounding_mode == "floor" else truncated(self, other)
 
@@ -184,8 +189,8 @@ def _divisions(op: Any, own: Any) -> Table:
 
 
 _HALVES = {int(onnx.TensorProto.FLOAT16), int(onnx.TensorProto.BFLOAT16)}
-_DEFAULTS = {torch.float32: onnx.TensorProto.FLOAT, torch.float64: onnx.TensorProto.DOUBLE,
-             torch.float16: onnx.TensorProto.FLOAT16, torch.bfloat16: onnx.TensorProto.BFLOAT16}
+DEFAULTS = {torch.float32: onnx.TensorProto.FLOAT, torch.float64: onnx.TensorProto.DOUBLE,
+            torch.float16: onnx.TensorProto.FLOAT16, torch.bfloat16: onnx.TensorProto.BFLOAT16}
 
 
 def _flat(op: Any) -> Table:
@@ -193,7 +198,7 @@ def _flat(op: Any) -> Table:
 
     def fill(self, value):
         """What a tensor is filled with has a gradient of ones, what was there one of zeros."""
-        never = op.Constant(value=onnx.helper.make_tensor("never", onnx.TensorProto.BOOL, [], [False]))
+        never = constant(op, False, onnx.TensorProto.BOOL)
         filling = number(op, value, self) if isinstance(value, (bool, int, float)) else op.CastLike(value, self)
         return op.Where(never, self, filling)
 

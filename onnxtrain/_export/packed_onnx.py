@@ -12,6 +12,7 @@ from typing import Any
 import onnx
 import torch
 
+from onnxtrain._export.elementary import constant, number
 from onnxtrain._export.packed import KINDS
 
 _MARK = "onnxtrain padded"  # the padded form (T, B, ...) of a value and lengths (B), and whether its padding is zero
@@ -23,9 +24,6 @@ def packed(op: Any, own: Any) -> dict[Any, Callable[..., Any]]:
 
     def ints(*values: int) -> Any:
         return op.Constant(value_ints=list(values))
-
-    def number(dtype: int, value: Any) -> Any:
-        return op.Constant(value=onnx.helper.make_tensor("number", dtype, [], [value]))
 
     def column(x: Any) -> Any:
         return op.Unsqueeze(x, ints(1))
@@ -74,7 +72,7 @@ def packed(op: Any, own: Any) -> dict[Any, Callable[..., Any]]:
         if value or not zeros:
             live = op.Less(column(count_to(end)), lens)
             live = op.Unsqueeze(live, ints(*range(2, rank))) if rank > 2 else live
-            x = op.Where(live, x, number(int(data.dtype), value))
+            x = op.Where(live, x, number(op, value, data))
         return op.Transpose(x, perm=[1, 0, *range(2, rank)]) if batch_first else x, lens
 
     def gates(kind: str, weight: Any) -> Any:
@@ -116,7 +114,8 @@ def packed(op: Any, own: Any) -> dict[Any, Callable[..., Any]]:
         for k in range(layers):
             of_layer = [op.Slice(s, ints(k * directions), ints((k + 1) * directions), ints(0)) for s in states]
             if k and dropout and train:
-                x, _ = op.Dropout(x, number(onnx.TensorProto.FLOAT, dropout), number(onnx.TensorProto.BOOL, True))
+                x, _ = op.Dropout(x, constant(op, dropout, onnx.TensorProto.FLOAT),
+                                  constant(op, True, onnx.TensorProto.BOOL))
             x, ends = layer(kind, x, lens, of_layer, weights[k * each:(k + 1) * each], bias)
             last.append(ends)
         return x, *[op.Concat(*ends, axis=0) if layers > 1 else ends[0] for ends in zip(*last)]

@@ -15,6 +15,7 @@ import onnx
 import onnx_ir
 import torch
 
+from onnxtrain._export.elementary import constant
 from onnxtrain._export.errors import Untraceable
 from onnxtrain.utils.torch_io_helper import onnx_dtype_to_pytorch_dtype, pytorch_type_to_onnx_dtype
 
@@ -40,7 +41,7 @@ def parts(op: Any, own: Any) -> Table:
         behind = [op.Slice(self, ints(end), ints(sys.maxsize), axis)] if end < sys.maxsize else []
         source = src if src.dtype == self.dtype else op.CastLike(src, self)
         if not before and not behind:
-            never = op.Constant(value=onnx.helper.make_tensor("never", onnx.TensorProto.BOOL, [], [False]))
+            never = constant(op, False, onnx.TensorProto.BOOL)
             return op.Where(never, self, source)  # self has a gradient of zeros
         return op.Concat(*before, source, *behind, axis=dim)
 

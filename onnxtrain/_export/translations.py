@@ -21,7 +21,7 @@ from onnxtrain._export.arguments import arguments
 from onnxtrain._export.bounds import bounds
 from onnxtrain._export.domain import DOMAIN, DOMAIN_VERSION, MICROSOFT
 from onnxtrain._export.draws import draws
-from onnxtrain._export.elementary import elementary, number
+from onnxtrain._export.elementary import DEFAULTS, constant, elementary, number
 from onnxtrain._export.errors import Untraceable
 from onnxtrain._export.packed_onnx import packed
 from onnxtrain._export.parts import parts
@@ -32,8 +32,6 @@ Table = dict[Any, Callable[..., Any]]
 aten = torch.ops.aten
 INTEGERS = {getattr(onnx.TensorProto, name) for name in ("INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16",
                                                          "UINT32", "UINT64")}
-DEFAULTS = {torch.float32: onnx.TensorProto.FLOAT, torch.float64: onnx.TensorProto.DOUBLE,
-            torch.float16: onnx.TensorProto.FLOAT16, torch.bfloat16: onnx.TensorProto.BFLOAT16}
 
 
 # Of the first two torch.onnx's formulas have no right digit far from zero; decompositions leave no form of the others.
@@ -362,7 +360,7 @@ def _numbers(op: Any) -> Table:
     def scalar_tensor(s, dtype=int(onnx.TensorProto.FLOAT), layout="", device="", pin_memory=False):
         """A number in the dtype it is wanted in: by way of float32, 0.1 would be another one in float64."""
         if isinstance(s, (bool, int, float)):
-            return op.Constant(value=onnx.helper.make_tensor("value", dtype, [], [s]))
+            return constant(op, s, dtype)
         return op.Cast(s, to=dtype)
 
     def arange(name):
@@ -452,8 +450,8 @@ def _wider(op: Any) -> Table:
         """
         narrow = int(self.dtype) in (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
         kind = onnx.TensorProto.FLOAT if narrow else int(self.dtype)
-        one, zero, nothing, power, root = (op.Constant(value=onnx.helper.make_tensor("value", kind, [], [value]))
-                                           for value in (1, 0, 0 if ord > 0 else math.inf, ord, 1 / ord))
+        one, zero, nothing, power, root = (constant(op, value, kind) for value in (
+            1, 0, 0 if ord > 0 else math.inf, ord, 1 / ord))
         x = op.Abs(op.Cast(self, to=kind) if narrow else self)
         if ord < 1:
             at_zero = op.Equal(x, zero)
