@@ -14,14 +14,13 @@ from typing import Any
 import torch
 
 from onnxtrain._export import functions
-from onnxtrain._export.elementary import number
+from onnxtrain._export.elementary import Operators, Table, Value, number
 from onnxtrain._export.errors import Untraceable
 
-Table = dict[Any, Callable[..., Any]]
 aten = torch.ops.aten
 
 
-def arguments(op: Any, own: Any) -> Table:
+def arguments(op: Operators, own: Operators) -> Table:
     """The translations, for operators of one opset and of our domain."""
     return _windows(op, own) | _grids(op) | _scatters(op, own) | _lookups(op, own)
 
@@ -31,7 +30,7 @@ def _each(value: Any, rank: int) -> list[int]:
     return values * rank if len(values) == 1 else values
 
 
-def _batched(op: Any, x: Any, rank: int, apply: Callable[[Any], Any]) -> Any:
+def _batched(op: Operators, x: Value, rank: int, apply: Callable[[Value], Value]) -> Value:
     """`apply` on (batch, channels, ...), also where x has no batch."""
     if len(x.shape) == rank + 2:
         return apply(x)
@@ -39,7 +38,7 @@ def _batched(op: Any, x: Any, rank: int, apply: Callable[[Any], Any]) -> Any:
     return op.Squeeze(apply(op.Unsqueeze(x, zero)), zero)
 
 
-def _sizes(op: Any, sizes: Sequence[Any]) -> Any:
+def _sizes(op: Operators, sizes: Sequence[Any]) -> Any:
     """Numbers, some of them perhaps made of sizes, in one row."""
     if all(isinstance(size, int) for size in sizes):
         return op.Constant(value_ints=list(sizes))
@@ -47,7 +46,7 @@ def _sizes(op: Any, sizes: Sequence[Any]) -> Any:
     return op.Concat(*(op.Reshape(size, one) for size in sizes), axis=0)
 
 
-def _grids(op: Any) -> Table:
+def _grids(op: Operators) -> Table:
     """An operator of opset 20, which torch.onnx writes as sums over elementwise products."""
     if not hasattr(op, "AffineGrid"):
         return {}
@@ -55,7 +54,7 @@ def _grids(op: Any) -> Table:
         theta, _sizes(op, size), align_corners=int(align_corners))}
 
 
-def _windows(op: Any, own: Any) -> Table:
+def _windows(op: Operators, own: Operators) -> Table:
     """divisor_override, adaptive means of any size, and a convolution of three dims without bias."""
 
     def avg_pool(rank: int) -> Callable[..., Any]:
@@ -120,7 +119,7 @@ def _windows(op: Any, own: Any) -> Table:
             **dict(map(adaptive_max_pool, ("adaptive_max_pool2d", "adaptive_max_pool3d")))}
 
 
-def _scatters(op: Any, own: Any) -> Table:
+def _scatters(op: Operators, own: Operators) -> Table:
     """Means, which ONNX's operator does not know, and reductions that leave out what was there."""
     reductions = {"sum": "add", "mean": "add", "prod": "mul", "amin": "min", "amax": "max"}
     neutral = {"sum": 0.0, "mean": 0.0, "prod": 1.0, "amin": math.inf, "amax": -math.inf}
@@ -171,7 +170,7 @@ class _Ranked:
         self.value, self.dtype, self.shape = value, like.dtype, (1,)
 
 
-def _part(op: Any, src: Any, index: Any) -> Any:
+def _part(op: Operators, src: Value, index: Value) -> Value:
     """torch reads as much of src as index covers; ONNX wants them to be of one shape."""
     if src.shape is not None and index.shape is not None and list(src.shape) == list(index.shape):
         return src
@@ -180,7 +179,7 @@ def _part(op: Any, src: Any, index: Any) -> Any:
     return op.Slice(src, starts, op.Shape(index), axes)
 
 
-def _lookups(op: Any, own: Any) -> Table:
+def _lookups(op: Operators, own: Operators) -> Table:
     """Lookups by indices that do not count from the end."""
 
     def index_select(self, dim, index):

@@ -6,20 +6,17 @@ translations.py adds this table to its own.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
 
 import onnx
 import torch
 
-from onnxtrain._export.elementary import constant, number
+from onnxtrain._export.elementary import Operators, Table, constant, number
 from onnxtrain._export.special import FLAT_BOUNDS
 
-Table = dict[Any, Callable[..., Any]]
 aten = torch.ops.aten
 
 
-def bounds(op: Any, own: Any) -> Table:
+def bounds(op: Operators, own: Operators) -> Table:
     """The translations, for operators of one opset and of our domain.
 
     A hard tanh is flat at its bounds; a clamp is since torch 2.14.

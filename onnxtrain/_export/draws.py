@@ -7,7 +7,6 @@ torch.onnx samples with replacement whatever is asked for, draws whole numbers f
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from typing import Any
 
 import onnx
@@ -15,10 +14,9 @@ import torch
 
 from onnxtrain._export import functions
 from onnxtrain._export.captured import is_dense, order_of
-from onnxtrain._export.elementary import constant
+from onnxtrain._export.elementary import Operators, Table, constant
 from onnxtrain.utils.torch_io_helper import pytorch_type_to_onnx_dtype
 
-Table = dict[Any, Callable[..., Any]]
 aten = torch.ops.aten
 FLOAT, DOUBLE, INT64 = onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.INT64
 _FILLS: dict[Any, str] = {  # and the method that fills memory with the same numbers
@@ -52,7 +50,7 @@ def lay_out(graph: torch.fx.Graph) -> None:
         node.args = (node.args[0], fill, numbers, list(order), is_dense(filled, order))
 
 
-def draws(op: Any) -> Table:
+def draws(op: Operators) -> Table:
     """The translations, for operators of one opset."""
     return _numbers(op) | _integers(op) | _samples(op)
 
@@ -61,7 +59,7 @@ def _given(dtype: Any, otherwise: int) -> int:
     return otherwise if dtype is None or dtype == -1 else int(dtype)
 
 
-def _numbers(op: Any) -> Table:
+def _numbers(op: Operators) -> Table:
     def default() -> int:
         return pytorch_type_to_onnx_dtype(torch.get_default_dtype())
 
@@ -106,7 +104,7 @@ def _numbers(op: Any) -> Table:
     }
 
 
-def _integers(op: Any) -> Table:
+def _integers(op: Operators) -> Table:
     """From float64, which has 53 bits."""
 
     def between(like, low, high, dtype):
@@ -126,7 +124,7 @@ def _integers(op: Any) -> Table:
     }
 
 
-def _samples(op: Any) -> Table:
+def _samples(op: Operators) -> Table:
     by_torch = functions.by_torch(("aten.multinomial.default",))[aten.multinomial.default]
 
     def multinomial(self, num_samples, replacement=False):
