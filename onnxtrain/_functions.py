@@ -36,13 +36,18 @@ def _domain(name: str) -> str:
     return "" if name == "ai.onnx" else name
 
 
+def bodies_of(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    """The graphs among a node's attributes, as a branch of an If."""
+    for attribute in node.attribute:
+        yield from [attribute.g] if attribute.HasField("g") else attribute.graphs
+
+
 def nodes_of(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
-    """These nodes, and those in their subgraphs."""
+    """These nodes, and those in their bodies."""
     for node in nodes:
         yield node
-        for attribute in node.attribute:
-            for graph in ([attribute.g] if attribute.HasField("g") else []) + list(attribute.graphs):
-                yield from nodes_of(graph.node)
+        for body in bodies_of(node):
+            yield from nodes_of(body.node)
 
 
 def missing(model: onnx.ModelProto) -> set[tuple[str, str]]:
@@ -115,9 +120,8 @@ def types(model: onnx.ModelProto) -> dict[str, onnx.TypeProto]:
         for tensor in graph.initializer:
             found[tensor.name] = helper.make_tensor_type_proto(tensor.data_type, tensor.dims)
         for node in graph.node:
-            for attribute in node.attribute:
-                for inner in ([attribute.g] if attribute.HasField("g") else []) + list(attribute.graphs):
-                    visit(inner)
+            for body in bodies_of(node):
+                visit(body)
 
     visit(inferred.graph)
     return found

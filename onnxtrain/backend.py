@@ -9,7 +9,7 @@ runs against (tests/onnx_suite). For training use `ORTModule`: this interface co
 
 from __future__ import annotations
 
-from typing import Any, Sequence
+from typing import Any
 
 import numpy as np
 import onnx
@@ -17,12 +17,10 @@ import torch
 from onnx import helper
 from onnx.backend.base import Backend, BackendRep
 
-from onnxtrain import _C, _containers, _functions
+from onnxtrain import _C, _functions
 
 __all__ = ["OnnxtrainBackend", "OnnxtrainBackendRep", "is_compatible", "prepare", "run_model", "run_node",
            "supports_device"]
-
-_SESSIONS = 16  # of a model with sequences or optionals, by their lengths
 
 _FLOAT8 = {"float8_e4m3fn": torch.float8_e4m3fn, "float8_e4m3fnuz": torch.float8_e4m3fnuz,
            "float8_e5m2": torch.float8_e5m2, "float8_e5m2fnuz": torch.float8_e5m2fnuz,
@@ -70,38 +68,19 @@ def _to_array(tensor: Any, elem_type: int = 0) -> Any:
 
 
 class OnnxtrainBackendRep(BackendRep):
-    """A model made ready for `run`. One session serves every shape; see `prepare`. A model with sequences or optionals
-    among
-    its inputs gets a session for each number of items."""
+    """A model made ready for `run`. One session serves every shape; see `prepare`."""
 
     def __init__(self, model: onnx.ModelProto):
-        model = _functions.inline(model)
         initialized = {i.name for i in model.graph.initializer}
         self._names = [i.name for i in model.graph.input if i.name not in initialized]
         self._elem_types = [o.type.tensor_type.elem_type for o in model.graph.output]
-        self._model = model if _containers.containers_of(model) else None
-        self._sessions: dict[Any, _C.Session] = {}
-        self._plain = None if self._model else _C.Session(model.SerializeToString())
-
-    def _session(self, inputs: Sequence[Any]) -> _C.Session:
-        if self._plain:
-            return self._plain
-        assert self._model is not None
-        structure = _containers.structure_of(inputs)
-        if structure not in self._sessions:
-            session = _C.Session(_containers.unfold(self._model, structure).SerializeToString())
-            while len(self._sessions) >= _SESSIONS:
-                del self._sessions[next(iter(self._sessions))]
-            self._sessions[structure] = session
-        return self._sessions[structure]
+        self._session = _C.Session(_functions.inline(model).SerializeToString())
 
     def run(self, inputs: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Runs the model.
 
         Args:
-            inputs: a sequence of arrays in the order of the graph's inputs, a dict by name, or one array. A sequence is
-            given
-                as a list of arrays, an optional without element as None.
+            inputs: a sequence of arrays in the order of the graph's inputs, a dict by name, or one array.
             seed: key of the random operators' generator, 0 unless given.
 
         Returns:
@@ -120,10 +99,8 @@ class OnnxtrainBackendRep(BackendRep):
             inputs = [inputs]
         if len(inputs) != len(self._names):
             raise ValueError(f"{len(inputs)} inputs, the graph has {len(self._names)}")
-        session = self._session(inputs)
-        arrays = inputs if self._plain else _containers.flatten(inputs)
-        tensors = [_to_tensor(a, name) for a, (name, _, _) in zip(arrays, session.inputs, strict=True)]
-        outputs, _ = session.forward(tensors, bytes(len(tensors)), int(kwargs.get("seed", 0)))
+        tensors = [_to_tensor(a, name) for a, (name, _, _) in zip(inputs, self._session.inputs, strict=True)]
+        outputs, _ = self._session.forward(tensors, bytes(len(tensors)), int(kwargs.get("seed", 0)))
         return tuple(_to_array(o, t) for o, t in zip(outputs, self._elem_types))
 
 
@@ -148,7 +125,8 @@ class OnnxtrainBackend(Backend):
 
         Raises:
             ValueError: the model is malformed, or the device is not there.
-            UnsupportedError: an operator that onnxtrain does not have; the message names it and its node.
+            UnsupportedError: an operator that onnxtrain does not have, which the message names with its node; or a
+                sequence or an optional among the inputs.
         """
         if not cls.supports_device(device):
             raise ValueError(f"device {device!r} is not supported, expected 'CPU'")

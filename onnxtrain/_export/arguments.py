@@ -11,23 +11,18 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import onnx
 import torch
 
 from onnxtrain._export import functions
+from onnxtrain._export.elementary import Operators, Table, Value, number
 from onnxtrain._export.errors import Untraceable
 
-Table = dict[Any, Callable[..., Any]]
 aten = torch.ops.aten
 
 
-def arguments(op: Any, own: Any) -> Table:
+def arguments(op: Operators, own: Operators) -> Table:
     """The translations, for operators of one opset and of our domain."""
     return _windows(op, own) | _grids(op) | _scatters(op, own) | _lookups(op, own)
-
-
-def _constant(op: Any, value: float, like: Any) -> Any:
-    return op.Constant(value=onnx.helper.make_tensor("value", int(like.dtype), [], [value]))
 
 
 def _each(value: Any, rank: int) -> list[int]:
@@ -35,7 +30,7 @@ def _each(value: Any, rank: int) -> list[int]:
     return values * rank if len(values) == 1 else values
 
 
-def _batched(op: Any, x: Any, rank: int, apply: Callable[[Any], Any]) -> Any:
+def _batched(op: Operators, x: Value, rank: int, apply: Callable[[Value], Value]) -> Value:
     """`apply` on (batch, channels, ...), also where x has no batch."""
     if len(x.shape) == rank + 2:
         return apply(x)
@@ -43,7 +38,7 @@ def _batched(op: Any, x: Any, rank: int, apply: Callable[[Any], Any]) -> Any:
     return op.Squeeze(apply(op.Unsqueeze(x, zero)), zero)
 
 
-def _sizes(op: Any, sizes: Sequence[Any]) -> Any:
+def _sizes(op: Operators, sizes: Sequence[Any]) -> Any:
     """Numbers, some of them perhaps made of sizes, in one row."""
     if all(isinstance(size, int) for size in sizes):
         return op.Constant(value_ints=list(sizes))
@@ -51,7 +46,7 @@ def _sizes(op: Any, sizes: Sequence[Any]) -> Any:
     return op.Concat(*(op.Reshape(size, one) for size in sizes), axis=0)
 
 
-def _grids(op: Any) -> Table:
+def _grids(op: Operators) -> Table:
     """An operator of opset 20, which torch.onnx writes as sums over elementwise products."""
     if not hasattr(op, "AffineGrid"):
         return {}
@@ -59,7 +54,7 @@ def _grids(op: Any) -> Table:
         theta, _sizes(op, size), align_corners=int(align_corners))}
 
 
-def _windows(op: Any, own: Any) -> Table:
+def _windows(op: Operators, own: Operators) -> Table:
     """divisor_override, adaptive means of any size, and a convolution of three dims without bias."""
 
     def avg_pool(rank: int) -> Callable[..., Any]:
@@ -80,7 +75,7 @@ def _windows(op: Any, own: Any) -> Table:
                                       "express.")
                 # With padding counted every window has the kernel's size, so that its sum is its mean times that.
                 mean = op.AveragePool(x, kernel_shape=kernel, strides=strides, pads=pads, count_include_pad=1)
-                return op.Mul(mean, _constant(op, math.prod(kernel) / divisor_override, x))
+                return op.Mul(mean, number(op, math.prod(kernel) / divisor_override, x))
 
             return _batched(op, self, rank, apply)
 
@@ -124,7 +119,7 @@ def _windows(op: Any, own: Any) -> Table:
             **dict(map(adaptive_max_pool, ("adaptive_max_pool2d", "adaptive_max_pool3d")))}
 
 
-def _scatters(op: Any, own: Any) -> Table:
+def _scatters(op: Operators, own: Operators) -> Table:
     """Means, which ONNX's operator does not know, and reductions that leave out what was there."""
     reductions = {"sum": "add", "mean": "add", "prod": "mul", "amin": "min", "amax": "max"}
     neutral = {"sum": 0.0, "mean": 0.0, "prod": 1.0, "amin": math.inf, "amax": -math.inf}
@@ -139,15 +134,15 @@ def _scatters(op: Any, own: Any) -> Table:
             if not src.dtype.is_floating_point() and reduce in ("amin", "amax"):
                 raise Untraceable("The module uses scatter_reduce of integers with include_self=False, which ONNX "
                                   "cannot express.")
-            start = op.Expand(_constant(op, neutral[reduce], src), op.Shape(index))
+            start = op.Expand(number(op, neutral[reduce], src), op.Shape(index))
             self = own.TorchScatterElements(self, index, start, axis=dim)
         total = own.TorchScatterElements(self, index, _part(op, src, index), axis=dim, reduction=reductions[reduce])
         if reduce != "mean":
             return total
         if not src.dtype.is_floating_point():
             raise Untraceable("The module uses scatter_reduce('mean') of integers, whose rounding ONNX cannot express.")
-        one = _constant(op, 1.0, src)
-        counts = op.Expand(one if include_self else _constant(op, 0.0, src), op.Shape(self))
+        one = number(op, 1.0, src)
+        counts = op.Expand(one if include_self else number(op, 0.0, src), op.Shape(self))
         counts = op.ScatterElements(counts, index, op.Expand(one, op.Shape(index)), axis=dim, reduction="add")
         return op.Div(total, op.Max(counts, one))
 
@@ -161,7 +156,7 @@ def _scatters(op: Any, own: Any) -> Table:
     def scatter_value(self, dim, index, value):
         rank, one = len(self.shape), op.Constant(value_ints=[1])
         self, index = (x if len(x.shape) else op.Reshape(x, one) for x in (self, index))
-        y = own.TorchScatterElements(self, index, op.Expand(_constant(op, value, self), op.Shape(index)), axis=dim)
+        y = own.TorchScatterElements(self, index, op.Expand(number(op, value, self), op.Shape(index)), axis=dim)
         return y if rank else op.Squeeze(y, op.Constant(value_ints=[0]))
 
     return {aten.scatter_reduce.two: scatter_reduce, aten.scatter.src: scatter, aten.scatter.value: scatter_value,
@@ -175,7 +170,7 @@ class _Ranked:
         self.value, self.dtype, self.shape = value, like.dtype, (1,)
 
 
-def _part(op: Any, src: Any, index: Any) -> Any:
+def _part(op: Operators, src: Value, index: Value) -> Value:
     """torch reads as much of src as index covers; ONNX wants them to be of one shape."""
     if src.shape is not None and index.shape is not None and list(src.shape) == list(index.shape):
         return src
@@ -184,7 +179,7 @@ def _part(op: Any, src: Any, index: Any) -> Any:
     return op.Slice(src, starts, op.Shape(index), axes)
 
 
-def _lookups(op: Any, own: Any) -> Table:
+def _lookups(op: Operators, own: Operators) -> Table:
     """Lookups by indices that do not count from the end."""
 
     def index_select(self, dim, index):

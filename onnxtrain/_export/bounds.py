@@ -6,20 +6,17 @@ translations.py adds this table to its own.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
 
 import onnx
 import torch
 
-from onnxtrain._export.elementary import number
+from onnxtrain._export.elementary import Operators, Table, constant, number
 from onnxtrain._export.special import FLAT_BOUNDS
 
-Table = dict[Any, Callable[..., Any]]
 aten = torch.ops.aten
 
 
-def bounds(op: Any, own: Any) -> Table:
+def bounds(op: Operators, own: Operators) -> Table:
     """The translations, for operators of one opset and of our domain.
 
     A hard tanh is flat at its bounds; a clamp is since torch 2.14.
@@ -41,7 +38,7 @@ def bounds(op: Any, own: Any) -> Table:
 
     def clamp(self, min=None, max=None):
         if any(isinstance(value, float) and math.isnan(value) for value in (min, max)):
-            return op.Where(op.Constant(value=onnx.helper.make_tensor("all", onnx.TensorProto.BOOL, [], [True])),
+            return op.Where(constant(op, True, onnx.TensorProto.BOOL),
                             number(op, math.nan, self), self)
         low, high = bound(min, self), bound(max, self)
         clipped = op.Clip(self, low, high)

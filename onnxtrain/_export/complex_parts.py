@@ -7,18 +7,21 @@ transforms and convolutions, which torch.onnx translates: it writes a complex te
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, fx
 
 from onnxtrain._export import messages
 from onnxtrain._export.errors import Untraceable
+from onnxtrain._torch import OpOverload
 
 aten = torch.ops.aten
 _REAL = {torch.complex64: torch.float32, torch.complex128: torch.float64, torch.complex32: torch.float16}
-Parts = tuple[Any, Any]  # the nodes, or numbers, of both parts
+Operand: TypeAlias = fx.Node | complex
+Parts: TypeAlias = tuple[Operand, Operand]
+Result: TypeAlias = tuple[Operand, Operand | None]  # no imaginary part: of a real value
 
 # Operators that are the same for both parts: they move numbers, add them, or leave some out.
 _LINEAR = """
@@ -80,7 +83,7 @@ def _refuse_unknown(node: fx.Node) -> None:
                               "a graph.")
 
 
-def _names(target: Any) -> list[str]:
+def _names(target: object) -> list[str]:
     """Of an operator's arguments."""
     return [argument.name for argument in getattr(getattr(target, "_schema", None), "arguments", ())]
 
@@ -146,7 +149,7 @@ class _Splitting:
             return self._zeros(value)
         return 0 if place and name in _TERMS and isinstance(value, (int, float)) else value
 
-    def _zeros(self, node: fx.Node) -> Any:
+    def _zeros(self, node: fx.Node) -> fx.Node:
         return self.call(aten.zeros_like.default, node)
 
     def operand(self, node: fx.Node) -> fx.Node:
@@ -157,10 +160,10 @@ class _Splitting:
             self._wholes[node] = self.whole(self._parts[node])
         return self._wholes[node]
 
-    def whole(self, parts: Parts) -> Any:
+    def whole(self, parts: Parts) -> fx.Node:
         return self.call(aten.view_as_complex.default, self.call(aten.stack.default, parts, -1))
 
-    def of(self, value: Any) -> Parts:
+    def of(self, value: Operand) -> Parts:
         """The parts of a node or number."""
         if not isinstance(value, fx.Node):
             return (value.real, value.imag) if isinstance(value, complex) else (value, 0)
@@ -171,13 +174,13 @@ class _Splitting:
             self._parts[value] = self.call(aten.select.int, pair, -1, 0), self.call(aten.select.int, pair, -1, 1)
         return self._parts[value]
 
-    def again(self, *args: Any, **kwargs: Any) -> Any:
+    def again(self, *args: Any, **kwargs: Any) -> fx.Node:
         """The operator that is rewritten, with other arguments that give the same result."""
         node = self._graph.call_function(self._node.target, args, kwargs)
         node.meta = dict(self._node.meta)
         return node
 
-    def call(self, target: Any, *args: Any, **kwargs: Any) -> Any:
+    def call(self, target: OpOverload, *args: Any, **kwargs: Any) -> fx.Node:
         node = self._graph.call_function(target, args, kwargs)
         values: Any = fx.map_arg((args, kwargs), lambda each: each.meta["val"])
         with self._mode:
@@ -185,9 +188,9 @@ class _Splitting:
         node.meta.pop("tensor_meta", None)
         return node
 
-    def multiplied(self, a: Any, b: Any, product: Callable[[Any, Any], Any] | None = None) -> Parts:
+    def multiplied(self, a: Operand, b: Operand, product: Callable[[Operand, Operand], fx.Node] | None = None) -> Parts:
         """A product, which is linear in both."""
-        def multiply(x: Any, y: Any) -> Any:
+        def multiply(x: Operand, y: Operand) -> fx.Node:
             return self.call(aten.mul.Tensor, *((x, y) if isinstance(x, fx.Node) else (y, x)))
 
         times = product or multiply
@@ -199,16 +202,16 @@ class _Splitting:
         return (self.call(aten.sub.Tensor, times(ar, br), times(ai, bi)),
                 self.call(aten.add.Tensor, times(ar, bi), times(ai, br)))
 
-    def square(self, parts: Parts) -> Any:
+    def square(self, parts: Parts) -> fx.Node:
         """Of the absolute value, a real node."""
         return self.call(aten.add.Tensor, *[self.call(aten.mul.Tensor, part, part) for part in parts])
 
-    def absolute(self, value: Any) -> Any:
+    def absolute(self, value: Operand) -> fx.Node:
         """A real node, whose gradient at 0 is 0, as eager's."""
         pair = self.call(aten.stack.default, self.of(value), -1)
         return self.call(aten.linalg_vector_norm.default, pair, 2, [-1])
 
-    def divided(self, a: Any, b: Any) -> Parts:
+    def divided(self, a: Operand, b: Operand) -> Parts:
         if isinstance(b, complex):
             return self.multiplied(a, 1 / b)
         if _is_complex(b):  # a times the conjugate, by the square; of b near 1, whose square is neither 0 nor infinite
@@ -222,37 +225,37 @@ class _Splitting:
             parts, scale = self.of(a), b
         return self.call(aten.div.Tensor, parts[0], scale), self.call(aten.div.Tensor, parts[1], scale)
 
-    def resized(self, parts: Parts, axis: int, wanted: int) -> Parts:
+    def resized(self, parts: Any, axis: int, wanted: int) -> Parts:
         """With as many numbers along an axis, the first ones, or zeros behind them."""
         shape = parts[0].meta["val"].shape
         if not isinstance(shape[axis], int) or wanted == shape[axis]:
             return parts
-        target: Any = aten.narrow.default
+        target: OpOverload = aten.narrow.default
         given: list[Any] = [axis, 0, wanted]
         if wanted > shape[axis]:
             behind = [0, 0] * (-axis - 1 if axis < 0 else len(shape) - axis - 1)
             target, given = aten.constant_pad_nd.default, [[*behind, 0, wanted - shape[axis]]]
         return self.call(target, parts[0], *given), self.call(target, parts[1], *given)
 
-    def conjugate(self, value: Any) -> Parts:
+    def conjugate(self, value: Operand) -> Parts:
         real, imaginary = self.of(value)
         return real, self.call(aten.neg.default, imaginary)
 
-    def joined(self, real: Any, imaginary: Any) -> Parts:
+    def joined(self, real: fx.Node, imaginary: fx.Node) -> Parts:
         """Both in one shape."""
         if real.meta["val"].shape == imaginary.meta["val"].shape:
             return real, imaginary
         zeros = self._zeros(real), self._zeros(imaginary)
         return self.call(aten.add.Tensor, real, zeros[1]), self.call(aten.add.Tensor, imaginary, zeros[0])
 
-    def power(self, value: Any, exponent: Any) -> Parts | None:
+    def power(self, value: Operand, exponent: Operand) -> Parts | None:
         return self.multiplied(value, value) if exponent == 2 else None
 
-    def polar(self, size: Any, angle: Any) -> Parts:
+    def polar(self, size: Operand, angle: Operand) -> Parts:
         return (self.call(aten.mul.Tensor, size, self.call(aten.cos.default, angle)),
                 self.call(aten.mul.Tensor, size, self.call(aten.sin.default, angle)))
 
-    def made(self, target: Any, *args: Any, **kwargs: Any) -> Parts | None:
+    def made(self, target: OpOverload, *args: Any, **kwargs: Any) -> Parts | None:
         """A new tensor of one number, which is the last argument, or else of those that the operator is named after."""
         like, dtype = args and isinstance(args[0], fx.Node), self._node.meta["val"].dtype
         if dtype not in _REAL:
@@ -266,18 +269,18 @@ class _Splitting:
         return real, imaginary
 
 
-def _norm(target: Any) -> Callable[..., Parts]:
+def _norm(target: OpOverload) -> Callable[..., Result]:
     return lambda c, value, *args, **kwargs: (c.call(target, c.absolute(value), *args, **kwargs), None)
 
 
-def _linalg_norm(c: _Splitting, value: Any, ord: Any = None, dim: Any = None, keepdim: bool = False,
-                 dtype: Any = None) -> Parts | None:
+def _linalg_norm(c: _Splitting, value: Operand, ord: Any = None, dim: Any = None, keepdim: bool = False,
+                 dtype: torch.dtype | None = None) -> Result | None:
     if ord is not None and (dim is None or len(dim) != 1):
         return None  # a matrix's
     return c.call(aten.linalg_norm.default, c.absolute(value), ord, dim, keepdim, dtype=dtype), None
 
 
-def _cast(c: _Splitting, value: Any, dtype: Any = None, **kwargs: Any) -> Parts | None:
+def _cast(c: _Splitting, value: Operand, dtype: torch.dtype | None = None, **kwargs: Any) -> Result | None:
     real, imaginary = c.of(value)
     if dtype in _REAL:
         return (c.call(aten._to_copy.default, real, dtype=_REAL[dtype], **kwargs),
@@ -285,12 +288,12 @@ def _cast(c: _Splitting, value: Any, dtype: Any = None, **kwargs: Any) -> Parts 
     return c.call(aten._to_copy.default, real, dtype=dtype, **kwargs), None
 
 
-def _transform(target: Any) -> Callable[..., Parts]:
+def _transform(target: OpOverload) -> Callable[..., Result]:
     """A Fourier transform that stays, of an operand that has as many numbers along each axis as it is asked for."""
     name = target._schema.name.removeprefix("aten::fft_")
     halves, several = name.startswith("irfft"), name.endswith(("2", "n"))
 
-    def rule(c: _Splitting, value: Any, size: Any = None, dim: Any = None, norm: Any = None) -> Parts:
+    def rule(c: _Splitting, value: fx.Node, size: Any = None, dim: Any = None, norm: Any = None) -> Result:
         if size is not None and _is_complex(value):
             parts, sizes = c.of(value), size if several else (size,)
             axes = range(-len(sizes), 0) if dim is None else dim if several else (dim,)
@@ -304,7 +307,7 @@ def _transform(target: Any) -> Callable[..., Parts]:
     return rule
 
 
-def _einsum(c: _Splitting, equation: str, operands: Any, path: Any = None) -> Parts | None:
+def _einsum(c: _Splitting, equation: str, operands: Sequence[Operand], path: object = None) -> Result | None:
     if len(operands) == 1:
         real, imaginary = [c.call(aten.einsum.default, equation, [part]) for part in c.of(operands[0])]
         return real, imaginary
@@ -313,17 +316,17 @@ def _einsum(c: _Splitting, equation: str, operands: Any, path: Any = None) -> Pa
     return c.multiplied(operands[0], operands[1], lambda x, y: c.call(aten.einsum.default, equation, [x, y]))
 
 
-def _bilinear(target: Any) -> Callable[..., Parts]:
+def _bilinear(target: OpOverload) -> Callable[..., Result]:
     return lambda c, a, b: c.multiplied(a, b, lambda x, y: c.call(target, x, y))
 
 
-def _new(target: Any) -> Callable[..., Parts | None]:
+def _new(target: OpOverload) -> Callable[..., Result | None]:
     return lambda c, *args, **kwargs: c.made(target, *args, **kwargs)
 
 
 _ZEROS = {aten.ones.default: aten.zeros.default, aten.ones_like.default: aten.zeros_like.default,
           aten.new_ones.default: aten.new_zeros.default}
-_RULES: dict[Any, Callable[..., Any]] = {
+_RULES: dict[OpOverload, Callable[..., Any]] = {
     aten.view_as_real.default: lambda c, x: (c.call(aten.stack.default, c.of(x), -1), None),
     aten.view_as_complex.default: lambda c, x: (c.call(aten.select.int, x, -1, 0), c.call(aten.select.int, x, -1, 1)),
     aten.complex.default: _Splitting.joined,

@@ -7,7 +7,6 @@ torch.onnx samples with replacement whatever is asked for, draws whole numbers f
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from typing import Any
 
 import onnx
@@ -15,9 +14,9 @@ import torch
 
 from onnxtrain._export import functions
 from onnxtrain._export.captured import is_dense, order_of
+from onnxtrain._export.elementary import Operators, Table, constant
 from onnxtrain.utils.torch_io_helper import pytorch_type_to_onnx_dtype
 
-Table = dict[Any, Callable[..., Any]]
 aten = torch.ops.aten
 FLOAT, DOUBLE, INT64 = onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.INT64
 _FILLS: dict[Any, str] = {  # and the method that fills memory with the same numbers
@@ -51,20 +50,16 @@ def lay_out(graph: torch.fx.Graph) -> None:
         node.args = (node.args[0], fill, numbers, list(order), is_dense(filled, order))
 
 
-def draws(op: Any) -> Table:
+def draws(op: Operators) -> Table:
     """The translations, for operators of one opset."""
     return _numbers(op) | _integers(op) | _samples(op)
-
-
-def _value(op: Any, value: float, dtype: int) -> Any:
-    return op.Constant(value=onnx.helper.make_tensor("value", dtype, [], [value]))
 
 
 def _given(dtype: Any, otherwise: int) -> int:
     return otherwise if dtype is None or dtype == -1 else int(dtype)
 
 
-def _numbers(op: Any) -> Table:
+def _numbers(op: Operators) -> Table:
     def default() -> int:
         return pytorch_type_to_onnx_dtype(torch.get_default_dtype())
 
@@ -73,12 +68,12 @@ def _numbers(op: Any) -> Table:
         if dtype != DOUBLE:
             return op.RandomNormalLike(like, mean=mean, scale=std, dtype=dtype)
         drawn = op.RandomNormalLike(like, dtype=dtype)
-        return op.Add(op.Mul(drawn, _value(op, std, dtype)), _value(op, mean, dtype))
+        return op.Add(op.Mul(drawn, constant(op, std, dtype)), constant(op, mean, dtype))
 
     def uniform(self, low=0.0, high=1.0):
         """What is rounded to the end that does not belong to the range becomes the other one."""
         dtype = int(self.dtype)
-        first, end, width = (_value(op, value, dtype) for value in (low, high, high - low))
+        first, end, width = (constant(op, value, dtype) for value in (low, high, high - low))
         drawn = op.Add(op.Mul(op.RandomUniformLike(self, dtype=dtype), width), first)
         return op.Where(op.Equal(drawn, end), first, drawn)
 
@@ -92,7 +87,7 @@ def _numbers(op: Any) -> Table:
         return normal(op.ConstantOfShape(size), mean, std, _given(dtype, default()))
 
     def bernoulli_p(self, p=0.5):
-        return op.Cast(op.Less(op.RandomUniformLike(self, dtype=DOUBLE), _value(op, p, DOUBLE)), to=int(self.dtype))
+        return op.Cast(op.Less(op.RandomUniformLike(self, dtype=DOUBLE), constant(op, p, DOUBLE)), to=int(self.dtype))
 
     return {
         aten.rand.default: rand,
@@ -109,7 +104,7 @@ def _numbers(op: Any) -> Table:
     }
 
 
-def _integers(op: Any) -> Table:
+def _integers(op: Operators) -> Table:
     """From float64, which has 53 bits."""
 
     def between(like, low, high, dtype):
@@ -129,7 +124,7 @@ def _integers(op: Any) -> Table:
     }
 
 
-def _samples(op: Any) -> Table:
+def _samples(op: Operators) -> Table:
     by_torch = functions.by_torch(("aten.multinomial.default",))[aten.multinomial.default]
 
     def multinomial(self, num_samples, replacement=False):
@@ -143,9 +138,9 @@ def _samples(op: Any) -> Table:
         if replacement or num_samples == 1:
             chosen = op.Multinomial(op.Log(rows), dtype=INT64, sample_size=num_samples)
         else:
-            least = _value(op, 2.0**-54, DOUBLE)  # half the step of the uniform numbers
+            least = constant(op, 2.0**-54, DOUBLE)  # half the step of the uniform numbers
             uniform = op.RandomUniformLike(rows, dtype=DOUBLE)
-            times = op.Max(op.Neg(op.Log(op.Sub(_value(op, 1, DOUBLE), uniform))), least)
+            times = op.Max(op.Neg(op.Log(op.Sub(constant(op, 1, DOUBLE), uniform))), least)
             rates = op.Div(op.Cast(rows, to=DOUBLE), times)
             chosen = op.TopK(rates, op.Constant(value_ints=[num_samples]), axis=-1)[1]
         return op.Squeeze(chosen, axis) if one_row else chosen

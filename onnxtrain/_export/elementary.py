@@ -8,26 +8,40 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
 import onnx
 import torch
 
-Table = dict[Any, Callable[..., Any]]
+from onnxtrain._torch import OpOverload
+
+Value: TypeAlias = Any  # of the graph that is written: onnx_ir's, which adds and slices as a tensor does
+Table = dict[OpOverload, Callable[..., Any]]  # what writes each operator
 aten = torch.ops.aten
 
 
-def elementary(op: Any, own: Any) -> Table:
+class Operators(Protocol):
+    """Those of one domain: op.Add(x, y) writes a node, and returns its result or several."""
+
+    def __getattr__(self, name: str) -> Callable[..., Any]: ...
+
+
+def elementary(op: Operators, own: Operators) -> Table:
     """The translations, for operators of one opset and of our domain."""
     return _near_zero(op, own) | _logarithms(op, own) | _deviations(op) | _divisions(op, own) | _flat(op)
 
 
-def number(op: Any, value: float, like: Any) -> Any:
+def constant(op: Operators, value: float, dtype: int) -> Value:
+    """Of rank 0."""
+    return op.Constant(value=onnx.helper.make_tensor("value", dtype, [], [value]))
+
+
+def number(op: Operators, value: float, like: Value) -> Value:
     """A constant of rank 0 in the dtype of `like`."""
-    return op.Constant(value=onnx.helper.make_tensor("value", int(like.dtype), [], [value]))
+    return constant(op, value, int(like.dtype))
 
 
-def _near_zero(op: Any, own: Any) -> Table:
+def _near_zero(op: Operators, own: Operators) -> Table:
     def signbit(self):
         zero = number(op, 0, self)
         if not self.dtype.is_floating_point():
@@ -57,7 +71,7 @@ def _near_zero(op: Any, own: Any) -> Table:
             aten.signbit.default: signbit, aten._safe_softmax.default: safe_softmax}
 
 
-def _logarithms(op: Any, own: Any) -> Table:
+def _logarithms(op: Operators, own: Operators) -> Table:
     """The base with all its digits, no power that is infinite, and slopes at the ends of the range."""
 
     def to_base(base):
@@ -107,7 +121,7 @@ def _logarithms(op: Any, own: Any) -> Table:
             aten.logaddexp2.default: of_sum(math.log(2)), aten.logit.default: logit, aten.special_entr.default: entr}
 
 
-def _deviations(op: Any) -> Table:
+def _deviations(op: Operators) -> Table:
     """Flat where the variance is zero, as in eager, where the slope of its root is not a number."""
 
     def std(self, dim=None, correction=None, keepdim=False):
@@ -126,7 +140,7 @@ def _deviations(op: Any) -> Table:
     return {aten.std.correction: std}
 
 
-def _divisions(op: Any, own: Any) -> Table:
+def _divisions(op: Operators, own: Operators) -> Table:
     """Rounded quotients and remainders. By way of a rounded quotient, 1 // 0.1 is 10, not 9, and whole numbers beyond
     2**24 are others.
     """
@@ -171,8 +185,8 @@ def _divisions(op: Any, own: Any) -> Table:
         self, other = pair(self, other)
         if rounding_mode is None:
             if not is_float(self):
-                number = _DEFAULTS[torch.get_default_dtype()]
-                self, other = op.Cast(self, to=number), op.Cast(other, to=number)
+                default = DEFAULTS[torch.get_default_dtype()]
+                self, other = op.Cast(self, to=default), op.Cast(other, to=default)
             return op.Div(self, other)
         return floored(self, other) if rounding_mode == "floor" else truncated(self, other)
 
@@ -184,16 +198,16 @@ def _divisions(op: Any, own: Any) -> Table:
 
 
 _HALVES = {int(onnx.TensorProto.FLOAT16), int(onnx.TensorProto.BFLOAT16)}
-_DEFAULTS = {torch.float32: onnx.TensorProto.FLOAT, torch.float64: onnx.TensorProto.DOUBLE,
-             torch.float16: onnx.TensorProto.FLOAT16, torch.bfloat16: onnx.TensorProto.BFLOAT16}
+DEFAULTS = {torch.float32: onnx.TensorProto.FLOAT, torch.float64: onnx.TensorProto.DOUBLE,
+            torch.float16: onnx.TensorProto.FLOAT16, torch.bfloat16: onnx.TensorProto.BFLOAT16}
 
 
-def _flat(op: Any) -> Table:
+def _flat(op: Operators) -> Table:
     """Functions whose slope is zero everywhere: eager's gradient is zeros then, and not none."""
 
     def fill(self, value):
         """What a tensor is filled with has a gradient of ones, what was there one of zeros."""
-        never = op.Constant(value=onnx.helper.make_tensor("never", onnx.TensorProto.BOOL, [], [False]))
+        never = constant(op, False, onnx.TensorProto.BOOL)
         filling = number(op, value, self) if isinstance(value, (bool, int, float)) else op.CastLike(value, self)
         return op.Where(never, self, filling)
 

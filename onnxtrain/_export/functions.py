@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from onnxtrain import _torch
+from onnxtrain._export.elementary import Operators, Table
 from onnxtrain._export.errors import CustomFunctionError, NotKept
 from onnxtrain._torch import pytree
 from onnxtrain.utils.torch_io_helper import onnx_dtype_to_pytorch_dtype
@@ -118,7 +119,7 @@ def _plain(value: Any, argument: Any) -> Any:
     return pytree.tree_map_only(Tensor, lambda tensor: tensor.item(), value)
 
 
-def by_torch(names: Sequence[str]) -> dict[Any, Callable[..., Any]]:
+def by_torch(names: Sequence[str]) -> Table:
     """Translations of operators such as "aten.cross.default" to PythonOp nodes, for a custom_translation_table.
 
     Those that change an argument or return lists are left out: there is no such node.
@@ -137,7 +138,7 @@ def by_torch(names: Sequence[str]) -> dict[Any, Callable[..., Any]]:
     return table
 
 
-def drawn_by_torch() -> dict[Any, Callable[..., Any]]:
+def drawn_by_torch() -> Table:
     """Translations of operators that draw random numbers on the CPU: torch draws, so that a seed gives what it gives in
     PyTorch.
 
@@ -209,7 +210,7 @@ def from_data(data: dict[str, Any]) -> OperatorCall:
 _DTYPES = {str(value): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
 
 
-def _drawn(own: Any, overload: Any) -> Callable[..., Any]:
+def _drawn(own: Operators, overload: Any) -> Callable[..., Any]:
     sized = {torch.ops.aten.rand_like: torch.ops.aten.rand.default,
              torch.ops.aten.randn_like: torch.ops.aten.randn.default}.get(overload.overloadpacket)
     as_given: Any
@@ -233,7 +234,7 @@ def _torch_value(key: str, value: Any) -> Any:
     return onnx_dtype_to_pytorch_dtype(int(value)) if key == "dtype" else value
 
 
-def _translation_of(own: Any, overload: Any, outputs: int) -> Callable[..., Any]:
+def _translation_of(own: Operators, overload: Any, outputs: int) -> Callable[..., Any]:
     import onnxscript
 
     def translate(*args, **kwargs):

@@ -19,6 +19,7 @@ from torch import Tensor
 from onnxtrain import _C
 from onnxtrain._export.errors import DefinitionError
 from onnxtrain._export.functions import DOMAIN
+from onnxtrain._functions import bodies_of
 from onnxtrain.utils.torch_io_helper import pytorch_type_to_onnx_dtype
 
 _log = logging.getLogger("onnxtrain")
@@ -164,9 +165,7 @@ def applied(data: bytes, calls: Sequence[Any]) -> tuple[bytes, tuple[Any, ...]]:
     if not REGISTERED:
         return data, tuple(calls)
     model = onnx.load_model_from_string(data)
-    bodies = [body for node in model.graph.node for a in node.attribute
-              for body in ([a.g] if a.HasField("g") else a.graphs)]
-    for body in bodies:
+    for body in (body for node in model.graph.node for body in bodies_of(node)):
         for node in body.node:
             if _key(node) in REGISTERED:
                 raise _C.UnsupportedError(f"{node.op_type} '{node.name}': a registered gradient is not supported for a "

@@ -8,21 +8,19 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable
-from typing import Any
 
 import onnx
 import onnx_ir
 import torch
 
+from onnxtrain._export.elementary import Operators, Table, constant
 from onnxtrain._export.errors import Untraceable
 from onnxtrain.utils.torch_io_helper import onnx_dtype_to_pytorch_dtype, pytorch_type_to_onnx_dtype
 
-Table = dict[Any, Callable[..., Any]]
 aten = torch.ops.aten
 
 
-def parts(op: Any, own: Any) -> Table:
+def parts(op: Operators, own: Operators) -> Table:
     """The translations, for operators of one opset and of our domain."""
 
     def ints(*values):
@@ -40,7 +38,7 @@ def parts(op: Any, own: Any) -> Table:
         behind = [op.Slice(self, ints(end), ints(sys.maxsize), axis)] if end < sys.maxsize else []
         source = src if src.dtype == self.dtype else op.CastLike(src, self)
         if not before and not behind:
-            never = op.Constant(value=onnx.helper.make_tensor("never", onnx.TensorProto.BOOL, [], [False]))
+            never = constant(op, False, onnx.TensorProto.BOOL)
             return op.Where(never, self, source)  # self has a gradient of zeros
         return op.Concat(*before, source, *behind, axis=dim)
 
@@ -144,7 +142,7 @@ def parts(op: Any, own: Any) -> Table:
                 searchsorted(boundaries, self, out_int32, right)}
 
 
-def _splits(op: Any) -> Table:
+def _splits(op: Operators) -> Table:
     """ONNX's Split rather than a sequence, which is no tensor."""
 
     def pieces(x, sizes, axis):

@@ -79,6 +79,7 @@ def instance_norm(
 def scaled_dot_product_attention(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
     is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
+    dropout: Callable[..., Tensor] = F.dropout,
 ) -> Tensor:
     """Attention in plain operators. Rows that a mask hides entirely give zero, as torch's own do."""
     if enable_gqa:
@@ -106,7 +107,7 @@ def scaled_dot_product_attention(
         scores = scores + attn_mask
     weights = torch.softmax(scores, -1)
     if dropout_p > 0.0:
-        weights = F.dropout(weights, dropout_p, True)
+        weights = dropout(weights, dropout_p, True)
     output = torch.matmul(weights, value)
     return output if empty is None else output.masked_fill(empty, 0.0)
 

@@ -13,7 +13,7 @@ import onnx
 from onnx import GraphProto, ModelProto, NodeProto
 
 from onnxtrain._export.functions import DOMAIN
-from onnxtrain._functions import nodes_of
+from onnxtrain._functions import bodies_of, nodes_of
 
 _SIZES = frozenset(("Shape", "Size"))
 _CHEAP = frozenset((
@@ -51,15 +51,14 @@ def is_python_op(node: NodeProto) -> bool:
     return node.op_type == "PythonOp" and node.domain == DOMAIN
 
 
-def _reads(node: NodeProto) -> Iterator[str]:
+def reads(node: NodeProto) -> Iterator[str]:
     """Inputs, those that bodies take from outside included."""
     yield from filter(None, node.input)
-    for attribute in node.attribute:
-        for body in ([attribute.g] if attribute.HasField("g") else attribute.graphs):
-            own = {v.name for v in (*body.input, *body.initializer)} | {name for n in body.node for name in n.output}
-            for inner in body.node:
-                yield from (name for name in _reads(inner) if name not in own)
-            yield from (v.name for v in body.output if v.name not in own)
+    for body in bodies_of(node):
+        own = {v.name for v in (*body.input, *body.initializer)} | {name for n in body.node for name in n.output}
+        for inner in body.node:
+            yield from (name for name in reads(inner) if name not in own)
+        yield from (v.name for v in body.output if v.name not in own)
 
 
 def _draws(node: NodeProto) -> bool:
@@ -108,7 +107,7 @@ class _Cutter:
         before_call = before_draw = after_draw = 0  # least levels: of a call, of a drawing node, of a user's function
         of_call: dict[int, int] = {}
         for node in self.graph.node:
-            level = max((self.level.get(name, 0) for name in _reads(node)), default=0)
+            level = max((self.level.get(name, 0) for name in reads(node)), default=0)
             if is_python_op(node):
                 key = _key_of(node)
                 least = max(level, before_call, 0 if key in self.draws else after_draw)
@@ -135,7 +134,7 @@ class _Cutter:
             if not (stays or results.intersection(node.output)):
                 level = max(level, min((first[name] for name in node.output if name in first), default=level))
                 self.level.update(dict.fromkeys(node.output, level))
-            for name in _reads(node):
+            for name in reads(node):
                 first[name] = min(level, first.get(name, level))
 
     def repeatable(self, name: str) -> bool:
@@ -143,7 +142,7 @@ class _Cutter:
         if name not in self._repeatable:
             node = self.producer.get(name)
             self._repeatable[name] = name in self.initializers or node is not None and node.domain == "" and (
-                node.op_type in _SIZES or node.op_type in _CHEAP and all(self.repeatable(n) for n in _reads(node)))
+                node.op_type in _SIZES or node.op_type in _CHEAP and all(self.repeatable(n) for n in reads(node)))
         return self._repeatable[name]
 
     def cut(self) -> list[Segment]:
@@ -191,7 +190,7 @@ class _Cutter:
                 inputs.add(name)
                 continue
             chosen.add(id(node))
-            stack += _reads(node)
+            stack += reads(node)
         nodes = [node for node in self.graph.node if id(node) in chosen]
         return nodes, sorted(inputs), sorted(used)
 
@@ -221,8 +220,6 @@ def cut(model: bytes, draws: Container[int] = ()) -> list[Segment]:
 
     proto = onnx.load_model_from_string(model)
     for node in proto.graph.node:
-        for attribute in node.attribute:
-            bodies = [attribute.g] if attribute.HasField("g") else list(attribute.graphs)
-            if any(is_python_op(inner) for body in bodies for inner in body.node):
-                raise ValueError(f"a torch.autograd.Function inside the body of {node.op_type} {node.name!r}")
+        if any(is_python_op(inner) for body in bodies_of(node) for inner in body.node):
+            raise ValueError(f"a torch.autograd.Function inside the body of {node.op_type} {node.name!r}")
     return _Cutter(proto, draws).cut()

@@ -11,12 +11,12 @@ import contextvars
 import inspect
 import os
 import random
-import sys
 import threading
 import types
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
+import numpy as np
 import torch
 
 from onnxtrain import _torch
@@ -36,23 +36,30 @@ def unchanged(module: torch.nn.Module) -> Iterator[None]:
             values.update(before)
 
 
+def get_random_states() -> tuple[Any, Any, torch.Tensor, list[torch.Tensor] | None]:
+    """Of Python, NumPy, torch's CPU and, where it is in use, each device of CUDA."""
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
+    return random.getstate(), np.random.get_state(), torch.get_rng_state(), cuda
+
+
+def set_random_states(states: tuple[Any, Any, torch.Tensor, list[torch.Tensor] | None]) -> None:
+    """Puts back what get_random_states() gave."""
+    python, numpy, cpu, cuda = states
+    random.setstate(python)
+    np.random.set_state(numpy)
+    torch.set_rng_state(cpu)
+    if cuda is not None:
+        torch.cuda.set_rng_state_all(cuda)
+
+
 @contextlib.contextmanager
 def random_unchanged() -> Iterator[None]:
-    """Restores Python's, NumPy's, torch's CPU and, where it is in use, CUDA's random state."""
-    python_state = random.getstate()
-    numpy: Any = sys.modules.get("numpy")
-    numpy_state = numpy.random.get_state() if numpy is not None else None
-    torch_state = torch.get_rng_state()
-    cuda_states = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
+    """Restores the random states."""
+    states = get_random_states()
     try:
         yield
     finally:
-        random.setstate(python_state)
-        if numpy_state is not None:
-            numpy.random.set_state(numpy_state)
-        torch.set_rng_state(torch_state)
-        if cuda_states is not None:
-            torch.cuda.set_rng_state_all(cuda_states)
+        set_random_states(states)
 
 
 @contextlib.contextmanager

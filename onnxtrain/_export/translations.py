@@ -9,7 +9,7 @@ import contextlib
 import functools
 import math
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import onnx
@@ -21,19 +21,16 @@ from onnxtrain._export.arguments import arguments
 from onnxtrain._export.bounds import bounds
 from onnxtrain._export.domain import DOMAIN, DOMAIN_VERSION, MICROSOFT
 from onnxtrain._export.draws import draws
-from onnxtrain._export.elementary import elementary, number
+from onnxtrain._export.elementary import DEFAULTS, Operators, Table, constant, elementary, number
 from onnxtrain._export.errors import Untraceable
 from onnxtrain._export.packed_onnx import packed
 from onnxtrain._export.parts import parts
 from onnxtrain._export.state import wrapped
 from onnxtrain.utils.torch_io_helper import onnx_dtype_to_pytorch_dtype, pytorch_type_to_onnx_dtype
 
-Table = dict[Any, Callable[..., Any]]
 aten = torch.ops.aten
 INTEGERS = {getattr(onnx.TensorProto, name) for name in ("INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16",
                                                          "UINT32", "UINT64")}
-DEFAULTS = {torch.float32: onnx.TensorProto.FLOAT, torch.float64: onnx.TensorProto.DOUBLE,
-            torch.float16: onnx.TensorProto.FLOAT16, torch.bfloat16: onnx.TensorProto.BFLOAT16}
 
 
 # Of the first two torch.onnx's formulas have no right digit far from zero; decompositions leave no form of the others.
@@ -55,7 +52,7 @@ def translations(opset: int) -> Table:
             | parts(op, own) | packed(op, own) | draws(op) | python_op)
 
 
-def promoted(op: Any, *operands: Any) -> tuple[Any, ...]:
+def promoted(op: Operators, *operands: Any) -> tuple[Any, ...]:
     """Two operands as torch promotes them."""
     kinds = [torch.empty([1] * len(x.shape or ()), dtype=onnx_dtype_to_pytorch_dtype(int(x.dtype)), device="meta")
              for x in operands]
@@ -63,7 +60,7 @@ def promoted(op: Any, *operands: Any) -> tuple[Any, ...]:
     return tuple(x if int(x.dtype) == dtype else op.Cast(x, to=dtype) for x in operands)
 
 
-def _own(op: Any, own: Any) -> Table:
+def _own(op: Operators, own: Operators) -> Table:
     """Operators of torch.ops.onnxtrain, detach(), and item(), whose number has no gradient."""
 
     def stop_gradient(x):
@@ -137,7 +134,7 @@ def _own(op: Any, own: Any) -> Table:
     }
 
 
-def _groups(op: Any, own: Any) -> Table:
+def _groups(op: Operators, own: Operators) -> Table:
     """Mixtures of experts; transformers has its own operator for code that torch.compile cannot trace."""
 
     def grouped_mm(self, mat2, offs=None, bias=None, out_dtype=None):
@@ -158,7 +155,7 @@ def _groups(op: Any, own: Any) -> Table:
     return table
 
 
-def _functions(op: Any, own: Any) -> Table:
+def _functions(op: Operators, own: Operators) -> Table:
     """Functions whose own translation lacks a dtype, or is not a number where the function is one."""
 
     def pad(self, pad, mode="constant", value=None):
@@ -289,7 +286,7 @@ def _functions(op: Any, own: Any) -> Table:
     }
 
 
-def _numbers(op: Any) -> Table:
+def _numbers(op: Operators) -> Table:
     """Numbers that torch.onnx rounds to float32 before they meet a tensor of float64, where Python's are of 53 bits.
 
     Floats made of sizes are computed in float64 as Python does; what uses them casts them to its own dtype. See also
@@ -362,7 +359,7 @@ def _numbers(op: Any) -> Table:
     def scalar_tensor(s, dtype=int(onnx.TensorProto.FLOAT), layout="", device="", pin_memory=False):
         """A number in the dtype it is wanted in: by way of float32, 0.1 would be another one in float64."""
         if isinstance(s, (bool, int, float)):
-            return op.Constant(value=onnx.helper.make_tensor("value", dtype, [], [s]))
+            return constant(op, s, dtype)
         return op.Cast(s, to=dtype)
 
     def arange(name):
@@ -417,7 +414,7 @@ def _numbers(op: Any) -> Table:
     }
 
 
-def _wider(op: Any) -> Table:
+def _wider(op: Operators) -> Table:
     """Reductions with a dtype: torch casts what goes in. torch.onnx casts what comes out,
     in 16 bits rounded or infinite.
     """
@@ -452,8 +449,8 @@ def _wider(op: Any) -> Table:
         """
         narrow = int(self.dtype) in (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
         kind = onnx.TensorProto.FLOAT if narrow else int(self.dtype)
-        one, zero, nothing, power, root = (op.Constant(value=onnx.helper.make_tensor("value", kind, [], [value]))
-                                           for value in (1, 0, 0 if ord > 0 else math.inf, ord, 1 / ord))
+        one, zero, nothing, power, root = (constant(op, value, kind) for value in (
+            1, 0, 0 if ord > 0 else math.inf, ord, 1 / ord))
         x = op.Abs(op.Cast(self, to=kind) if narrow else self)
         if ord < 1:
             at_zero = op.Equal(x, zero)
@@ -490,7 +487,7 @@ def _wider(op: Any) -> Table:
     }
 
 
-def _picked(op: Any, own: Any) -> Table:
+def _picked(op: Operators, own: Operators) -> Table:
     """max and min along a dimension: their gradient goes to the entry that is returned, not to all that are equal to
     it.
 
@@ -567,7 +564,7 @@ def _picked(op: Any, own: Any) -> Table:
             aten.diagonal_scatter.default: diagonal_scatter}
 
 
-def _resized(op: Any) -> Table:
+def _resized(op: Operators) -> Table:
     """interpolate(align_corners=True) by factors: torch aligns the corners of the size that it gets, ONNX those of
     size * factor before it is rounded. So the size is what Resize is told."""
 
@@ -610,7 +607,7 @@ def _resized(op: Any) -> Table:
                      "_upsample_bicubic2d_aa"))))
 
 
-def _reshaped(op: Any) -> Table:
+def _reshaped(op: Operators) -> Table:
     """Sizes of zero are meant: torchlib's reshape takes them as "the same as before",
     and its flatten leaves a size open.
     """

@@ -29,7 +29,7 @@ from onnxtrain import _report, _torch
 from onnxtrain._export import formulas, messages
 from onnxtrain._export.captured import graph_of, kinds_of, layouts_of, places_of
 from onnxtrain._export.checkpoint import loses_gradients
-from onnxtrain._export.state import replaced, settings
+from onnxtrain._export.state import get_random_states, replaced, set_random_states, settings
 from onnxtrain._torch import TABLE, get_active_ddp_module, has_any_global_hook, import_module, place, pytree
 from onnxtrain.ortmodule import (
     _announce,
@@ -41,7 +41,6 @@ from onnxtrain.ortmodule import (
     _repeats,
     _sharded,
     _sparse,
-    _utils,
 )
 from onnxtrain.ortmodule._checks import CheckError, kept_as_checks
 from onnxtrain.ortmodule._fallback import FallbackPolicy
@@ -120,7 +119,7 @@ class _Call:
                  if isinstance(leaf, torch.Tensor) and not leaf.is_nested]
         _report.note(self.model._counters, "sizes", ", ".join(sizes))
         self.captures, self.noted = _captures(self.entry), len(_torch.graph_break_reasons)
-        self.random = _utils.get_random_states()
+        self.random = get_random_states()
         self.leaves_numpy = any(isinstance(leaf, np.ndarray) for leaf in pytree.tree_leaves((self.args, self.kwargs)))
         wanted = CAPTURE | (CONTENTS if self.parts.keeps_contents else {}) | {"trace_numpy": not self.leaves_numpy}
         self.before = contextlib.ExitStack()
@@ -490,7 +489,7 @@ class Parts:
         """PyTorch's result for a call that has failed in parts, with the random numbers that it began with."""
         self._leave(call, mode)
         if call.random is not None:
-            _utils.set_random_states(call.random)
+            set_random_states(call.random)
         return self._model()._in_torch(call.args, call.kwargs)
 
     def _note_wrong(self, mode: tuple[bool, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

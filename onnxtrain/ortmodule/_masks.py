@@ -7,7 +7,6 @@ order of the graph's nodes; that each has had its own mask shows in the results,
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +16,8 @@ from torch import Tensor
 
 from onnxtrain import _C
 from onnxtrain._export.instead import Instead, with_copies
+from onnxtrain._export.replacements import scaled_dot_product_attention
+from onnxtrain._functions import bodies_of
 
 _TOLERANCE = 0.01  # of a result's largest entry, for rounding; another mask changes results by far more
 
@@ -35,7 +36,7 @@ def model_with(model: bytes) -> tuple[bytes, int] | None:
                 if node.op_type == "Constant" and node.attribute[0].name == "value"}
     count = 0
     for node in graph.node:
-        if any(attribute.HasField("g") for attribute in node.attribute):
+        if any(bodies_of(node)):
             return None
         if (node.domain, node.op_type) not in drawing:
             continue
@@ -74,7 +75,8 @@ class Masks:
 
     def __init__(self, masks: Sequence[Tensor], results: Sequence[Tensor]) -> None:
         self._masks, self._results = list(masks), results
-        self._mode = Instead(with_copies({F.dropout: self._dropout, F.scaled_dot_product_attention: self._attention}))
+        attention = functools.partial(scaled_dot_product_attention, dropout=self._dropout)
+        self._mode = Instead(with_copies({F.dropout: self._dropout, F.scaled_dot_product_attention: attention}))
 
     def __enter__(self) -> Masks:
         self._mode.__enter__()
@@ -110,21 +112,3 @@ class Masks:
             self._refuse(f"a mask has the shape {tuple(mask.shape)}, but the input {tuple(input.shape)}")
         scaled = mask * (0.0 if p == 1 else 1 / (1 - p))
         return input.mul_(scaled) if inplace else input * scaled.to(input.dtype)
-
-    def _attention(self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
-                   dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,
-                   enable_gqa: bool = False) -> Tensor:
-        if dropout_p == 0:
-            return F.scaled_dot_product_attention(query, key, value, attn_mask, 0.0, is_causal, scale=scale,
-                                                  enable_gqa=enable_gqa)
-        if enable_gqa:
-            groups = query.shape[-3] // key.shape[-3]
-            key, value = key.repeat_interleave(groups, -3), value.repeat_interleave(groups, -3)
-        scores = query @ key.transpose(-2, -1) * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
-        if is_causal:
-            attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
-        if attn_mask is not None and attn_mask.dtype is torch.bool:
-            scores = scores.masked_fill(~attn_mask, -math.inf)
-        elif attn_mask is not None:
-            scores = scores + attn_mask
-        return self._dropout(scores.softmax(-1), dropout_p) @ value

@@ -14,7 +14,7 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -28,9 +28,10 @@ from onnxtrain.ortmodule import _python_in_forward
 from onnxtrain.ortmodule._utils import leave_alone
 
 _HALVES = (torch.float16, torch.bfloat16)
+_Axes: TypeAlias = int | tuple[int, ...] | None
 
 
-def _require(holds: Any, what: str) -> None:
+def _require(holds: object, what: str) -> None:
     """Where torch raises, so does the capture: Python then runs forward, and torch says what is wrong."""
     if not holds:
         raise RuntimeError(f"{what} is out of its range")
@@ -45,38 +46,39 @@ def _reduced(losses: Tensor, reduction: int) -> Tensor:
     return losses if reduction == 0 else losses.mean() if reduction == 1 else losses.sum()
 
 
-def _elu(input: Tensor, alpha: Any = 1.0, scale: Any = 1.0, input_scale: Any = 1.0) -> Tensor:
+def _elu(input: Tensor, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Tensor:
     x = _wide(input)
     negative = torch.expm1(torch.where(x <= 0, x, 0.0) * input_scale) * alpha
     return (torch.where(x <= 0, negative, x) * scale).to(input.dtype)
 
 
-def _celu(input: Tensor, alpha: Any = 1.0) -> Tensor:
+def _celu(input: Tensor, alpha: float = 1.0) -> Tensor:
     x = _wide(input)
     return torch.where(x <= 0, torch.expm1(torch.where(x <= 0, x, 0.0) / alpha) * alpha, x).to(input.dtype)
 
 
-def _hardtanh(input: Tensor, min_val: Any = -1.0, max_val: Any = 1.0) -> Tensor:
+def _hardtanh(input: Tensor, min_val: float = -1.0, max_val: float = 1.0) -> Tensor:
     """Flat at its bounds, where a clamp is not, before torch 2.14."""
     return torch.where(input <= min_val, min_val, torch.where(input >= max_val, max_val, input)).to(input.dtype)
 
 
-def _softshrink(input: Tensor, lambd: Any = 0.5) -> Tensor:
+def _softshrink(input: Tensor, lambd: float = 0.5) -> Tensor:
     return torch.where(input.abs() <= lambd, input * 0.0, input - input.sign() * lambd)
 
 
-def _logit(input: Tensor, eps: Any = None) -> Tensor:
+def _logit(input: Tensor, eps: float) -> Tensor:
     return torch.logit(torch.where(input < eps, eps, torch.where(input > 1.0 - eps, 1.0 - eps, input)))
 
 
-def _nan_to_num(input: Tensor, nan: Any = None, posinf: Any = None, neginf: Any = None) -> Tensor:
+def _nan_to_num(input: Tensor, nan: float | None = None, posinf: float | None = None,
+                neginf: float | None = None) -> Tensor:
     limits = torch.finfo(input.dtype)
     high, low = limits.max if posinf is None else posinf, limits.min if neginf is None else neginf
     finite = torch.where(input == math.inf, high, torch.where(input == -math.inf, low, input))
     return torch.where(input.isnan(), 0.0 if nan is None else nan, finite).to(input.dtype)
 
 
-def _round(input: Tensor, *, decimals: Any = 0) -> Tensor:
+def _round(input: Tensor, *, decimals: float = 0) -> Tensor:
     power = torch.full((), 10.0, dtype=torch.float64, device=input.device)
     if decimals < 0:
         power = power.pow(-decimals).to(input.dtype)
@@ -85,7 +87,7 @@ def _round(input: Tensor, *, decimals: Any = 0) -> Tensor:
     return torch.round(input * power) / power
 
 
-def _roll(input: Tensor, shifts: Any, dims: Any = ()) -> Tensor:
+def _roll(input: Tensor, shifts: int | Sequence[int], dims: int | Sequence[int] = ()) -> Tensor:
     shifts = shifts if isinstance(shifts, (tuple, list)) else (shifts,)
     dims = dims if isinstance(dims, (tuple, list)) else (dims,)
     if not dims:
@@ -98,7 +100,8 @@ def _roll(input: Tensor, shifts: Any, dims: Any = ()) -> Tensor:
     return input
 
 
-def _vector_norm(x: Tensor, ord: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
+def _vector_norm(x: Tensor, ord: float = 2, dim: _Axes = None, keepdim: bool = False, *,
+                 dtype: torch.dtype | None = None) -> Tensor:
     """Flat in an entry that is zero, and where the norm is zero."""
     if ord == 0.0:
         return torch.linalg.vector_norm(x, 0.0, dim, keepdim, dtype=dtype)
@@ -113,42 +116,43 @@ def _vector_norm(x: Tensor, ord: Any = 2, dim: Any = None, keepdim: bool = False
     return torch.where(empty, sums.detach().pow(1.0 / ord), roots).to(given.dtype)
 
 
-def _norm(input: Tensor, p: Any = "fro", dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Tensor:
+def _norm(input: Tensor, p: Any = "fro", dim: _Axes = None, keepdim: bool = False,
+          dtype: torch.dtype | None = None) -> Tensor:
     return _vector_norm(input, p, dim, keepdim, dtype=dtype)
 
 
-def _dist(input: Tensor, other: Tensor, p: Any = 2) -> Tensor:
+def _dist(input: Tensor, other: Tensor, p: float = 2) -> Tensor:
     return _vector_norm(input - other, p)
 
 
-def _addmm(input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
+def _addmm(input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
     product = torch.mm(mat1, mat2) * alpha
     return product if beta == 0 else input * beta + product  # of an input that does not count, NaN does not either
 
 
 def _attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
-               is_causal: bool = False, *, scale: Any = None, enable_gqa: bool = False) -> Tensor:
+               is_causal: bool = False, *, scale: float, enable_gqa: bool = False) -> Tensor:
     return F.scaled_dot_product_attention(query * scale, key, value, attn_mask, dropout_p, is_causal, scale=1.0,
                                           enable_gqa=enable_gqa)
 
 
-def _pad(input: Tensor, pad: Any, mode: str = "constant", value: Any = None) -> Tensor:
+def _pad(input: Tensor, pad: Sequence[int], mode: str = "constant", value: float = 0.0) -> Tensor:
     inside = F.pad(torch.ones_like(input, dtype=torch.bool), pad)
     return torch.where(inside, F.pad(input, pad), value).to(input.dtype)
 
 
-def _kept(noise: Tensor, input: Tensor, p: Any) -> Tensor:
+def _kept(noise: Tensor, input: Tensor, p: float) -> Tensor:
     return input * ((noise >= p).to(input.dtype) / (1.0 - p)).to(input.dtype)
 
 
-def _dropout(input: Tensor, p: Any, train: bool) -> Tensor:
+def _dropout(input: Tensor, p: float, train: bool) -> Tensor:
     _require(p >= 0.0 and p <= 1.0, "p")
     if not train or p == 0.0:
         return input
     return input * 0.0 if p == 1.0 else _kept(torch.rand_like(input, dtype=torch.float32), input, p)
 
 
-def _feature_dropout(input: Tensor, p: Any, train: bool) -> Tensor:
+def _feature_dropout(input: Tensor, p: float, train: bool) -> Tensor:
     """Whole channels."""
     _require(p >= 0.0 and p <= 1.0, "p")
     if not train or p == 0.0:
@@ -157,12 +161,12 @@ def _feature_dropout(input: Tensor, p: Any, train: bool) -> Tensor:
     return input * 0.0 if p == 1.0 else _kept(torch.rand(shape, device=input.device), input, p)
 
 
-def _bernoulli_(self: Tensor, p: Any = 0.5, *, generator: Any = None) -> Tensor:
+def _bernoulli_(self: Tensor, p: float = 0.5, *, generator: torch.Generator | None = None) -> Tensor:
     return self.copy_(torch.rand_like(self, dtype=torch.float32) < p)
 
 
-def _layer_norm(input: Tensor, normalized_shape: Any, weight: Tensor | None = None, bias: Tensor | None = None,
-                eps: Any = 1e-5, cudnn_enable: bool = True) -> Tensor:
+def _layer_norm(input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None,
+                bias: Tensor | None = None, eps: float = 1e-5, cudnn_enable: bool = True) -> Tensor:
     axes = list(range(-len(normalized_shape), 0))
     x = _wide(input)
     apart = x - x.mean(axes, keepdim=True)
@@ -172,7 +176,7 @@ def _layer_norm(input: Tensor, normalized_shape: Any, weight: Tensor | None = No
 
 
 def _batch_norm(input: Tensor, weight: Tensor | None, bias: Tensor | None, running_mean: Tensor | None,
-                running_var: Tensor | None, training: bool, momentum: Any, eps: float, cudnn_enabled: bool) -> Tensor:
+                running_var: Tensor | None, training: bool, momentum: float, eps: float, cudnn_enabled: bool) -> Tensor:
     """With a momentum of one, torch's leaves the batch's own statistics."""
     if not training or running_mean is None or running_var is None:
         return torch.batch_norm(input, weight, bias, running_mean, running_var, training, 0.0, eps, cudnn_enabled)
@@ -185,7 +189,7 @@ def _batch_norm(input: Tensor, weight: Tensor | None, bias: Tensor | None, runni
 
 
 def _cross_entropy_loss(input: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = 1,
-                        ignore_index: int = -100, label_smoothing: Any = 0.0) -> Tensor:
+                        ignore_index: int = -100, label_smoothing: float = 0.0) -> Tensor:
     """It is linear in label_smoothing."""
     _require(label_smoothing >= 0.0 and label_smoothing <= 1.0, "label_smoothing")
     name = ("none", "mean", "sum")[reduction]
@@ -196,19 +200,19 @@ def _cross_entropy_loss(input: Tensor, target: Tensor, weight: Tensor | None = N
     return plain * (1.0 - label_smoothing) + flat * label_smoothing
 
 
-def _huber_loss(input: Tensor, target: Tensor, reduction: int = 1, delta: Any = 1.0) -> Tensor:
+def _huber_loss(input: Tensor, target: Tensor, reduction: int = 1, delta: float = 1.0) -> Tensor:
     _require(delta > 0.0, "delta")
     apart = (input - target).abs()
     return _reduced(torch.where(apart <= delta, 0.5 * apart * apart, (apart - 0.5 * delta) * delta), reduction)
 
 
-def _smooth_l1_loss(input: Tensor, target: Tensor, reduction: int = 1, beta: Any = 1.0) -> Tensor:
+def _smooth_l1_loss(input: Tensor, target: Tensor, reduction: int = 1, beta: float = 1.0) -> Tensor:
     _require(beta >= 0.0, "beta")
     apart = (input - target).abs()
     return _reduced(torch.where(apart < beta, 0.5 * apart * apart / beta, apart - 0.5 * beta), reduction)
 
 
-def _triplet_margin_loss(anchor: Tensor, positive: Tensor, negative: Tensor, margin: Any = 1.0, p: Any = 2,
+def _triplet_margin_loss(anchor: Tensor, positive: Tensor, negative: Tensor, margin: float = 1.0, p: float = 2,
                          eps: float = 1e-6, swap: bool = False, reduction: int = 1) -> Tensor:
     near = F.pairwise_distance(anchor, positive, p, eps)
     far = F.pairwise_distance(anchor, negative, p, eps)
@@ -217,17 +221,17 @@ def _triplet_margin_loss(anchor: Tensor, positive: Tensor, negative: Tensor, mar
     return _reduced((near - far + margin).clamp_min(0.0), reduction)
 
 
-def _margin_ranking_loss(input1: Tensor, input2: Tensor, target: Tensor, margin: Any = 0.0,
+def _margin_ranking_loss(input1: Tensor, input2: Tensor, target: Tensor, margin: float = 0.0,
                          reduction: int = 1) -> Tensor:
     return _reduced((-target * (input1 - input2) + margin).clamp_min(0.0), reduction)
 
 
-def _hinge_embedding_loss(input: Tensor, target: Tensor, margin: Any = 1.0, reduction: int = 1) -> Tensor:
+def _hinge_embedding_loss(input: Tensor, target: Tensor, margin: float = 1.0, reduction: int = 1) -> Tensor:
     far = torch.where(target != 1, (margin - input).clamp_min(0.0), 0.0)
     return _reduced(far + torch.where(target != -1, input, 0.0), reduction)
 
 
-def _cosine_embedding_loss(input1: Tensor, input2: Tensor, target: Tensor, margin: Any = 0.0,
+def _cosine_embedding_loss(input1: Tensor, input2: Tensor, target: Tensor, margin: float = 0.0,
                            reduction: int = 1) -> Tensor:
     sizes = ((input1 * input1).sum(-1) + 1e-12) * ((input2 * input2).sum(-1) + 1e-12)
     alike = (input1 * input2).sum(-1) / sizes.sqrt()
@@ -235,30 +239,30 @@ def _cosine_embedding_loss(input1: Tensor, input2: Tensor, target: Tensor, margi
     return _reduced(near + torch.where(target == -1, (alike - margin).clamp_min(0.0), 0.0), reduction)
 
 
-def _quantile(input: Tensor, q: Any, dim: Any = None, keepdim: bool = False, *,
+def _quantile(input: Tensor, q: float, dim: int | None = None, keepdim: bool = False, *,
               interpolation: str = "linear") -> Tensor:
     _require(q >= 0.0 and q <= 1.0, "q")
     at = torch.full((), 1.0, dtype=input.dtype, device=input.device) * q
     return torch.quantile(input, at, dim, keepdim, interpolation=interpolation)
 
 
-def _assert(condition: Any, message: Any) -> None:
+def _assert(condition: object, message: object) -> None:
     assert condition, message
 
 
-def _prod(sizes: Any) -> Any:
+def _prod(sizes: Sequence[float]) -> float:
     return math.prod(sizes)
 
 
-def _max(sizes: Any) -> Any:
+def _max(sizes: Sequence[float]) -> float:
     return max(sizes)
 
 
-def _min(sizes: Any) -> Any:
+def _min(sizes: Sequence[float]) -> float:
     return min(sizes)
 
 
-def _sqrt(size: Any) -> Any:
+def _sqrt(size: float) -> float:
     return math.sqrt(size)
 
 

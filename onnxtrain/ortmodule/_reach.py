@@ -11,6 +11,8 @@ from typing import Any
 
 from torch import Tensor
 
+from onnxtrain._export.segments import reads
+
 #: Operators whose results are no floats, so that autograd does not follow them.
 _ENDS = frozenset(("Shape", "Size", "NonZero", "ArgMax", "ArgMin", "Equal", "Less", "LessOrEqual", "Greater",
                    "GreaterOrEqual", "Not", "And", "Or", "Xor", "IsNaN", "IsInf"))
@@ -51,25 +53,13 @@ class Reach:
     def _read(self) -> None:
         import onnx
 
-        def reads(node: onnx.NodeProto) -> set[str]:
-            """Its inputs, and all that its bodies mention: names in them are unique,
-            or shadow nothing that matters here.
-            """
-            found = set(node.input)
-            for attribute in node.attribute:
-                for body in ([attribute.g] if attribute.HasField("g") else attribute.graphs):
-                    found.update(value.name for value in body.output)
-                    for inner in body.node:
-                        found |= reads(inner)
-            return found - {""}
-
         graph = onnx.load_model_from_string(self._model).graph
         initial = {value.name for value in graph.initializer}
         self._inputs = [value.name for value in graph.input if value.name not in initial]
         self._outputs = [value.name for value in graph.output]
         self._made = {}
         for node in graph.node:
-            found = reads(node)
+            found = set(reads(node))
             if node.op_type == "StopGradient" or node.op_type in _ENDS:
                 self._stops.update(node.output)
             for name in node.output:

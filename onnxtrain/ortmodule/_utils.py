@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
-import numpy as np
 import torch
 
+from onnxtrain._export.state import get_random_states as get_random_states
+from onnxtrain._export.state import set_random_states as set_random_states
 from onnxtrain._torch import FrameAction, FrameExecStrategy, set_code_exec_strategy
 
 
@@ -27,22 +27,6 @@ def get_device_str(device: str | int | torch.device) -> str:
         return f"cuda:{device}"
     device = torch.device(device)
     return "cpu" if device.type == "cpu" else f"{device.type}:{get_device_index(device)}"
-
-
-def get_random_states() -> tuple[Any, Any, torch.Tensor, torch.Tensor | None]:
-    """Of Python, NumPy, torch's CPU and, where it is in use, CUDA."""
-    cuda = torch.cuda.get_rng_state() if torch.cuda.is_available() and torch.cuda.is_initialized() else None
-    return random.getstate(), np.random.get_state(), torch.get_rng_state(), cuda
-
-
-def set_random_states(states: tuple[Any, Any, torch.Tensor, torch.Tensor | None]) -> None:
-    """Puts back what get_random_states() gave."""
-    python, numpy, cpu, cuda = states
-    random.setstate(python)
-    np.random.set_state(numpy)
-    torch.set_rng_state(cpu)
-    if cuda is not None:
-        torch.cuda.set_rng_state(cuda)
 
 
 def leave_alone(function: Any) -> None:

@@ -5,9 +5,8 @@ _onnx_model.py has the same of an onnx.ModelProto. Used by _engine.py.
 
 from __future__ import annotations
 
-import contextlib
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import onnx
@@ -151,23 +150,13 @@ class TorchModel:
     def evaluate(self, inputs: Sequence[Any]) -> list[Tensor]:
         """The outputs in evaluation; every submodule is in its own mode again afterwards."""
         self._note(inputs)
-        with self._evaluating(), torch.no_grad():
+        with _saved.evaluating(self._composed), torch.no_grad():
             return self._tensors(self._run(inputs))
 
     def eager(self, inputs: Sequence[Any]) -> list[Tensor]:
         """The same as evaluate(), by PyTorch."""
-        with self._evaluating(), torch.no_grad():
+        with _saved.evaluating(self._composed), torch.no_grad():
             return self._tensors(self._composed(*inputs))
-
-    @contextlib.contextmanager
-    def _evaluating(self) -> Iterator[None]:
-        modes = [(module, module.training) for module in self._composed.modules()]
-        self._composed.eval()
-        try:
-            yield
-        finally:
-            for module, training in modes:
-                module.training = training
 
     @staticmethod
     def _tensors(results: Any) -> list[Tensor]:

@@ -17,7 +17,7 @@ import onnx.parser
 from onnx import helper, numpy_helper
 
 from onnxtrain import UnsupportedError, _functions
-from onnxtrain._functions import BODIES, nodes_of
+from onnxtrain._functions import BODIES, bodies_of, nodes_of
 
 OPSET = 20  # of a file, unless another is asked for
 _STANDARD = ("", "ai.onnx")
@@ -116,9 +116,8 @@ class _Conversion:
         owner.node.extend(nodes)
 
     def _node(self, node: onnx.NodeProto) -> Sequence[onnx.NodeProto]:
-        for attribute in node.attribute:
-            for graph in ([attribute.g] if attribute.HasField("g") else attribute.graphs):
-                self.convert(graph)
+        for body in bodies_of(node):
+            self.convert(body)
         schema, older = _schema(node.op_type, self.source), _schema(node.op_type, self.target)
         if node.domain not in _STANDARD or schema is None or older is not None and (
                 older.since_version == schema.since_version):

@@ -6,8 +6,9 @@ engine's own; here both are replaced.
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import onnx
@@ -19,7 +20,7 @@ from torch import Tensor
 from onnxtrain import UnsupportedError
 from onnxtrain._export.domain import DOMAIN
 from onnxtrain._export.exported import OPSETS, Exported
-from onnxtrain._functions import nodes_of
+from onnxtrain._functions import bodies_of, nodes_of
 from onnxtrain.ortmodule._whole import export_whole
 from onnxtrain.training._opset import OPSET, converted, version_of
 from onnxtrain.utils.torch_io_helper import pytorch_type_to_onnx_dtype
@@ -61,18 +62,24 @@ def proto_of(module: torch.nn.Module, example: Sequence[Tensor], own: Callable[[
     Raises:
         ExportError, UnsupportedError: see TorchModel.proto().
     """
-    training = [child for child in module.modules() if child.training]
-    module.eval()
-    try:
-        with torch.no_grad():
-            exported = exported_of(module, example, opset)
-    finally:
-        for child in training:
-            child.training = True
+    with evaluating(module), torch.no_grad():
+        exported = exported_of(module, example, opset)
     model, _ = named(module, exported, own, inputs, outputs)
     del model.graph.output[len(outputs):]
     _to_standard_operators(model)
     return converted(model, opset)
+
+
+@contextlib.contextmanager
+def evaluating(module: torch.nn.Module) -> Iterator[None]:
+    """The module is in evaluation; then each of its parts is in its own mode again."""
+    modes = [(child, child.training) for child in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for child, training in modes:
+            child.training = training
 
 
 def exported_of(module: torch.nn.Module, inputs: Sequence[Any], opset: int) -> Exported:
@@ -138,10 +145,9 @@ def _rename(graph: onnx.GraphProto, names: dict[str, str]) -> dict[str, str]:
             renamed = [names.get(name, name) for name in field]
             del field[:]
             field.extend(renamed)
-        for attribute in node.attribute:
-            for body in ([attribute.g] if attribute.HasField("g") else attribute.graphs):
-                for value in (*body.input, *body.output, *body.initializer, *body.value_info):
-                    value.name = names.get(value.name, value.name)
+        for body in bodies_of(node):
+            for value in (*body.input, *body.output, *body.initializer, *body.value_info):
+                value.name = names.get(value.name, value.name)
     return names
 
 

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 from common import check, model_of, session_of, step, sweep_allocations
+from containers import ContainersBackend
 
-from onnxtrain import _C, backend
+from onnxtrain import _C
 
 
 def randn(*shape, seed=0):
@@ -133,8 +134,8 @@ def test_optionals():
     check(session, [x, torch.tensor(True)], lambda x, c: (torch.sin(x), torch.tensor(True), torch.tensor(False), x * 1))
 
 
-def test_inputs_and_outputs_of_the_backend():
-    rep = backend.prepare(model_of("""g (seq(double[n]) s, optional(double[n]) o, optional(seq(double[n])) p, double[n] x) =>
+def test_inputs_and_outputs():
+    rep = ContainersBackend.prepare(model_of("""g (seq(double[n]) s, optional(double[n]) o, optional(seq(double[n])) p, double[n] x) =>
         (seq(double[n]) longer, bool has, bool has_list, double[n] sum) {
         longer = SequenceInsert(s, x)
         has = OptionalHasElement(o)
@@ -157,7 +158,7 @@ def test_inputs_and_outputs_of_the_backend():
 
 def test_scalars_in_a_loop_over_an_optional_sequence():
     """As test_loop16_seq_none of the ONNX suite, whose comparison cannot handle items of rank 0."""
-    rep = backend.prepare(model_of("""g (int64 count, bool go, optional(seq(float)) o) => (seq(float[]) r) {
+    rep = ContainersBackend.prepare(model_of("""g (int64 count, bool go, optional(seq(float)) o) => (seq(float[]) r) {
         r = Loop(count, go, o) <body = step (int64 i, bool c, optional(seq(float)) o2) => (bool c2, seq(float) s2) {
             c2 = Identity(c)
             has = OptionalHasElement(o2)

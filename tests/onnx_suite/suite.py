@@ -16,15 +16,14 @@ from typing import Any, Callable, Iterator
 
 import onnx
 import onnx.backend.test
-
-import onnxtrain.backend
+from containers import ContainersBackend
 
 NOT_PASSED = pathlib.Path(__file__).with_name("not_passed.txt")
 KINDS = {"OnnxBackendNodeModelTest": "node", "OnnxBackendPyTorchConvertedModelTest": "pytorch-converted",
          "OnnxBackendPyTorchOperatorModelTest": "pytorch-operator", "OnnxBackendSimpleModelTest": "simple"}
 
 
-class _Backend(onnxtrain.backend.OnnxtrainBackend):
+class _Backend(ContainersBackend):
     """As it is, but a model that does not load is a failure with its message, not a skip."""
 
     @classmethod

@@ -1,5 +1,5 @@
-"""Graph inputs that are sequences or optionals: the core takes tensors only, so a model is rewritten for what a call
-gives.
+"""A backend that also takes sequences and optionals as graph inputs, which tests of such operators have: the core
+takes tensors only, so a model is rewritten for what a call gives.
 
 A sequence of n tensors becomes n tensor inputs and a SequenceConstruct, an optional what it holds and an Optional.
 Results need no such care: the core hands a sequence out as a list, an optional without element as None.
@@ -12,7 +12,8 @@ from typing import Any, Sequence
 import onnx
 from onnx import helper
 
-__all__ = ["containers_of", "flatten", "structure_of", "unfold"]
+from onnxtrain import _functions
+from onnxtrain.backend import OnnxtrainBackend, OnnxtrainBackendRep
 
 #: Of one input: True is a tensor, None an optional without element, n a sequence of n tensors.
 Structure = tuple[Any, ...]
@@ -103,3 +104,24 @@ def unfold(model: onnx.ModelProto, structure: Structure) -> onnx.ModelProto:
         nodes += added
     result.graph.node.extend([*nodes, *model.graph.node])
     return result
+
+
+class _Rep:
+    """A sequence is given as a list of arrays, an optional without element as None."""
+
+    def __init__(self, model: onnx.ModelProto) -> None:
+        self._model = _functions.inline(model)
+        initialized = {i.name for i in model.graph.initializer}
+        self._names = [i.name for i in model.graph.input if i.name not in initialized]
+
+    def run(self, inputs: Any, **kwargs: Any) -> tuple[Any, ...]:
+        given = [inputs[name] for name in self._names] if isinstance(inputs, dict) else inputs
+        return OnnxtrainBackendRep(unfold(self._model, structure_of(given))).run(flatten(given), **kwargs)
+
+
+class ContainersBackend(OnnxtrainBackend):
+    """OnnxtrainBackend, for such inputs too."""
+
+    @classmethod
+    def prepare(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any) -> Any:
+        return _Rep(model) if containers_of(model) else super().prepare(model, device, **kwargs)
