@@ -386,7 +386,7 @@ def remember_products(text: str) -> int:
 
 @final
 class Updater:
-    """One optimizer's update of all its parameters in one call; onnxtrain/optim/_engine.py drives it."""
+    """One optimizer's update of all its parameters in one call; onnxtrain/optim/_base.py drives it."""
 
     def __init__(self, rule: str, name: str) -> None:
         """

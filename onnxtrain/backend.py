@@ -17,7 +17,7 @@ import torch
 from onnx import helper
 from onnx.backend.base import Backend, BackendRep
 
-from onnxtrain import _C, _functions
+from onnxtrain import _C, _onnx_functions
 
 __all__ = ["OnnxtrainBackend", "OnnxtrainBackendRep", "is_compatible", "prepare", "run_model", "run_node",
            "supports_device"]
@@ -74,7 +74,7 @@ class OnnxtrainBackendRep(BackendRep):
         initialized = {i.name for i in model.graph.initializer}
         self._names = [i.name for i in model.graph.input if i.name not in initialized]
         self._elem_types = [o.type.tensor_type.elem_type for o in model.graph.output]
-        self._session = _C.Session(_functions.inline(model).SerializeToString())
+        self._session = _C.Session(_onnx_functions.inline(model).SerializeToString())
 
     def run(self, inputs: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Runs the model.

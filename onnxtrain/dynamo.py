@@ -23,11 +23,10 @@ from torch.fx.experimental.proxy_tensor import PreDispatchTorchFunctionMode
 from torch.utils import checkpoint
 
 from onnxtrain import _report, _torch
-from onnxtrain._export import bitsandbytes, functions, messages
+from onnxtrain._export import autograd_functions, bitsandbytes, messages
+from onnxtrain._export.autograd_calls import is_traced, traced
 from onnxtrain._export.captured import graph_of
-from onnxtrain._export.checkpoint import region
 from onnxtrain._export.errors import ConstantsWanted, Untraceable
-from onnxtrain._export.function_apply import is_traced, traced
 from onnxtrain._export.numbers import (
     SYMBOLIC,
     Results,
@@ -41,6 +40,7 @@ from onnxtrain._export.numbers import (
     wholes_as_tensors,
     without_unread,
 )
+from onnxtrain._export.recompute_regions import region
 from onnxtrain.ortmodule import _checks, _double
 from onnxtrain.ortmodule._captured import MAX_CAPTURES, changes
 from onnxtrain.ortmodule._key import function_mode
@@ -565,7 +565,7 @@ def _class_of(trace: str, run: torch.fx.GraphModule, differentiate: torch.fx.Gra
         classes = _with_lines(classes, method, part, trace) or classes
     called = re.findall(r"(\w+)\.apply\(", trace)
     classes = [kind for kind in classes if called and kind.__name__ == called[-1]] or classes
-    return classes[0] if len({functions.name_of(kind) for kind in classes}) == 1 else None
+    return classes[0] if len({autograd_functions.name_of(kind) for kind in classes}) == 1 else None
 
 
 def _with_lines(classes: Sequence[type], method: str, part: torch.fx.GraphModule, trace: str) -> list[type]:
@@ -621,7 +621,7 @@ def _function(run: torch.fx.GraphModule, differentiate: torch.fx.GraphModule, tr
     in_graph = None
     if user is not None:
         Captured.__module__, Captured.__qualname__ = user.__module__, user.__qualname__
-        in_graph = bitsandbytes.in_graph(functions.name_of(user), run, differentiate)
+        in_graph = bitsandbytes.in_graph(autograd_functions.name_of(user), run, differentiate)
 
     def apply(*args: Any) -> Any:  # a target of a graph has a name and a module
         given = [args[i] for i in taken]

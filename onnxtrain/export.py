@@ -18,13 +18,13 @@ import torch.utils.checkpoint
 from torch import Tensor
 
 from onnxtrain._export import (
-    checkpoint,
+    autograd_functions,
     complex_parts,
     derivatives,
     exclusive,
     formulas,
-    functions,
     messages,
+    recompute_regions,
     retrace,
     rewrite,
     simplify,
@@ -33,8 +33,8 @@ from onnxtrain._export import (
 )
 from onnxtrain._export import graph as onnx_graph
 from onnxtrain._export import guards as shape_guards
+from onnxtrain._export.autograd_calls import CustomFunctions, deciding
 from onnxtrain._export.captured import Graph, layout_of
-from onnxtrain._export.checkpoint import noting
 from onnxtrain._export.errors import ArgumentError, ExportError, NothingToCompute, Untraceable
 from onnxtrain._export.exported import (
     OPSETS,
@@ -43,9 +43,9 @@ from onnxtrain._export.exported import (
     GraphInput,
     GraphOutput,
 )
-from onnxtrain._export.function_apply import CustomFunctions, deciding
-from onnxtrain._export.functional import Batched, Functionalized, follow, is_batched
+from onnxtrain._export.functionalization import Batched, Functionalized, follow, is_batched
 from onnxtrain._export.instead import exchanged
+from onnxtrain._export.recompute_regions import noting
 from onnxtrain._export.translations import translations, wide_numbers
 
 _NUMBERS = (bool, int, float, complex)
@@ -61,7 +61,7 @@ class _Traced:
     checks: int = 0
     written: list[int] = dataclasses.field(default_factory=list)  # arguments that are changed in place
     views: list[Any] | None = None
-    functions: list[functions.Call] = dataclasses.field(default_factory=list)
+    functions: list[autograd_functions.Call] = dataclasses.field(default_factory=list)
 
 
 class _Flat(torch.nn.Module):
@@ -86,7 +86,7 @@ class _Flat(torch.nn.Module):
         given = iter(leaves)
         args = [next(given) if isinstance(leaf, Tensor) else leaf for leaf in self._args]
         traced, module = self.traced, self.module
-        functions.begin(traced.functions)
+        autograd_functions.begin(traced.functions)
         checked: list[Tensor] = []
         follow(module._captured.graph)
         with self.mode() as mode:
@@ -164,7 +164,7 @@ def export(
     Raises:
         ExportError: it cannot be exported faithfully.
     """
-    functions.register()
+    autograd_functions.register()
     notes: list[str] = []
     custom = dataclasses.replace(custom or CustomFunctions(), inlined=[])
     used = min(max(opset, OPSETS[0]), OPSETS[1])
@@ -207,7 +207,7 @@ def _translated(flat: _Flat, names: list[str], leaves: list[Any], opset: int, no
     owned = _owned(module)
     start = time.perf_counter()
     program = _torch_export(flat, tensors)
-    functions.begin(flat.traced.functions)
+    autograd_functions.begin(flat.traced.functions)
     guards = shape_guards.from_program(program)
     if (violated := guards(tensors)) is not None:
         raise ExportError(f"The exported graph does not accept the arguments that it was exported with: {violated}.")
@@ -221,9 +221,9 @@ def _translated(flat: _Flat, names: list[str], leaves: list[Any], opset: int, no
     simplify.state_dtypes(program)
     simplify.simplify(program)
     traced = time.perf_counter()
-    drawn = functions.drawn_by_torch() if all(t.is_cpu for t in (*tensors, *module.parameters())) else {}
+    drawn = autograd_functions.drawn_by_torch() if all(t.is_cpu for t in (*tensors, *module.parameters())) else {}
     try:
-        table = translations(opset) | drawn | functions.by_torch(flat.by_torch)
+        table = translations(opset) | drawn | autograd_functions.by_torch(flat.by_torch)
         with wide_numbers():
             translated = retrace.translated(program, opset, table)
     except Exception as error:
@@ -231,7 +231,7 @@ def _translated(flat: _Flat, names: list[str], leaves: list[Any], opset: int, no
         raise
     done = time.perf_counter()
     model, signature = translated.model, translated.exported_program.graph_signature
-    onnx_graph.mark_regions(model, checkpoint.regions_of(translated.exported_program))
+    onnx_graph.mark_regions(model, recompute_regions.regions_of(translated.exported_program))
     constants = translated.exported_program.constants
     weights: dict[str, str] = {}
     bound: dict[str, tuple[Any, Any]] = {}

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from onnxtrain._export import functions
+from onnxtrain._export import autograd_functions
 from onnxtrain._export.elementary import Operators, Table, Value, number
 from onnxtrain._export.errors import Untraceable
 
@@ -94,7 +94,7 @@ def _windows(op: Operators, own: Operators) -> Table:
     def adaptive_max_pool(name: str) -> tuple[Any, Callable[..., Any]]:
         """torch.onnx shares out among equals the gradient of the only cell; it goes to the first."""
         overload = getattr(aten, name).default
-        by_torch = functions.by_torch((f"aten.{name}.default",))[overload]
+        by_torch = autograd_functions.by_torch((f"aten.{name}.default",))[overload]
 
         def pool(self, output_size):
             rank = len(output_size)
@@ -194,7 +194,7 @@ def _lookups(op: Operators, own: Operators) -> Table:
         flat = own.TorchGatherElements(op.Reshape(self, row), op.Reshape(index, row), axis=0)
         return op.Reshape(flat, op.Shape(index))
 
-    by_torch = functions.by_torch(("aten.embedding.default", "aten._embedding_bag.default"))
+    by_torch = autograd_functions.by_torch(("aten.embedding.default", "aten._embedding_bag.default"))
 
     def embedding(weight, indices, padding_idx=-1, scale_grad_by_freq=False, sparse=False):
         # F.embedding's own padding is replaced before it comes here.

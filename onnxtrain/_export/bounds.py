@@ -10,8 +10,8 @@ import math
 import onnx
 import torch
 
+from onnxtrain._export.decompositions import FLAT_BOUNDS
 from onnxtrain._export.elementary import Operators, Table, constant, number
-from onnxtrain._export.special import FLAT_BOUNDS
 
 aten = torch.ops.aten
 

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onnxtrain._export import files, functions, views
+from onnxtrain._export import autograd_functions, files, views
 from onnxtrain._export import guards as shape_guards
 from onnxtrain._export.captured import Graph
 from onnxtrain._export.errors import NotKept
@@ -89,7 +89,7 @@ def _meta(exported: Any) -> dict[str, Any]:
         "results": exported.results,
         "guards": exported.guards.source,
         "opset": exported.opset, "notes": exported.notes, "views": exported.views,
-        "draws": [functions.as_data(call) for call in exported.functions],
+        "draws": [autograd_functions.as_data(call) for call in exported.functions],
     }
 
 
@@ -161,7 +161,7 @@ def _read(path: Path, tensors: Sequence[Tensor]) -> Any | None:
         int(meta["results"]), guards, meta["opset"], {"total": 0.0},
         [*meta["notes"], f"Loaded from {path}."],
         views=_views(meta["views"]),
-        functions=tuple(map(functions.from_data, meta["draws"])),
+        functions=tuple(map(autograd_functions.from_data, meta["draws"])),
     )
 
 

@@ -18,9 +18,9 @@ import torch.fx.traceback
 from torch import Tensor
 
 from onnxtrain._export import messages
+from onnxtrain._export.autograd_calls import refused
 from onnxtrain._export.errors import Untraceable
-from onnxtrain._export.function_apply import refused
-from onnxtrain._export.functional import traced_value
+from onnxtrain._export.functionalization import traced_value
 from onnxtrain._torch import OpOverload, OpOverloadPacket, pytree
 
 TRANSLATED = ("transformers.grouped_mm_fallback",)  # operators of libraries that an export knows by their names

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
-from onnxtrain._export import packed
+from onnxtrain._export import packed_sequences
 from onnxtrain._torch import assert_async
 
 
@@ -50,8 +50,8 @@ def of_sizes(function: Any, args: Any, kwargs: dict[str, Any]) -> Tensor | None:
     """What has to hold for torch not to raise in this call, where it takes whole numbers made of contents."""
     if function is assert_async:
         return _holds(*args, **kwargs)
-    if function in packed.CHECKS:
-        return packed.CHECKS[function](*args, **kwargs)
+    if function in packed_sequences.CHECKS:
+        return packed_sequences.CHECKS[function](*args, **kwargs)
     condition = _SIZED.get(function)
     if condition is None:
         return None

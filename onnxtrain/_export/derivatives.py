@@ -15,7 +15,7 @@ from torch import Tensor
 
 from onnxtrain._export import views
 from onnxtrain._export.errors import Untraceable
-from onnxtrain._export.functional import Functionalized, traced_value
+from onnxtrain._export.functionalization import Functionalized, traced_value
 from onnxtrain._torch import FunctionalTensor, OpOverload, decomposition_table, dispatch_has_kernel, pytree
 
 aten = torch.ops.aten

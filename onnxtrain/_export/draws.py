@@ -1,5 +1,5 @@
 """Functions of torch that draw random numbers: in the order of memory that eager has (lay_out), and by operators of the
-engine, for modules that are not on the CPU, where torch draws (functions.drawn_by_torch).
+engine, for modules that are not on the CPU, where torch draws (autograd_functions.drawn_by_torch).
 
 torch.onnx samples with replacement whatever is asked for, draws whole numbers from 24 bits, and gives a number an axis.
 """
@@ -12,7 +12,7 @@ from typing import Any
 import onnx
 import torch
 
-from onnxtrain._export import functions
+from onnxtrain._export import autograd_functions
 from onnxtrain._export.captured import is_dense, order_of
 from onnxtrain._export.elementary import Operators, Table, constant
 from onnxtrain.utils.torch_io_helper import pytorch_type_to_onnx_dtype
@@ -125,7 +125,7 @@ def _integers(op: Operators) -> Table:
 
 
 def _samples(op: Operators) -> Table:
-    by_torch = functions.by_torch(("aten.multinomial.default",))[aten.multinomial.default]
+    by_torch = autograd_functions.by_torch(("aten.multinomial.default",))[aten.multinomial.default]
 
     def multinomial(self, num_samples, replacement=False):
         """Without replacement, the classes that are first where each waits for a time with its own rate, as torch has

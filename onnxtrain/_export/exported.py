@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-from onnxtrain._export import functions
+from onnxtrain._export import autograd_functions
 from onnxtrain._export import guards as shape_guards
 
 PLAIN_TENSORS = frozenset((torch.Tensor, torch.nn.Parameter, torch.nn.Buffer))
@@ -65,7 +65,7 @@ class Exported:
     seconds: dict[str, float]
     notes: list[str]
     needs_verification: bool = False  # the caller must compare outputs and gradients with eager's first
-    functions: tuple[functions.Call, ...] = ()  # by the keys of PythonOp nodes
+    functions: tuple[autograd_functions.Call, ...] = ()  # by the keys of PythonOp nodes
     origins: dict[str, Origin] = dataclasses.field(default_factory=dict)  # of the nodes
     views: list[Any] | None = None  # results that are none of the graph's, as views.find() gives them
 

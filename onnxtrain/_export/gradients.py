@@ -17,9 +17,9 @@ from onnx import ModelProto, NodeProto, helper, numpy_helper
 from torch import Tensor
 
 from onnxtrain import _C
+from onnxtrain._export.autograd_functions import DOMAIN
 from onnxtrain._export.errors import DefinitionError
-from onnxtrain._export.functions import DOMAIN
-from onnxtrain._functions import bodies_of
+from onnxtrain._onnx_functions import bodies_of
 from onnxtrain.utils.torch_io_helper import pytorch_type_to_onnx_dtype
 
 _log = logging.getLogger("onnxtrain")

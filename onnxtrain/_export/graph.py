@@ -12,9 +12,9 @@ from typing import Any
 import onnx_ir as ir
 
 from onnxtrain._export import messages
-from onnxtrain._export.checkpoint import REGION
 from onnxtrain._export.domain import DOMAIN, DOMAIN_VERSION
 from onnxtrain._export.exported import Origin
+from onnxtrain._export.recompute_regions import REGION
 
 _SCOPES = "pkg.torch.onnx.name_scopes"
 _FX_NODE, _STACK = "pkg.torch.onnx.fx_node", "pkg.torch.onnx.stack_trace"

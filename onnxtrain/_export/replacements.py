@@ -16,9 +16,9 @@ from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from onnxtrain._export import domain  # noqa: F401  defines torch.ops.onnxtrain
+from onnxtrain._export.decompositions import interpolate, multi_margin_loss, multilabel_margin_loss
 from onnxtrain._export.errors import Untraceable
 from onnxtrain._export.lookups import embedding_bag, one_hot
-from onnxtrain._export.special import interpolate, multi_margin_loss, multilabel_margin_loss
 from onnxtrain._torch import Reduction, verify_batch_size, verify_spatial_size
 
 

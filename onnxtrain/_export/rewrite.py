@@ -1,7 +1,7 @@
 """What torch.onnx gets wrong for training, put right while a graph is traced.
 
-export.py enters Rewrite() around the call of the graph. It calls the functions of replacements.py and special.py in the
-place of torch's; what torch.onnx then writes is in translations.py and domain.py.
+export.py enters Rewrite() around the call of the graph. It calls the functions of replacements.py and decompositions.py
+in the place of torch's; what torch.onnx then writes is in translations.py and domain.py.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from torch import Tensor
 from onnxtrain import _torch
 from onnxtrain._export import checks, replacements
 from onnxtrain._export.complex_parts import set_item
+from onnxtrain._export.decompositions import SPECIAL, taken_apart
 from onnxtrain._export.derivatives import Differentiated
 from onnxtrain._export.errors import Untraceable
 from onnxtrain._export.fast_paths import FAST_PATHS
-from onnxtrain._export.functional import Batched, Functionalized
+from onnxtrain._export.functionalization import Batched, Functionalized
 from onnxtrain._export.instead import Instead, with_copies
 from onnxtrain._export.lookups import INDEXED
 from onnxtrain._export.replacements import PATCHES
-from onnxtrain._export.special import SPECIAL, taken_apart
 
 
 def _torch_batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps, cudnn_enabled):

@@ -12,8 +12,8 @@ from collections.abc import Container, Iterator
 import onnx
 from onnx import GraphProto, ModelProto, NodeProto
 
-from onnxtrain._export.functions import DOMAIN
-from onnxtrain._functions import bodies_of, nodes_of
+from onnxtrain._export.autograd_functions import DOMAIN
+from onnxtrain._onnx_functions import bodies_of, nodes_of
 
 _SIZES = frozenset(("Shape", "Size"))
 _CHEAP = frozenset((

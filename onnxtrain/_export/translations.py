@@ -16,15 +16,15 @@ import onnx
 import torch
 
 from onnxtrain import _torch
-from onnxtrain._export import functions
+from onnxtrain._export import autograd_functions
 from onnxtrain._export.arguments import arguments
 from onnxtrain._export.bounds import bounds
 from onnxtrain._export.domain import DOMAIN, DOMAIN_VERSION, MICROSOFT
 from onnxtrain._export.draws import draws
 from onnxtrain._export.elementary import DEFAULTS, Operators, Table, constant, elementary, number
 from onnxtrain._export.errors import Untraceable
-from onnxtrain._export.packed_onnx import packed
-from onnxtrain._export.parts import parts
+from onnxtrain._export.packed_sequences_onnx import packed
+from onnxtrain._export.slices import parts
 from onnxtrain._export.state import wrapped
 from onnxtrain.utils.torch_io_helper import onnx_dtype_to_pytorch_dtype, pytorch_type_to_onnx_dtype
 
@@ -45,8 +45,8 @@ def translations(opset: int) -> Table:
 
     op = getattr(onnxscript, f"opset{opset}")
     own = onnxscript.values.Opset(DOMAIN, DOMAIN_VERSION)
-    python_op = {torch.ops.onnxtrain.python_op.default: functions.translation()}
-    python_op |= functions.by_torch([f"aten.{name}.default" for name in _RUN_BY_TORCH])
+    python_op = {torch.ops.onnxtrain.python_op.default: autograd_functions.translation()}
+    python_op |= autograd_functions.by_torch([f"aten.{name}.default" for name in _RUN_BY_TORCH])
     return (_own(op, own) | _groups(op, own) | bounds(op, own) | _functions(op, own) | _numbers(op)
             | _wider(op) | elementary(op, own) | arguments(op, own) | _picked(op, own) | _resized(op) | _reshaped(op)
             | parts(op, own) | packed(op, own) | draws(op) | python_op)

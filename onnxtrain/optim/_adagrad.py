@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onnxtrain.optim._engine import FusedOptimizer, make_defaults, number
+from onnxtrain.optim._base import FusedOptimizer, make_defaults, number
 
 
 class Adagrad(FusedOptimizer):

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onnxtrain.optim._engine import FusedOptimizer, make_defaults, number
+from onnxtrain.optim._base import FusedOptimizer, make_defaults, number
 
 TORCH_L2 = 3  # torch.optim.Adam's own order, which a state dict of it brings along
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from onnxtrain import _C
-from onnxtrain.optim import _engine
+from onnxtrain.optim import _base
 from onnxtrain.optim._in_backward import refuse_clipping
 
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -34,7 +34,7 @@ def there(tensors: Sequence[Any]) -> str:
 
     0-dim tensors are supported; views with gaps, tensor subclasses and mixed devices are not.
     """
-    place = _engine.device_of(tensors[0]) if tensors and isinstance(tensors[0], Tensor) else ""
+    place = _base.device_of(tensors[0]) if tensors and isinstance(tensors[0], Tensor) else ""
     fits = place and all(type(t) in (Tensor, torch.nn.Parameter) and t.layout == torch.strided and t.dtype in FLOATS
                          and t.device == tensors[0].device
                          and any(t.is_contiguous(memory_format=o) for o in _orders(t)) for t in tensors)

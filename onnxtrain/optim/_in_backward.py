@@ -2,7 +2,7 @@
 
 step_in_backward() joins an optimizer of this package and an ORTModule. What it does at each step is here: which
 parameters take part in a forward, what is refused before backward, and what step() still has to find out. The
-arithmetic is the core's (csrc/py/optim_backward.c). Called by _engine.py and by onnxtrain/ortmodule/_program.py.
+arithmetic is the core's (csrc/py/optim_backward.c). Called by _base.py and by onnxtrain/ortmodule/_program.py.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from onnxtrain import _C, _timing
 from onnxtrain._torch import global_optimizer_pre_hooks, will_engine_execute_node
-from onnxtrain.optim._engine import FusedOptimizer
+from onnxtrain.optim._base import FusedOptimizer
 
 WANT_APPLIED = 2  # a byte of a mask; csrc/run/program.h
 MOST_NAMES = 8  # of parameters in a message

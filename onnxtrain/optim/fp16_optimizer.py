@@ -18,8 +18,8 @@ from torch import Tensor
 
 from onnxtrain import _C
 from onnxtrain._torch import METHODS, digest
+from onnxtrain.optim._base import FusedOptimizer
 from onnxtrain.optim._clip import Lists, all_finite, all_plain, finite_there, there
-from onnxtrain.optim._engine import FusedOptimizer
 
 # Methods that are replaced whole, where their source is known: that of DeepSpeed 0.18.9 to 0.19.8
 ZERO_WHOLE = ("has_overflow_serial", "has_overflow_partitioned_grads_serial")

@@ -28,23 +28,23 @@ import torch
 from onnxtrain import _report, _torch
 from onnxtrain._export import formulas, messages
 from onnxtrain._export.captured import graph_of, kinds_of, layouts_of, places_of
-from onnxtrain._export.checkpoint import loses_gradients
+from onnxtrain._export.recompute_regions import loses_gradients
 from onnxtrain._export.state import get_random_states, replaced, set_random_states, settings
 from onnxtrain._torch import TABLE, get_active_ddp_module, has_any_global_hook, import_module, place, pytree
 from onnxtrain.ortmodule import (
     _announce,
     _attributes,
     _double,
-    _lean,
     _outputs,
-    _packed,
+    _packed_sequences,
+    _quick_captures,
     _repeats,
     _sharded,
     _sparse,
 )
 from onnxtrain.ortmodule._checks import CheckError, kept_as_checks
 from onnxtrain.ortmodule._fallback import FallbackPolicy
-from onnxtrain.ortmodule._gone import forget
+from onnxtrain.ortmodule._forget import forget
 from onnxtrain.ortmodule._logging import quiet, said_later
 from onnxtrain.ortmodule._methods import Methods
 from onnxtrain.ortmodule._numbers import numbers_as_inputs
@@ -210,13 +210,13 @@ def capturing(args: tuple[Any, ...], kwargs: dict[str, Any], wanted: dict[str, A
             import_module.cache_clear()  # another module may have taken a name
         stack.enter_context(settings(_torch.dynamo_config, **wanted))
         stack.enter_context(formulas.bounded())
-        stack.enter_context(_lean.capturing())
+        stack.enter_context(_quick_captures.capturing())
         stack.enter_context(_repeats.remembered())
-        stack.enter_context(_packed.followed())
+        stack.enter_context(_packed_sequences.followed())
         stack.enter_context(_sparse.followed())
         stack.enter_context(numbers_as_inputs())
         stack.enter_context(_double.followed())
-        stack.enter_context(_lean.collector.paused())
+        stack.enter_context(_quick_captures.collector.paused())
         stack.enter_context(said_later())
         sources = [torch.compiler.config.dynamic_sources, *_dynamic_sizes(args, kwargs)]
         stack.enter_context(settings(torch.compiler.config, dynamic_sources=",".join(filter(None, sources))))
@@ -409,7 +409,7 @@ class Parts:
         limit = {"recompile_limit": MAX_CAPTURES, "isolate_recompiles": True} if "recompile_limit" in known else {}
         called = entry(wanted)
         weakref.finalize(called, forget, called.__code__).atexit = False
-        with _lean.backend_as_it_is():
+        with _quick_captures.backend_as_it_is():
             return torch.compile(called, backend=backend, **limit)
 
     def runner(self, operations: torch.fx.GraphModule, inputs: Sequence[Any], numbered: bool) -> GraphRunner:

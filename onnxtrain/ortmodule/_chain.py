@@ -16,9 +16,9 @@ from torch import Tensor
 
 from onnxtrain import _C
 from onnxtrain._export import segments
-from onnxtrain._export.functions import Call, only_draws
+from onnxtrain._export.autograd_functions import Call, only_draws
 from onnxtrain.ortmodule import _random
-from onnxtrain.ortmodule._reach import Reach
+from onnxtrain.ortmodule._gradient_reach import Reach
 
 
 class Stage:

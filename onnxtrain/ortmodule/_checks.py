@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from onnxtrain import _torch
-from onnxtrain._export.function_apply import is_traced
+from onnxtrain._export.autograd_calls import is_traced
 from onnxtrain._export.state import settings, wrapped
 from onnxtrain._torch import assert_async
 from onnxtrain.ortmodule._program import CheckError

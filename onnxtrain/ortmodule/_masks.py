@@ -17,7 +17,7 @@ from torch import Tensor
 from onnxtrain import _C
 from onnxtrain._export.instead import Instead, with_copies
 from onnxtrain._export.replacements import scaled_dot_product_attention
-from onnxtrain._functions import bodies_of
+from onnxtrain._onnx_functions import bodies_of
 
 _TOLERANCE = 0.01  # of a result's largest entry, for rounding; another mask changes results by far more
 

@@ -13,7 +13,7 @@ from torch.nn.parameter import is_lazy
 
 from onnxtrain import _report, _torch, options
 from onnxtrain._export import exclusive
-from onnxtrain.ortmodule import _named_methods, _outputs, _special
+from onnxtrain.ortmodule import _named_methods, _outputs, _wrapper_class
 from onnxtrain.ortmodule._captured import Parts
 from onnxtrain.ortmodule._debug import DebugOptions
 from onnxtrain.ortmodule._fallback import Fallback, FallbackPolicy, FallsBack, ORTModuleTorchModelException
@@ -68,7 +68,7 @@ class ORTModule(FallsBack, torch.nn.Module):
             raise ORTModuleTorchModelException("ORTModule does not support an ORTModule as its module: pass the module "
                                                "that it wraps")
         super().__init__()
-        object.__setattr__(self, "__class__", _special.classed(type(self), module))
+        object.__setattr__(self, "__class__", _wrapper_class.classed(type(self), module))
         self._debug = debug_options if debug_options is not None else DebugOptions()
         self._fallback = Fallback()
         self._runtime = RuntimeOptions()
@@ -85,7 +85,7 @@ class ORTModule(FallsBack, torch.nn.Module):
         self.__dict__["training"] = module.training
         for store in _STORES:  # the very dicts: torch's own walks find everything here
             self.__dict__[store] = module.__dict__[store]
-        _special.warn_of_collisions({*vars(ORTModule), *vars(FallsBack), *_OWN}, module, self._debug)
+        _wrapper_class.warn_of_collisions({*vars(ORTModule), *vars(FallsBack), *_OWN}, module, self._debug)
         self._methods = _named_methods.made(self, methods)
         if isinstance(module, torch.nn.DataParallel):
             self._fall_back("the module", FallbackPolicy.FALLBACK_UNSUPPORTED_TORCH_MODEL,
@@ -176,7 +176,7 @@ class ORTModule(FallsBack, torch.nn.Module):
         if function is None or value.__self__ is not module:
             return value
         _named_methods.note(self, name)
-        return _special.bound(self, value)
+        return _wrapper_class.bound(self, value)
 
     def __init_subclass__(cls, **settings: Any) -> None:
         if not hasattr(cls, "_plain_class"):  # a class that is made for a wrapper is no news for the user's
@@ -196,7 +196,8 @@ class ORTModule(FallsBack, torch.nn.Module):
                 self._module.__dict__[name] = value
             elif name == "__dict__" and "_module" in value:
                 self._separate()
-        elif name in _OF_ORTMODULE or _special.is_custom_method(self._module, name) or calls_forward_of(self, value):
+        elif (name in _OF_ORTMODULE or _wrapper_class.is_custom_method(self._module, name)
+              or calls_forward_of(self, value)):
             self.__dict__[name] = value
             if name == "forward":
                 self.__dict__["_compiled_call_impl"] = watched(self)
@@ -229,7 +230,7 @@ class ORTModule(FallsBack, torch.nn.Module):
         return sorted({*super().__dir__(), *dir(self._module)})
 
     def __reduce_ex__(self, _protocol: Any) -> Any:
-        return _special.blank, (getattr(type(self), "_plain_class", type(self)),), self.__getstate__()
+        return _wrapper_class.blank, (getattr(type(self), "_plain_class", type(self)),), self.__getstate__()
 
     def __getstate__(self) -> dict[str, Any]:
         return {"module": self._module, "debug": self._debug, "outputs": self._outputs, "methods": tuple(self._methods)}

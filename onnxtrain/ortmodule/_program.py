@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 
 from onnxtrain import _C, UnsupportedError, _timing, _torch, options
-from onnxtrain._export import checkpoint, gradients, views
+from onnxtrain._export import gradients, recompute_regions, views
 from onnxtrain._export.captured import names_of_weights
 from onnxtrain._export.errors import StaleError
 from onnxtrain._export.exported import Exported
-from onnxtrain.ortmodule import _double, _held, _random, graph_optimizer_registry
+from onnxtrain.ortmodule import _double, _managed_gradients, _random, graph_optimizer_registry
 from onnxtrain.ortmodule._chain import Chain, Run
 from onnxtrain.ortmodule._device import fp32_precision, matmul_precision, tell_tf32
-from onnxtrain.ortmodule._reach import Reach
+from onnxtrain.ortmodule._gradient_reach import Reach
 from onnxtrain.ortmodule._utils import leave_alone
 
 PROGRAMS = 64  # kept of a graph: batches differ in sizes, and in how many rows count
@@ -154,9 +154,10 @@ def _forward_again(ctx: Any) -> None:
     ctx.run.again()
 
 
-for _function in (_ORTModuleFunction, _ChainFunction, _SteppingFunction, _held.HeldFunction):
+for _function in (_ORTModuleFunction, _ChainFunction, _SteppingFunction, _managed_gradients.HeldFunction):
     leave_alone(_function.backward)  # a forward that is captured in parts may differentiate between them
-NODES = (_ORTModuleFunction._backward_cls, _SteppingFunction._backward_cls, _held.HeldFunction._backward_cls)
+NODES = (_ORTModuleFunction._backward_cls, _SteppingFunction._backward_cls,
+         _managed_gradients.HeldFunction._backward_cls)
 
 
 def is_node(node: Any, stepping: Any = None) -> bool:
@@ -229,7 +230,7 @@ class Program:
         model, calls = gradients.applied(model, exported.functions)
         parameters = {i.name for i in exported.inputs if i.kind == "parameter"}
         self.chain: Chain | None = None
-        self.warnings = checkpoint.cut(model) if calls else []
+        self.warnings = recompute_regions.cut(model) if calls else []
         if calls:
             self.chain = Chain(model, calls, [i.name for i in exported.inputs], [o.name for o in exported.outputs],
                                parameters, _ORTModuleFunction.apply, device, memory)
@@ -250,9 +251,9 @@ class Program:
         self._module = module
         self.guards = exported.guards
         self.reach = Reach(model)
-        self._held: _held.Held | None = None
+        self._held: _managed_gradients.Held | None = None
         if self.chain is None and options.read("ORTMODULE_ENABLE_MEM_EFFICIENT_GRAD_MGMT"):
-            self._held = _held.Held(_ORTModuleFunction.forward, _gradients,
+            self._held = _managed_gradients.Held(_ORTModuleFunction.forward, _gradients,
                                     [source.kind != "parameter" for source in exported.inputs])
         self.double: _double.Double | None = None  # how backward under create_graph=True runs the module
         self.in_backward: Any = None  # onnxtrain.optim.StepInBackward: what updates parameters meanwhile

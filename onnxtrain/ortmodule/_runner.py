@@ -15,6 +15,7 @@ import torch
 
 from onnxtrain import _C, UnsupportedError, _report
 from onnxtrain._export import cache, exclusive, products
+from onnxtrain._export.autograd_calls import CustomFunctions
 from onnxtrain._export.captured import Graph, names_of_weights
 from onnxtrain._export.errors import (
     ArgumentError,
@@ -25,7 +26,6 @@ from onnxtrain._export.errors import (
     StaleError,
 )
 from onnxtrain._export.exported import OPSETS, Exported
-from onnxtrain._export.function_apply import CustomFunctions
 from onnxtrain.ortmodule import _announce, _checks, _memory_config, _outputs, _random
 from onnxtrain.ortmodule._debug import DebugOptions
 from onnxtrain.ortmodule._device import device_of, on_several

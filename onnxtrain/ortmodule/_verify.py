@@ -19,7 +19,7 @@ from onnxtrain._export.captured import Graph
 from onnxtrain._export.exclusive import exclusive
 from onnxtrain._export.exported import Exported
 from onnxtrain._export.instead import Instead, with_copies
-from onnxtrain._functions import nodes_of
+from onnxtrain._onnx_functions import nodes_of
 from onnxtrain.ortmodule._device import device_of
 from onnxtrain.ortmodule._program import Program
 

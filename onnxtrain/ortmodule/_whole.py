@@ -19,7 +19,7 @@ from onnxtrain._export.exported import Exported, GraphInput
 from onnxtrain._torch import assert_async
 from onnxtrain.export import export
 from onnxtrain.ortmodule._captured import CAPTURE, CONTENTS, capturing, entry, follow_masks
-from onnxtrain.ortmodule._gone import forget
+from onnxtrain.ortmodule._forget import forget
 
 
 def tensors_of(value: Any) -> Iterator[Tensor]:

@@ -1,7 +1,7 @@
 """Training in several processes, each with its own batches: averaged gradients, and ZeRO stage 1.
 
-Used by _engine.py. What a step needs of the other processes are methods of Peers; it knows weights, and nothing of
-models. _collectives.py carries the tensors.
+Used by _trainer_step.py. What a step needs of the other processes are methods of Peers; it knows weights, and nothing
+of models. _collectives.py carries the tensors.
 """
 
 from __future__ import annotations

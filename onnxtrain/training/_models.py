@@ -1,6 +1,6 @@
 """What an ORTTrainer trains, in one form: a torch.nn.Module with its loss, run as ORTModule runs it.
 
-_onnx_model.py has the same of an onnx.ModelProto. Used by _engine.py.
+_onnx_model.py has the same of an onnx.ModelProto. Used by _trainer_step.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What an ORTTrainer trains, of an onnx.ModelProto: its float initializers are the weights.
 
-Same methods as TorchModel of _models.py. Used by _engine.py.
+Same methods as TorchModel of _models.py. Used by _trainer_step.py.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import torch
 from onnx import helper, numpy_helper
 from torch import Tensor
 
-from onnxtrain import _functions, _report
+from onnxtrain import _onnx_functions, _report
 from onnxtrain._export.exported import Exported, GraphInput, GraphOutput
-from onnxtrain._functions import nodes_of
+from onnxtrain._onnx_functions import nodes_of
 from onnxtrain.backend import _to_tensor
 from onnxtrain.export import SMALL_CONSTANT
 from onnxtrain.ortmodule._program import Program
@@ -153,7 +153,7 @@ class OnnxModel:
         targets = [GraphOutput("user", name, leaf) for leaf, name in enumerate(self._outputs)]
         targets += [GraphOutput("buffer", value, self._names[name]) for name, value in updated.items()]
         give_out(graph, targets)
-        exported = Exported(_functions.inline(model).SerializeToString(), tuple(sources), tuple(targets),
+        exported = Exported(_onnx_functions.inline(model).SerializeToString(), tuple(sources), tuple(targets),
                             len(self._outputs), lambda _: None, model.opset_import[0].version, {}, [])
         device = next(iter([*self._holder.parameters(), *self._holder.buffers()]), torch.empty(0)).device
         program = Program(self._holder, exported, device=str(device))

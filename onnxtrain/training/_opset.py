@@ -16,8 +16,8 @@ import onnx.inliner
 import onnx.parser
 from onnx import helper, numpy_helper
 
-from onnxtrain import UnsupportedError, _functions
-from onnxtrain._functions import BODIES, bodies_of, nodes_of
+from onnxtrain import UnsupportedError, _onnx_functions
+from onnxtrain._onnx_functions import BODIES, bodies_of, nodes_of
 
 OPSET = 20  # of a file, unless another is asked for
 _STANDARD = ("", "ai.onnx")
@@ -36,10 +36,10 @@ def converted(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
     """
     if version_of(model) == opset:
         return model
-    model = _functions.inline(onnx.inliner.inline_local_functions(model), lambda each: _newer(each, opset))
+    model = _onnx_functions.inline(onnx.inliner.inline_local_functions(model), lambda each: _newer(each, opset))
     lacking: set[str] = set()
     given = {tensor.name: tensor for tensor in model.graph.initializer}
-    graph, types = model.graph, _functions.types(model)
+    graph, types = model.graph, _onnx_functions.types(model)
     _Conversion(version_of(model), opset, types, graph.node, given, lacking).convert(graph)
     for function in model.functions:
         _Conversion(version_of(function), opset, {}, function.node, {}, lacking).convert(function)

@@ -15,9 +15,9 @@ import onnx
 import torch
 from torch import Tensor
 
-from onnxtrain import _functions, _report
+from onnxtrain import _onnx_functions, _report
 from onnxtrain._export.exported import Exported
-from onnxtrain._functions import nodes_of
+from onnxtrain._onnx_functions import nodes_of
 from onnxtrain.ortmodule._device import device_of
 from onnxtrain.ortmodule._program import Program
 from onnxtrain.training import _saved
@@ -131,6 +131,6 @@ class PostprocessedModel(TorchModel):
         sources = [source for source in sources if source.name in given]
         weights_as_inputs(graph, [source.name for source in sources])
         give_out(graph, targets)
-        return dataclasses.replace(exported, model=_functions.inline(model).SerializeToString(), inputs=tuple(sources),
-                                   outputs=tuple(targets), results=min(exported.results, len(self._outputs)),
-                                   opset=version_of(model))
+        return dataclasses.replace(exported, model=_onnx_functions.inline(model).SerializeToString(),
+                                   inputs=tuple(sources), outputs=tuple(targets),
+                                   results=min(exported.results, len(self._outputs)), opset=version_of(model))

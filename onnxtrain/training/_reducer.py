@@ -1,7 +1,7 @@
 """Data parallel: sums of all processes' gradients, in buckets that are reduced while backward still runs.
 
-Used by _engine.py. A gradient lies in a bucket, of which ``.grad`` is a view; the engine writes it there as soon as it
-is final (_C.Run.deliver), and a bucket whose gradients are all there is reduced meanwhile. The idea is that of
+Used by _trainer_step.py. A gradient lies in a bucket, of which ``.grad`` is a view; the engine writes it there as soon
+as it is final (_C.Run.deliver), and a bucket whose gradients are all there is reduced meanwhile. The idea is that of
 torch.nn.parallel.DistributedDataParallel (Li et al., "PyTorch Distributed", VLDB 2020). Every process reduces the same
 buckets in the same order, whatever order its backward has.
 """

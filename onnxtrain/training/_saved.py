@@ -20,7 +20,7 @@ from torch import Tensor
 from onnxtrain import UnsupportedError
 from onnxtrain._export.domain import DOMAIN
 from onnxtrain._export.exported import OPSETS, Exported
-from onnxtrain._functions import bodies_of, nodes_of
+from onnxtrain._onnx_functions import bodies_of, nodes_of
 from onnxtrain.ortmodule._whole import export_whole
 from onnxtrain.training._opset import OPSET, converted, version_of
 from onnxtrain.utils.torch_io_helper import pytorch_type_to_onnx_dtype

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from onnxtrain._export import files
 from onnxtrain.backend import _to_array
-from onnxtrain.training._engine import Engine
+from onnxtrain.training._trainer_step import Engine
 from onnxtrain.training._update import COUNT, MOMENTS, SHARED, as_tensor
 
 GRADIENT = "Gradient"  # what one accumulated gradient is called; there are none after an update

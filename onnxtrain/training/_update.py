@@ -1,7 +1,7 @@
 """The update that an optimizer's configuration asks for, by the fused optimizers of onnxtrain.optim, and its state
 under the names of onnxruntime-training.
 
-Used by _engine.py. It knows weights and their names, and nothing of models.
+Used by _trainer_step.py. It knows weights and their names, and nothing of models.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from torch import Tensor
 
 from onnxtrain import _C
 from onnxtrain.optim import SGD, AdamWMode, FusedAdam, Lamb
+from onnxtrain.optim._base import FusedOptimizer
 from onnxtrain.optim._clip import Lists, there
-from onnxtrain.optim._engine import FusedOptimizer
 
 MOMENTS = {"Moment_1": "exp_avg", "Moment_2": "exp_avg_sq"}
 COUNT = "Update_Count"

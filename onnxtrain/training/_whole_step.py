@@ -3,7 +3,7 @@ processes, clipping and update.
 
 Autograd stands between forward and backward because Python may do anything there. In a trainer's step it does nothing:
 once a step has shown that the loss is an output of one graph whose gradients go to the trained weights alone, later
-steps of that graph are `Session.step()`. Called by _engine.py and, where the module calls its graph, by
+steps of that graph are `Session.step()`. Called by _trainer_step.py and, where the module calls its graph, by
 onnxtrain/ortmodule/_program.py.
 """
 

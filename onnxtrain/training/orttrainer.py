@@ -1,7 +1,7 @@
 """ORTTrainer: trains a model by its description, in onnxruntime-training's form of 2020 to 2023.
 
-It reads description and options; _engine.py does the steps. legacy.py puts the form before that on it. docs/trainer.md
-is for users.
+It reads description and options; _trainer_step.py does the steps. legacy.py puts the form before that on it.
+docs/trainer.md is for users.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from torch import Tensor
 from onnxtrain.backend import _to_array
 from onnxtrain.training import _checkpoint_storage, _state
 from onnxtrain.training._distributed import Processes
-from onnxtrain.training._engine import Engine
 from onnxtrain.training._info import TrainStepInfo
 from onnxtrain.training._models import TorchModel, alone
 from onnxtrain.training._onnx_model import OnnxModel
 from onnxtrain.training._postprocess import applied, torch_model
+from onnxtrain.training._trainer_step import Engine
 from onnxtrain.training._update import as_tensor
 from onnxtrain.training._validation import check
 from onnxtrain.training.amp.loss_scaler import DynamicLossScaler, LossScaler

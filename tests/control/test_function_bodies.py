@@ -7,15 +7,15 @@ import pytest
 import torch
 from common import model_of
 
-from onnxtrain import _C, _functions
+from onnxtrain import _C, _onnx_functions
 
 
 def without(monkeypatch, *names):
     """As if the core had no such operators of ai.onnx."""
-    registry = dict(_functions._registry())
+    registry = dict(_onnx_functions._registry())
     for name in names:
         registry.pop(("", name), None)
-    monkeypatch.setattr(_functions, "_registry", lambda: registry)
+    monkeypatch.setattr(_onnx_functions, "_registry", lambda: registry)
 
 
 def randn(*shape, seed=0):
@@ -24,15 +24,15 @@ def randn(*shape, seed=0):
 
 def test_nothing_to_do_returns_the_model_itself():
     model = model_of("g (float[n] x) => (float[n] y) { y = Sin(x) }")
-    assert _functions.inline(model) is model and not _functions.missing(model)
+    assert _onnx_functions.inline(model) is model and not _onnx_functions.missing(model)
 
 
 def test_what_has_no_body_stays_to_be_named():
     model = model_of("g (float[n] x) => (float[n] y) { y = local.Strange(x) }")
     model.opset_import.add(domain="local", version=1)
-    assert _functions.inline(model) is model and _functions.missing(model) == {("local", "Strange")}
+    assert _onnx_functions.inline(model) is model and _onnx_functions.missing(model) == {("local", "Strange")}
     with pytest.raises(_C.UnsupportedError, match=r"operator local\.Strange"):
-        _C.Session(_functions.inline(model).SerializeToString())
+        _C.Session(_onnx_functions.inline(model).SerializeToString())
 
 
 CASES = [
@@ -54,8 +54,8 @@ def test_bodies_and_their_gradients(monkeypatch, line, name, expected):
     kind = "float" if name == "Celu" else "double"  # the types that the operator has
     model = model_of(f"g ({kind}[3, 4] x) => ({kind}[3, 4] y) {{ {line} }}")
     before = model.SerializeToString()
-    inlined = _functions.inline(model)
-    assert model.SerializeToString() == before and inlined is not model and not _functions.missing(inlined)
+    inlined = _onnx_functions.inline(model)
+    assert model.SerializeToString() == before and inlined is not model and not _onnx_functions.missing(inlined)
     session = _C.Session(inlined.SerializeToString())
     dtype = torch.float32 if name == "Celu" else torch.float64
     x = randn(3, 4).to(dtype)
@@ -80,7 +80,7 @@ def test_in_branches_and_in_functions(monkeypatch):
     <domain: "local", opset_import: ["" : 20]>
     twice (v) => (r) { g = Gelu(v)  r = Add(g, v) }""")
     model.opset_import.add(domain="local", version=1)
-    session = _C.Session(_functions.inline(model).SerializeToString())
+    session = _C.Session(_onnx_functions.inline(model).SerializeToString())
     gelu, mish = torch.nn.functional.gelu, torch.nn.functional.mish
     for c in (True, False):
         x = randn(5)
@@ -93,7 +93,7 @@ def test_unknown_attribute_of_such_an_operator_is_refused(monkeypatch):
     without(monkeypatch, "Celu")
     model = model_of("g (float[n] x) => (float[n] y) { y = Celu<beta = 1.0>(x) }")
     with pytest.raises(_C.UnsupportedError, match="Celu.*attribute 'beta'"):
-        _functions.inline(model)
+        _onnx_functions.inline(model)
 
 
 def test_absent_inputs_reach_the_body():
@@ -103,7 +103,7 @@ def test_absent_inputs_reach_the_body():
     model = model_of("""g (float[2, 4, 8] x, float[4, 1, 4] w, float[2, 4, 3] past) => (float[2, 4, 8] y, float[2, 4, 3] present) {
         y, present = CausalConvWithState(x, w, "", past)
     }""", opset=27)
-    session = _C.Session(_functions.inline(model).SerializeToString())
+    session = _C.Session(_onnx_functions.inline(model).SerializeToString())
     x, w, past = (randn(*shape).float() for shape in ((2, 4, 8), (4, 1, 4), (2, 4, 3)))
     (y, present), _ = session.forward([x, w, past], bytes(3))
     all_ = torch.cat([past, x], -1)

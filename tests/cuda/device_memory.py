@@ -19,7 +19,7 @@ import torch
 from checks import every_nth, run_checks
 
 from onnxtrain import _C
-from onnxtrain.optim import SGD, _clip, _engine
+from onnxtrain.optim import SGD, _base, _clip
 from onnxtrain.ortmodule import ORTModule, _runner
 
 DEVICE = PLACE = "cpu"
@@ -156,7 +156,7 @@ def tables() -> None:
         lists.clip(DEVICE, tensors, 1.0)
 
     few, many, lists = [torch.randn(40, requires_grad=True)], [torch.randn(40) for _ in range(9)], _clip.Lists()
-    before, _engine.device_of = _engine.device_of, lambda _: DEVICE
+    before, _base.device_of = _base.device_of, lambda _: DEVICE
     held = [sgd()]
     try:
         for use, free, more in ((lambda: held[0].step(), held.clear, 1),
@@ -167,7 +167,7 @@ def tables() -> None:
             assert on_stream(3, free) == more and joins()[1:] == (1, 2)
     finally:
         LIBRARY.ont_emulate_set_stream(None)
-        _engine.device_of = before
+        _base.device_of = before
 
 
 PRODUCT = """g (float[16, 20] x, float[20, 30] w, float[30] b) => (float[16, 30] y)

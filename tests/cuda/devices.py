@@ -21,7 +21,7 @@ from onnx import TensorProto, helper
 from torch import nn
 
 from onnxtrain import _C, UnsupportedError, stats
-from onnxtrain.optim import FusedAdam, _clip, _engine
+from onnxtrain.optim import FusedAdam, _base, _clip
 from onnxtrain.ortmodule import ORTModule, _runner
 
 
@@ -50,7 +50,7 @@ class Emulated:
         _runner.device_of = self._device_of
         _runner.describe = lambda leaf: ((describe(leaf), self.owner(leaf)) if isinstance(leaf, torch.Tensor)
                                          else describe(leaf))
-        _engine.device_of = lambda tensor: self.name(self.owner(tensor)) if self.owner(tensor) >= 0 else ""
+        _base.device_of = lambda tensor: self.name(self.owner(tensor)) if self.owner(tensor) >= 0 else ""
         _C.signature = lambda args: None  # which knows torch's devices only
 
     def name(self, index: int) -> str:

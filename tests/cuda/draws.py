@@ -26,7 +26,7 @@ from torch.utils.checkpoint import checkpoint
 
 import onnxtrain
 from onnxtrain import _C
-from onnxtrain._export import functions
+from onnxtrain._export import autograd_functions
 from onnxtrain.ortmodule import ORTModule, _runner
 
 DEVICE = "cpu"
@@ -297,7 +297,7 @@ def main(plugin: str, device: str, part: str = "0/1") -> None:
     DEVICE = device
     _C.open_plugin(plugin or None)
     os.environ["ORTMODULE_CACHE_DIR"] = tempfile.mkdtemp()
-    functions.drawn_by_torch = dict  # as for a module on a GPU: the engine draws
+    autograd_functions.drawn_by_torch = dict  # as for a module on a GPU: the engine draws
     run_checks(every_nth(CHECKS, part))
 
 

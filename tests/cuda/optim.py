@@ -21,7 +21,7 @@ from torch import Tensor
 import onnxtrain
 from onnxtrain import _C
 from onnxtrain.optim import SGD as Momentum
-from onnxtrain.optim import Lamb, Lion, _clip, _engine, fp16_optimizer
+from onnxtrain.optim import Lamb, Lion, _base, _clip, fp16_optimizer
 
 ADAM, LAMB_RULE, SGD, ADAGRAD, LION = range(5)
 NUMBER = {torch.float32: 1, torch.float64: 11, torch.float16: 10, torch.bfloat16: 16}
@@ -197,7 +197,7 @@ def clip_grad_norm() -> None:
     """clip_grad_norm_() outside of a step, against torch's on the same numbers, every dtype,
     where and where not it clips.
     """
-    _engine.device_of = lambda _: DEVICE
+    _base.device_of = lambda _: DEVICE
     used = []
     whole = _clip._lists._call
     _clip._lists._call = lambda place, what, *a, **o: (used.append(what), whole(place, what, *a, **o))
@@ -246,7 +246,7 @@ def recorded() -> None:
     """On a stream that somebody records: the tensors of the call before, or a refusal;
     what was recorded stays valid.
     """
-    _engine.device_of = lambda _: DEVICE
+    _base.device_of = lambda _: DEVICE
     params = with_gradients([torch.float32])
     grads = [p.grad for p in params]
     onnxtrain.optim.clip_grad_norm_(params, 1.0)
@@ -282,7 +282,7 @@ def recorded() -> None:
 
 def fp16_optimizers() -> None:
     """FP16_Optimizer's cases by stand-ins for Apex, with gradients on the device."""
-    _engine.device_of = lambda _: DEVICE
+    _base.device_of = lambda _: DEVICE
     used = []
     whole = _C.grads_on
     _C.grads_on = lambda tables, place, what, *rest: (used.append(what), whole(tables, place, what, *rest))
@@ -301,7 +301,7 @@ def zero() -> None:
     """What DeepSpeed's ZeRO asks for: the overflow of each dtype, the norm of each gradient,
     a factor that the step reads there.
     """
-    _engine.device_of = lambda _: DEVICE
+    _base.device_of = lambda _: DEVICE
     lists, grads = fp16_optimizer._Lists(), [p.grad
                                              for p in with_gradients([torch.float16, torch.float32, torch.float64])]
     place = lists.place(grads)

@@ -23,7 +23,7 @@ from torch import Tensor
 import onnxtrain
 from onnxtrain import _C
 from onnxtrain.optim import SGD as Momentum
-from onnxtrain.optim import Adagrad, FusedAdam, Lamb, Lion, _engine
+from onnxtrain.optim import Adagrad, FusedAdam, Lamb, Lion, _base
 from onnxtrain.ortmodule import ORTModule, _runner
 
 CHUNK = 16384
@@ -74,7 +74,7 @@ def trajectory(optimizers: list[torch.optim.Optimizer], what: str, steps: int = 
         give(optimizers, step)
         norms = []
         for optimizer, device in zip(optimizers, ("", DEVICE), strict=True):
-            _engine.device_of = lambda _, device=device: device
+            _base.device_of = lambda _, device=device: device
             norms.append(optimizer.step())
         assert (norms[0] is None) == (norms[1] is None), what
         assert norms[0] is None or torch.allclose(norms[0], norms[1].cpu(), rtol=1e-5), (what, norms)
@@ -127,7 +127,7 @@ def from_equal_states(optimizers: list[torch.optim.Optimizer], what: str, bad: f
             for name, value in optimizers[0].state.get(a, {}).items():
                 optimizer.state[b][name].copy_(value)
         for optimizer, device in zip(optimizers, ("", DEVICE), strict=True):
-            _engine.device_of = lambda _, device=device: device
+            _base.device_of = lambda _, device=device: device
             optimizer.step()
         for a, b in zip(*params, strict=True):
             assert agrees(a, b, a.dtype), (what, step, a.dtype, a.shape)
@@ -180,7 +180,7 @@ def written_parameters() -> None:
 def eight_bit_memory() -> None:
     """A trajectory with 8-bit states on the device alone, saved as float32 and loaded again, goes on as it was."""
     first, second = pair(MAKERS["adam"], [torch.float32], LONG, state_dtype="int8")
-    _engine.device_of = lambda _: DEVICE
+    _base.device_of = lambda _: DEVICE
     for step in range(3):
         give([second], step)
         second.step()
@@ -211,7 +211,7 @@ def random_rounding() -> None:
                 for p in group["params"]:
                     p.data.mul_(tiny)
         from_equal_states(made, f"{kind} {tiny}")
-    _engine.device_of = lambda _: DEVICE
+    _base.device_of = lambda _: DEVICE
     moved = []
     for _ in range(3):
         p = torch.ones(4000, dtype=torch.bfloat16, device=PLACE, requires_grad=True)
@@ -227,7 +227,7 @@ def random_rounding() -> None:
 
 def random_rounding_is_not_captured() -> None:
     """A captured step would repeat its random key: it is refused."""
-    _engine.device_of = lambda _: DEVICE
+    _base.device_of = lambda _: DEVICE
     p = torch.ones(40, dtype=torch.bfloat16, device=PLACE, requires_grad=True)
     p.grad = torch.ones_like(p)
     optimizer = FusedAdam([p], stochastic_rounding=True)
@@ -273,7 +273,7 @@ def step_in_backward() -> None:
     """Every bit as backward and then step() have it, on the device; which updates one parameter after the other, while
     backward runs.
     """
-    _engine.device_of = lambda _: DEVICE
+    _base.device_of = lambda _: DEVICE
     before, _runner.device_of = _runner.device_of, lambda tensors: DEVICE
     try:
         for make, kind, names in ((in_backward.Net, torch.float32, IN_BACKWARD),
@@ -306,7 +306,7 @@ def step_in_backward() -> None:
 def groups_without_elements() -> None:
     """Steps of a group whose tensors are all empty count, as on the CPU."""
     for make, device in itertools.product((MAKERS["adam"], MAKERS["lamb"]), ("", DEVICE)):
-        _engine.device_of = lambda _, device=device: device
+        _base.device_of = lambda _, device=device: device
         optimizer = make([torch.zeros(0, device=PLACE if device else "cpu", requires_grad=True)])
         for _ in range(3):
             optimizer.param_groups[0]["params"][0].grad = torch.zeros(0, device=PLACE if device else "cpu")
@@ -319,12 +319,12 @@ def rates_on_the_device() -> None:
     pair_of = pair(MAKERS["adam"], [torch.float32])
     for group in pair_of[1].param_groups:
         group["lr"] = torch.tensor(group["lr"], device=PLACE)
-    number = _engine.number
-    _engine.number = lambda value: 1e9 if isinstance(value, Tensor) else value  # nobody may ask for it
+    number = _base.number
+    _base.number = lambda value: 1e9 if isinstance(value, Tensor) else value  # nobody may ask for it
     try:
         trajectory(pair_of, "rate")
     finally:
-        _engine.number = number
+        _base.number = number
 
 
 def scaler() -> None:
@@ -333,7 +333,7 @@ def scaler() -> None:
         optimizers = pair(MAKERS[name], [torch.float32, torch.float16], max_grad_norm=1.0)
         trajectory(optimizers, name)
         for optimizer, device in zip(optimizers, ("", DEVICE), strict=True):
-            _engine.device_of = lambda _, device=device: device
+            _base.device_of = lambda _, device=device: device
             give([optimizer], 7)
             optimizer.found_inf = torch.tensor(float(bad), device=PLACE)
             optimizer.grad_scale = torch.tensor(8.0, device=PLACE)
@@ -352,7 +352,7 @@ def saved_and_loaded() -> None:
     first, second = pair(MAKERS["adam"], [torch.float32])
     trajectory([first, second], "before")
     _, fresh = pair(MAKERS["adam"], [torch.float32])
-    _engine.device_of = lambda _: DEVICE
+    _base.device_of = lambda _: DEVICE
     fresh.load_state_dict(first.state_dict())
     for a, b in zip(*(sum((g["params"] for g in o.param_groups), []) for o in (first, fresh)), strict=True):
         b.data.copy_(a.data)
@@ -378,7 +378,7 @@ def orders_of_memory() -> None:
                 for optimizer, own, device in zip(optimizers, params, ("", DEVICE), strict=True):
                     own[0].grad = layouts[grad_order](grads[0].to(own[0].device))
                     own[1].grad = grads[1].to(own[1].device)
-                    _engine.device_of = lambda _, device=device: device
+                    _base.device_of = lambda _, device=device: device
                     optimizer.step()
                 assert close(params[0][0], params[1][0], torch.float32 if not options.get("state_dtype") else
                              torch.bfloat16), (name, order, grad_order, options, step)
@@ -388,7 +388,7 @@ def refusals() -> None:
     """What a device does not take is said before anything is changed: a parameter with gaps, and a state in another
     order.
     """
-    _engine.device_of = lambda _: DEVICE
+    _base.device_of = lambda _: DEVICE
     for kind, every in (("gaps", 2), ("state", 1)):
         param = torch.randn(6, 7 * every).to(PLACE)[:, ::every].requires_grad_()
         param.grad = torch.ones_like(param)

@@ -19,7 +19,7 @@ from torch import nn
 from onnxtrain import _C, UnsupportedError, _report, stats
 from onnxtrain.optim import FusedAdam
 from onnxtrain.ortmodule import ORTModule
-from onnxtrain.training import _collectives, _engine, _nccl, _update
+from onnxtrain.training import _collectives, _nccl, _trainer_step, _update
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int8,
           torch.uint8]
@@ -149,7 +149,7 @@ def train(rank: int, plugin: str, stages: tuple[int, ...] = (0, 1)) -> dict:
     """Losses, weights and the elements of the optimizer's state of each configuration and stage of ZeRO."""
     os.environ["ONNXTRAIN_DISABLE"] = "whole_step"
     on_device(plugin, rank)
-    _engine.Update = Stepped
+    _trainer_step.Update = Stepped
     found: dict = {"calls": calls(plugin)}
     for config, steps in (("adam", 1), ("lamb", 2), ("sgd", 1)):
         for stage in stages:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import onnxtrain
-from onnxtrain._export import functions
+from onnxtrain._export import autograd_functions
 from onnxtrain.ortmodule import ORTModule
 
 ROWS, COLUMNS = 200, 300
@@ -20,7 +20,7 @@ ROWS, COLUMNS = 200, 300
 @pytest.fixture
 def on_a_gpu(monkeypatch):
     """Exports as for a module that is not on the CPU."""
-    monkeypatch.setattr(functions, "drawn_by_torch", dict)
+    monkeypatch.setattr(autograd_functions, "drawn_by_torch", dict)
     monkeypatch.setenv("ORTMODULE_CACHE_DIR", "")
 
 

@@ -14,7 +14,7 @@ from seeds import drawn_seed
 from torch_functions import FUNCTIONS
 
 import onnxtrain
-from onnxtrain._export.special import SPECIAL
+from onnxtrain._export.decompositions import SPECIAL
 from onnxtrain.ortmodule import ORTModule
 
 SEED = drawn_seed()

@@ -12,7 +12,7 @@ from typing import Any, Sequence
 import onnx
 from onnx import helper
 
-from onnxtrain import _functions
+from onnxtrain import _onnx_functions
 from onnxtrain.backend import OnnxtrainBackend, OnnxtrainBackendRep
 
 #: Of one input: True is a tensor, None an optional without element, n a sequence of n tensors.
@@ -110,7 +110,7 @@ class _Rep:
     """A sequence is given as a list of arrays, an optional without element as None."""
 
     def __init__(self, model: onnx.ModelProto) -> None:
-        self._model = _functions.inline(model)
+        self._model = _onnx_functions.inline(model)
         initialized = {i.name for i in model.graph.initializer}
         self._names = [i.name for i in model.graph.input if i.name not in initialized]
 

@@ -93,7 +93,7 @@ def worker(rank, port, queue):
             assert torch.equal(gathered[0], gathered[1])
         queue.put((rank, None))
         dist.barrier()
-        gc.collect()  # no reducer outlives the group, see test_held.py
+        gc.collect()  # no reducer outlives the group, see test_managed_gradients.py
         dist.destroy_process_group()
     except BaseException:  # noqa: BLE001  the parent raises it
         queue.put((rank, traceback.format_exc()))

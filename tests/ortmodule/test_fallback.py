@@ -12,7 +12,7 @@ from onnxscript import opset18 as op
 
 import onnxtrain
 from onnxtrain import _C, UnsupportedError, export
-from onnxtrain._export import functions
+from onnxtrain._export import autograd_functions
 from onnxtrain.ortmodule import ORTModule, ORTModuleTorchModelException, _fallback, _program, _runner
 
 
@@ -107,8 +107,8 @@ def test_random_operators_run_by_torch_draw_from_its_generator(monkeypatch):
 
 
 def test_an_operator_whose_gradient_is_lost_is_refused_and_the_module_runs_in_pytorch(monkeypatch, caplog):
-    call = functions.OperatorCall.__call__
-    monkeypatch.setattr(functions.OperatorCall, "__call__",
+    call = autograd_functions.OperatorCall.__call__
+    monkeypatch.setattr(autograd_functions.OperatorCall, "__call__",
                         lambda self, tensors: [t.detach() for t in call(self, tensors)])
     with caplog.at_level(logging.WARNING, "onnxtrain"):
         model = both(distances)

@@ -339,7 +339,7 @@ def test_with_data_parallel_training(around, tmp_path):
             torch.testing.assert_close(grad, q.grad, rtol=1e-4, atol=1e-7)
         in_engine(model, 3)
         del wrapped, p, q, grad, m
-        gc.collect()  # no reducer outlives the group, see test_held.py
+        gc.collect()  # no reducer outlives the group, see test_managed_gradients.py
     finally:
         dist.destroy_process_group()
 

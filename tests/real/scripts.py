@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 import onnxtrain
-from onnxtrain._export import functions
+from onnxtrain._export import autograd_functions
 from onnxtrain.ortmodule import ORTModule
 
 FILES = ("gpt_trainers", "pytorch_examples", "language", "vision", "graphs", "science", "agents", "training_loops")
@@ -158,7 +158,7 @@ class Run:
 
 def _draws(call: Any) -> bool:
     """PyTorch draws the random numbers of a graph, so that they are eager's: that is no part of its own."""
-    return functions.only_draws(call) or _name(call).startswith("aten.multinomial")
+    return autograd_functions.only_draws(call) or _name(call).startswith("aten.multinomial")
 
 
 def _name(call: Any) -> str:

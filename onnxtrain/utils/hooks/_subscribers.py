@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onnxtrain._export import functions
+from onnxtrain._export import autograd_functions
 from onnxtrain._torch import pytree
 
 
@@ -57,7 +57,7 @@ class _Tap(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, subscription: _Subscription, name: str, tensor: Tensor) -> Tensor:
         ctx.subscription, ctx.name, ctx.step = subscription, name, subscription.step
-        if not functions.inside():  # an export asks for the shape only
+        if not autograd_functions.inside():  # an export asks for the shape only
             for subscriber in subscription.subscribers:
                 if subscriber.wants(subscription.step):
                     subscriber.forward_activation(name, tensor.detach(), subscription.step)
@@ -76,7 +76,7 @@ class _EndOfStep(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, subscription: _Subscription, *tensors: Tensor) -> tuple[Tensor, ...]:
-        if not functions.inside():
+        if not autograd_functions.inside():
             subscription.step += 1
         return tuple(tensor.view_as(tensor) for tensor in tensors)
 

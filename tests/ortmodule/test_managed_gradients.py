@@ -11,7 +11,7 @@ import torch.nn as nn
 
 from onnxtrain import _C
 from onnxtrain.optim import FusedAdam
-from onnxtrain.ortmodule import ORTModule, _held
+from onnxtrain.ortmodule import ORTModule, _managed_gradients
 
 
 class Net(nn.Module):
@@ -34,8 +34,8 @@ def held(monkeypatch):
     """How many forwards went by one node."""
     monkeypatch.setenv("ORTMODULE_ENABLE_MEM_EFFICIENT_GRAD_MGMT", "1")
     found = []
-    apply = _held.HeldFunction.apply
-    monkeypatch.setattr(_held.HeldFunction, "apply", lambda *args: found.append(1) or apply(*args))
+    apply = _managed_gradients.HeldFunction.apply
+    monkeypatch.setattr(_managed_gradients.HeldFunction, "apply", lambda *args: found.append(1) or apply(*args))
     return found
 
 

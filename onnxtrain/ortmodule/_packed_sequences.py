@@ -18,11 +18,11 @@ from torch.nn.utils import rnn
 from torch.nn.utils.rnn import PackedSequence
 
 from onnxtrain import _torch
-from onnxtrain._export import packed
+from onnxtrain._export import packed_sequences
 from onnxtrain._export.state import wrapped
 from onnxtrain._torch import graph_break
 
-for _function in (*packed.CHECKS, packed.recur_padded):
+for _function in (*packed_sequences.CHECKS, packed_sequences.recur_padded):
     torch.compiler.allow_in_graph(_function)
 
 
@@ -72,7 +72,7 @@ def _pack_padded_sequence(input: Tensor, lengths: Any, batch_first: bool = False
     else:
         lengths, order = torch.sort(lengths, descending=True)
         input = input.index_select(axis, order)
-    data, batch_sizes = packed.pack(input, lengths, batch_first)
+    data, batch_sizes = packed_sequences.pack(input, lengths, batch_first)
     return PackedSequence(data, batch_sizes, order, rnn.invert_permutation(order))
 
 
@@ -81,7 +81,7 @@ def _pad_packed_sequence(sequence: PackedSequence, batch_first: bool = False, pa
     data, batch_sizes, _, order = sequence
     if not _in_engine(data, batch_sizes):
         _by_torch()
-    padded, lengths = packed.pad(data, batch_sizes, batch_first, float(padding_value), total_length)
+    padded, lengths = packed_sequences.pad(data, batch_sizes, batch_first, float(padding_value), total_length)
     if order is None:
         return padded, lengths
     return padded.index_select(0 if batch_first else 1, order), lengths[order]
@@ -100,7 +100,7 @@ def _forward_padded(self: torch.nn.RNNBase, input: Tensor, hx: Any = None) -> An
         zeros = input.new_zeros(layers, input.size(0 if self.batch_first else 1), self.hidden_size)
         hx = (zeros, zeros) if several else zeros
     self.check_forward_args(input, hx, None)
-    output, *last = _lowered(packed.recur_padded(
+    output, *last = _lowered(packed_sequences.recur_padded(
         self.mode.lower(), _rounded([input])[0], tuple(_rounded(hx if several else (hx,))), _rounded(_weights(self)),
         self.bias, self.num_layers, float(self.dropout), self.training, self.bidirectional, self.batch_first))
     return output, tuple(last) if several else last[0]
@@ -127,7 +127,7 @@ def _forward(self: torch.nn.RNNBase, input: PackedSequence, hx: Any = None) -> A
             _by_torch()
     if order is not None:
         states = tuple([state.index_select(1, order) for state in states])
-    output, *last = _lowered(packed.recur(
+    output, *last = _lowered(packed_sequences.recur(
         self.mode.lower(), _rounded([data])[0], batch_sizes, tuple(_rounded(states)), _rounded(_weights(self)),
         self.bias, self.num_layers, float(self.dropout), self.training, self.bidirectional))
     if back is not None:

@@ -2,7 +2,7 @@
 
 Each function is one node of the graph. Of real tensors it is torch's own, gradients included, so that PyTorch can run
 the graph. While Dynamo captures, and in an export, it is an operator of torch.ops.onnxtrain, whose sizes depend on
-contents; packed_onnx.py says what becomes of that. ortmodule/_packed.py has Dynamo call them.
+contents; packed_sequences_onnx.py says what becomes of that. ortmodule/_packed_sequences.py has Dynamo call them.
 """
 
 from __future__ import annotations

@@ -13,14 +13,14 @@ import onnx
 import torch
 
 from onnxtrain._export.elementary import Operators, Table, Value, constant, number
-from onnxtrain._export.packed import KINDS
+from onnxtrain._export.packed_sequences import KINDS
 
 _MARK = "onnxtrain padded"  # the padded form (T, B, ...) of a value and lengths (B), and whether its padding is zero
 _GATES = {"lstm": (0, 3, 1, 2), "gru": (1, 0, 2)}  # where torch has those of ONNX's order
 
 
 def packed(op: Operators, own: Operators) -> Table:
-    """Those of packed.py."""
+    """Those of packed_sequences.py."""
 
     def ints(*values: int) -> Value:
         return op.Constant(value_ints=list(values))

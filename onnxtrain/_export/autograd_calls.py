@@ -1,7 +1,7 @@
 """Calls of torch.autograd.Function while a graph is traced: nodes that run the function itself, or plain operators.
 
 dynamo.py calls traced() for each of Dynamo's operators autograd_function_apply; export.py enters deciding() for the
-length of an export. What a node is, functions.py knows.
+length of an export. What a node is, autograd_functions.py knows.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from onnxtrain._export import functions
+from onnxtrain._export import autograd_functions
 from onnxtrain._export.errors import CustomFunctionError
 from onnxtrain._export.exclusive import here
 
@@ -50,7 +50,7 @@ def deciding(custom: CustomFunctions) -> Iterator[None]:
 
 def is_traced() -> bool:
     """Whether this thread traces a graph, and not the forward of a function for the shapes of its results."""
-    return _custom is not None and here() and not functions.inside()
+    return _custom is not None and here() and not autograd_functions.inside()
 
 
 def traced(function: type[torch.autograd.Function], run: Callable[..., Any], args: Sequence[Any],
@@ -64,11 +64,11 @@ def traced(function: type[torch.autograd.Function], run: Callable[..., Any], arg
     assert _custom is not None
     if in_graph is not None:
         return in_graph(*args)
-    name = functions.name_of(function)
+    name = autograd_functions.name_of(function)
     if not _custom.enabled or name in _custom.skipped:
         _custom.inlined.append(name)
         return run(*args)[0]
-    return functions.record(function, tuple(args))
+    return autograd_functions.record(function, tuple(args))
 
 
 @contextlib.contextmanager
@@ -89,8 +89,8 @@ def refused() -> Iterator[None]:
             kind = getattr(called, "__self__", None)
         if isinstance(kind, type) and issubclass(kind, torch.autograd.Function):
             sys.setprofile(before)
-            raise CustomFunctionError(f"The module calls torch.autograd.Function {functions.name_of(kind)} in a "
-                                      "function that Dynamo keeps whole; a graph would lose its backward.")
+            raise CustomFunctionError(f"The module calls torch.autograd.Function {autograd_functions.name_of(kind)} "
+                                      "in a function that Dynamo keeps whole; a graph would lose its backward.")
 
     sys.setprofile(look)
     try:

@@ -1,6 +1,6 @@
 """torch.autograd.Function in an export: each call becomes a PythonOp node, which runs the class itself at every step.
 
-function_apply.py brings calls of Function.apply here while the user's forward is traced. A trace would otherwise go
+autograd_calls.py brings calls of Function.apply here while the user's forward is traced. A trace would otherwise go
 through the function's forward and differentiate that, and its own backward would be lost without a word.
 """
 

@@ -10,7 +10,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 import onnxtrain
-from onnxtrain._export import functional, retrace
+from onnxtrain._export import functionalization, retrace
 from onnxtrain.ortmodule import ORTModule
 
 
@@ -237,4 +237,4 @@ def test_an_operator_in_place_has_a_plain_form_of_the_same_arguments():
              aten.copy_.default: aten.copy.default, aten.masked_fill_.Scalar: aten.masked_fill.Scalar,
              aten.pow_.Scalar: None,  # pow.Scalar is the power of a number
              aten.normal_.default: None, aten.detach_.default: None, aten.t_.default: None, aten.mul.Tensor: None}
-    assert {func: functional._plain_form(func) for func in pairs} == pairs
+    assert {func: functionalization._plain_form(func) for func in pairs} == pairs

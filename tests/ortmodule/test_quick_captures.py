@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from onnxtrain.ortmodule import _lean
+from onnxtrain.ortmodule import _quick_captures
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = """
@@ -46,7 +46,7 @@ def test_what_is_replaced_is_put_back():
                 symbolic_convert.get_funcname, *([in_some] if in_some else []))
 
     before = all_of_them()
-    with _lean.backend_as_it_is(), _lean.capturing():
+    with _quick_captures.backend_as_it_is(), _quick_captures.capturing():
         assert all(one is not other for one, other in zip(before, all_of_them(), strict=True))
     assert all_of_them() == before
 
@@ -55,7 +55,7 @@ def test_a_transform_that_is_active_is_refused_as_before():
     def refuse(translator):
         raise RuntimeError("active")
 
-    throw = _lean._in_functorch(refuse)
+    throw = _quick_captures._in_functorch(refuse)
     throw(None)
     with pytest.raises(RuntimeError, match="active"):
         torch.func.grad(lambda x: (throw(None), x.sum())[1])(torch.ones(2))
@@ -65,7 +65,7 @@ def test_a_log_that_is_on_has_the_names_of_functions(caplog):
     from torch._dynamo import symbolic_convert
 
     def here():
-        with _lean.capturing():
+        with _quick_captures.capturing():
             return symbolic_convert.get_funcname(__file__, here.__code__.co_firstlineno + 1)
 
     assert here() is None
@@ -77,6 +77,6 @@ def test_messages_leave_out_the_same_files():
     from torch.fx.experimental import symbolic_shapes
 
     theirs = symbolic_shapes.uninteresting_files()  # imports torch.export
-    assert _lean._files(symbolic_shapes.uninteresting_files)() == theirs
-    ours = {sys.modules[name].__file__ for name in _lean._UNINTERESTING}
+    assert _quick_captures._files(symbolic_shapes.uninteresting_files)() == theirs
+    ours = {sys.modules[name].__file__ for name in _quick_captures._UNINTERESTING}
     assert ours <= theirs
