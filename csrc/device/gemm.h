@@ -78,7 +78,7 @@ ont_gemm_impl ont_gemm_choose_half(const ont_gemm *g, ont_dtype out, bool bias);
 
 /*
  * Returns buffers that BLAS libraries cache to the system: not every measured library is used afterwards. Other threads
- * may be in a library meanwhile: MKL frees only buffers that no call uses.
+ * may be in a library meanwhile: tests/ops/test_choice.py found no wrong product of theirs. MKL's manual does not say.
  */
 void ont_gemm_release_buffers(void);
 

@@ -31,4 +31,5 @@ class Hook:
         return finder.Finder.find_spec(name, path)
 
 
-sys.meta_path.insert(0, Hook())
+if __name__ == "_onnxtrain_alias":  # the copy's name; this file may be imported by tools that walk the package
+    sys.meta_path.insert(0, Hook())

@@ -152,3 +152,12 @@ def test_usage():
     assert done.returncode == 2 and done.stderr.startswith("usage:") and "alias on [--user]" in done.stderr
     done = subprocess.run([sys.executable, "-m", "onnxtrain", "--help"], capture_output=True, text=True)
     assert done.returncode == 0 and done.stdout.startswith("usage:")
+
+
+def test_a_tool_that_imports_every_module_installs_no_hook():
+    """Two finders that ask each other for a module of onnxruntime's never end."""
+    code = ("import sys; before = list(sys.meta_path); import onnxtrain.compat._hook; assert sys.meta_path == before\n"
+            "import importlib.util, onnxtrain.compat.onnxruntime\n"
+            "assert importlib.util.find_spec('onnxruntime.nothing_here') is None")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
