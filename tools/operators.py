@@ -121,6 +121,10 @@ def number_of(name: str) -> int:
     return onnx.TensorProto.DataType.Value(name.upper())
 
 
+def opset(model: onnx.ModelProto) -> int:
+    return max(o.version for o in model.opset_import if o.domain in ("", "ai.onnx"))
+
+
 def runs(model: onnx.ModelProto, inputs: list[Any]) -> bool:
     try:
         backend.OnnxtrainBackendRep(model).run(inputs)
@@ -133,13 +137,12 @@ def dtypes(name: str, candidates: list[Any]) -> tuple[list[str], list[str]] | No
     """Types that run and types of the specification that do not; None where no example runs at all."""
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
-        for model, inputs in sorted(candidates, key=lambda c: (len(c[0].graph.node[0].attribute),
+        for model, inputs in sorted(candidates, key=lambda c: (-opset(c[0]), len(c[0].graph.node[0].attribute),
                                                                sum(np.size(a) for a in c[1]
                                                                    if isinstance(a, np.ndarray)))):
             if not runs(model, inputs):
                 continue
-            schema = onnx.defs.get_schema(name,
-                                          max(o.version for o in model.opset_import if o.domain in ("", "ai.onnx")))
+            schema = onnx.defs.get_schema(name, opset(model))
             variables = [i.type_str for i in schema.inputs
                          if any(t.type_param_str == i.type_str for t in schema.type_constraints)]
             if not variables:
