@@ -225,8 +225,8 @@ def _number(ready: Prepared) -> str:
 
 
 def _computes(graph: torch.fx.GraphModule) -> bool:
-    """Whether a graph does more with tensors that it is given than to make views of them, or copies where these have no
-    view of that shape, and arithmetic on sizes and other numbers.
+    """False where a graph only makes views of its inputs, copies that no view could express, and arithmetic on sizes
+    and other numbers.
     """
     if all(node.target in ("item", torch.scalar_tensor) or isinstance(example(node), SYMBOLIC)
            for node in graph.graph.nodes if node.op not in ("placeholder", "output")):
@@ -365,8 +365,8 @@ def _undo_operators(graph: torch.fx.GraphModule) -> None:
 
 
 def _keep_hook(graph: torch.fx.GraphModule, node: torch.fx.Node) -> None:
-    """Makes a hook that forward registers on a tensor a torch.autograd.Function, of which all users of the tensor take
-    the result: so the hook is given the sum of their gradients.
+    """Replaces a hook that forward registers on a tensor by a torch.autograd.Function between the tensor and all its
+    users, so that the hook gets the sum of their gradients.
 
     Raises LookupError for a second hook, for a tensor that is changed in place, and where the hook would have to stand
     behind a user, or behind a change of a mode.

@@ -1,8 +1,8 @@
 """A graph that Dynamo captured and example arguments in, an ONNX graph fit for training out.
 
-Called by ORTModule once per schema of arguments. Tracing is torch.export's and translation torch.onnx's; what they get
-wrong for training is put right on the way (onnxtrain/_export/rewrite.py). The random state and torch's switches are
-left exactly as they were, also after a failure. Nothing here knows the C core.
+Called by ortmodule/_runner.py once per schema of arguments. Tracing is torch.export's and translation torch.onnx's;
+what they get wrong for training is put right on the way (onnxtrain/_export/rewrite.py). The random state and torch's
+switches are left exactly as they were, also after a failure. Nothing here runs a graph in the C core.
 """
 
 from __future__ import annotations

@@ -15,8 +15,9 @@
 typedef double (*ont_tune_measure)(void *context, int candidate);
 
 /*
- * The fewest of `rounds` runs of each candidate, which take turns, so that noise of the machine meets all of them. The
- * first round is a warm-up, and from the third on none begins after 20 ms a candidate. Negative: it cannot be used.
+ * times[i]: the least time of candidate i in `rounds` runs, or negative if it cannot be used. Candidates take turns,
+ * so that noise of the machine meets all of them. The first round is a warm-up; from the third on, none begins once 20
+ * ms for each candidate have passed.
  */
 void ont_tune_times(int candidates, int rounds, ont_tune_measure measure, void *context, double *times);
 /* The candidate with the least time, measured once each; -1: none can be used. */

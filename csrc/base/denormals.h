@@ -29,8 +29,8 @@ void ont_denormals_flush(bool team, ont_float_modes *before);
 void ont_denormals_restore(ont_float_modes before);
 
 /*
- * Call before an OpenMP region is opened, by a library too: restores the own mode of a caller that flushes without its
- * team, so that no worker is created that flushes permanently. Pass the result to ont_float_mode_set() after the
+ * Call before an OpenMP region is opened, by a library too. If only the calling thread flushes, it gets its original
+ * mode back, so that no worker is created that flushes for good. Pass the result to ont_float_mode_set() after the
  * region.
  */
 uint32_t ont_denormals_pause(void);

@@ -60,7 +60,7 @@ typedef struct ont_cuda_optim {
     const float *inv_scale;         /* gradients are multiplied by it; NULL: 1 */
     float *norm;                    /* of the unscaled gradients, where max_norm is not negative */
     double *work;                   /* 2 * n_chunks + n_tensors + 2 */
-    const double *factor; /* of all gradients, where another job's norm has it (its work + 2 * n_chunks); NULL: own */
+    const double *factor;           /* clipping factor of another job (its work + 2 * n_chunks); NULL: this job's */
     const float *lr;                /* in place of the first of hyper; NULL: that one */
     double *wide_out;               /* of sums: one per tensor; of a norm: the norm in double, or NULL */
     uint64_t seed;                  /* of random rounding */

@@ -105,7 +105,7 @@ struct ont_graph {
         double cost;    /* cost added so far, in units of passes/recompute.c */
         double marked;  /* cost of what the model marks, which no limit applies to (passes/recompute_regions.c) */
         double step;    /* cost of a step without either */
-        size_t limit;   /* live bytes that are aimed at, or the least that could be; 0: what the level allows */
+        size_t limit;   /* target of live bytes, which evict.c raises to the lowest possible; 0: by the level */
     } recompute;
     struct {
         uint32_t wanted;    /* which rows may be left out: ONT_PACK_ of passes/pack_rows.h */

@@ -142,7 +142,7 @@ static uint32_t axes_input(const ont_node *node)
     return ONT_IS(node, Slice) ? 3 : 1;
 }
 
-/* Whether a reduction leaves at most the batch and the channels: what is left has the same order. */
+/* Whether a reduction covers all spatial dims: its result is then the same in both layouts. */
 static bool reduces_planes(const ont_node *node)
 {
     int64_t axes[PLANE];
@@ -359,7 +359,7 @@ static bool is_moved_later(state *s, const ont_value *v)
     return false;
 }
 
-/* What the model transposes to or from channels last itself is read where it has that order. */
+/* Uses the model's own transposes to or from channels last in place of new ones. */
 static void join_transpose(state *s, ont_node *node)
 {
     ont_value *x = ont_node_in(node, 0), *y = node->outputs[0];

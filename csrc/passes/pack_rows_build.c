@@ -172,7 +172,7 @@ static ont_value *packed_value(ont_pack_state *s, ont_builder *b, ont_value *v, 
     return rows ? build_pack(b, "PackRows", have->value, rows, within->outputs[1], &shape) : NULL;
 }
 
-/* A packed value with all rows, those that are not there copies of another. */
+/* Unpacks a value: the rows that were left out become copies of another one. */
 static ont_value *whole_value(ont_pack_state *s, ont_builder *b, ont_value *v)
 {
     const ont_packed_value *have = v->id < s->n_values ? &s->packed[v->id] : NULL;

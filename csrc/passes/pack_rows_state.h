@@ -13,8 +13,8 @@ enum { ONT_MAX_ROW_SOURCES = 64, ONT_MAX_ROW_SETS = 96, ONT_NO_ROWS = -1, ONT_AL
 typedef struct ont_row_source {
     ont_row_rule rule;   /* ONT_ROWS_LOSS, ONT_ROWS_ATTENTION, or one of a selection */
     const ont_node *node;
-    int64_t n;           /* rows that there are */
-    int within;          /* a selection of which only this set is read; ONT_NO_ROWS */
+    int64_t n;           /* all rows */
+    int within;          /* the set of the selection's result rows that are read; ONT_NO_ROWS: all of them */
     int64_t inner;       /* elements of a row of attention's K */
     ont_value *marks;    /* bool (n), built on demand */
     ont_value *numbers;  /* of a selection: the row that each of its rows is */

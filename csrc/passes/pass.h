@@ -69,7 +69,7 @@ ont_status ont_pass_channels_last(ont_graph *g) ONT_MUST_USE;
 /* Fuses those convolutions with the Relu behind them; before that pass, and only with it. See channels_last.c. */
 ont_status ont_pass_fuse_conv_relu(ont_graph *g) ONT_MUST_USE;
 
-/* Makes row lookups and row sums of those with an index for each element, expanded over rows. See row_indices.c. */
+/* Turns GatherElements and adding ScatterElements whose index is equal in a row into Gather and GatherGrad of rows. */
 ont_status ont_pass_row_indices(ont_graph *g) ONT_MUST_USE;
 
 /* Makes products with sparse matrices of rows that are looked up, and multiplied or added. See fuse_sparse_matmul.c. */
@@ -143,7 +143,7 @@ typedef struct ont_gradients {
 /*
  * Reverse-mode differentiation within the graph: appends backward nodes that compute the gradient of every input i with
  * wants[i] from the gradients of the outputs, which become new graph inputs. Gradient rules belong to the operators
- * (ops/<family>.c); this pass accumulates, reduces broadcast gradients and skips unused ones.
+ * (ops/<family>/<file>.c); this pass accumulates, reduces broadcast gradients and skips unused ones.
  * Source: Griewank and Walther, Evaluating Derivatives, 2nd ed., chapter 3 (adjoint accumulation).
  */
 ont_status ont_pass_grad(ont_graph *g, const uint8_t *wants, ont_gradients *gradients) ONT_MUST_USE;

@@ -5,10 +5,10 @@
  *
  * The level of a value is the number of regions that its node and all its readers in forward lie in. At level 0 it
  * leaves every region, or is in none, and backward reads the value itself. At any other level backward reads a copy.
- * Copies run in front of the first node of backward that needs them, and later readers share them. Of nested regions
- * the outer one runs again as a whole, as forward did (copies at level 1): that keeps what leaves the inner ones, each
- * of which then runs again by itself (copies at level 2). So a node has at most one copy for each level. The values of
- * a chosen subgraph have level 1, whatever reads them.
+ * Copies run in front of the first node of backward that needs them, and later readers share them. With nested regions
+ * the outer one is recomputed first, as a whole (copies at level 1), and keeps only the outputs of the inner ones; each
+ * inner region is recomputed when its backward needs it (copies at level 2). So a node has at most one copy for each
+ * level. The values of a chosen subgraph have level 1, whatever reads them.
  */
 #include <stdlib.h>
 

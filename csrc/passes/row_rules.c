@@ -139,8 +139,8 @@ bool ont_rows_apply_rule(const ont_node *node, const ont_value *out, int64_t n, 
 /* ---- selections ---- */
 
 /*
- * Whether the node selects rows of input 0: *n of them there are, of which its result has *m. Integers are not worth
- * it: they are indices.
+ * Whether the node selects rows of input 0. Sets *n to the rows of input 0, *m to the selected ones. Integers are not
+ * worth it: they are indices.
  */
 bool ont_rows_is_selection(const ont_node *node, int64_t *n, int64_t *m)
 {

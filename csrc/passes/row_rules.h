@@ -16,7 +16,7 @@ int ont_rows_leading(const ont_shape *shape, int64_t n);
 ont_shape ont_rows_packed_shape(const ont_shape *shape, int64_t n, int64_t rows);
 /* Fills read[n_inputs] for n rows of `out`, an output of the node; false if they cannot be computed alone. */
 bool ont_rows_apply_rule(const ont_node *node, const ont_value *out, int64_t n, ont_row_reads *read);
-/* Whether the node selects rows of input 0: *n of them there are, of which its result has *m. */
+/* Whether the node selects rows of input 0. Sets *n to the rows of input 0, *m to the selected ones. */
 bool ont_rows_is_selection(const ont_node *node, int64_t *n, int64_t *m);
 /* The dims of the node's input 0 that are the n rows of the selection. */
 ont_shape ont_rows_of_selection(const ont_node *node, int64_t n);

@@ -30,12 +30,13 @@ enum {
     MIN_ROWS = 128,                /* of such a tile */
     MIN_ROWS_HALF = 256,           /* the same with bfloat16 matmuls, beside which W's gradient takes longer to read */
     EARLY = 2,                     /* first of StreamedCrossEntropy's outputs that are gradients */
-    /* On a device. A piece more reads and writes the gradient of W once more, 8 bytes an element: as long as 351 rows
-     * of the three matmuls take (docs/performance/cuda_model.md). DEVICE_ROWS: of a piece at level 0, and the fewest
-     * that are divided, into two pieces: this is at most 4.3% of the matmuls; DEVICE_ROWS_LOW: of a piece above. */
+    /* On a device each further chunk of rows reads and writes the gradient of W again, 8 bytes an element: the time
+     * of the three matmuls over 351 rows (docs/performance/cuda_model.md). DEVICE_ROWS: rows of a chunk at level 0;
+     * fewer rows are not divided, so that this is at most 351/8192 = 4.3% of the matmuls. DEVICE_ROWS_LOW: the same at
+     * levels 1 and 2. */
     DEVICE_ROWS = 8192,
     DEVICE_ROWS_LOW = 2048,
-    DEVICE_TILE = 128,             /* rows of a piece are a multiple */
+    DEVICE_TILE = 128,             /* the rows of a chunk are a multiple */
     DEVICE_BYTES = 256 << 20,      /* that must be saved at level 0 */
 };
 
@@ -327,8 +328,8 @@ static bool is_within_budget(const ont_graph *g, const head *x)
 }
 
 /*
- * Whether the gradient of W waits for backward in float32, to be rounded to 16 bits there, and is larger than the
- * scores.
+ * Whether the float32 gradient of a 16-bit W, which backward rounds, would take more bytes until then than the scores
+ * that it saves.
  */
 static bool keeps_more(const head *x, size_t score_bytes)
 {

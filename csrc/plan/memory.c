@@ -119,9 +119,9 @@ static void place_delivered(planner *p)
 }
 
 /*
- * Whether no other input of step t reads the storage of input `index`, but for the same value where the kernel may
- * write over both: it reads each element before it writes it. One that writes over the values to which it adds reads
- * others at any time.
+ * Whether input `index` is the only input of step t in its storage. The same value may be another input if the kernel
+ * may overwrite that one too: such a kernel reads each element before it writes it. A kernel that accumulates in place
+ * may read its other inputs at any time.
  */
 static bool is_sole_input(const planner *p, uint32_t t, uint32_t index)
 {

@@ -88,7 +88,7 @@ static bool may_overwrite(const verifier *r, uint32_t t, const ont_value *v)
     return reads && r->needed[v->id] == during(t);
 }
 
-/* Step t writes `bytes`, its result or (NULL) its scratch memory: nothing that is still needed is there. */
+/* Step t writes `bytes`, its result or (NULL) its scratch memory: it overwrites no value that is still needed. */
 static ont_status verify_write(const verifier *r, uint32_t t, range bytes, const ont_value *result)
 {
     const char *step = r->in->steps[t].node->name;

@@ -10,8 +10,8 @@
 ont_status ont_device_alloc(const ont_device *device, size_t bytes, ont_memory *memory) ONT_MUST_USE;
 void ont_device_free(const ont_device *device, ont_memory *memory, size_t bytes);
 /*
- * The same for memory of ont_device_alloc() that work on stream `last` used last: the allocator may give it to work on
- * the stream that it was allocated on, which waits for `last` first. Memory for which nothing can wait is never freed.
+ * Frees memory that stream `last` used last. The stream that it was allocated on, whose work may get it next, waits for
+ * `last` first. Memory for which no stream can wait is never freed.
  */
 void ont_device_free_after(const ont_device *device, ont_memory *memory, size_t bytes, void *last);
 /* Lets that stream wait without freeing the memory; whether it does. A failure is logged. */

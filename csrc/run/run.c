@@ -44,9 +44,9 @@ static size_t slab_bytes(const ont_program *p)
 }
 
 /*
- * Programs that depend on what the batch holds are many, each of them is seldom used, and all of them are about as
- * large. On the CPU their idle runs have no slab of their own; on a device, where a slab for each number of packed rows
- * would fill the memory, no run is kept, and PyTorch's allocator gets its slab.
+ * A graph that depends on the contents of batches has many programs of about the same size, each of them rarely used.
+ * On the CPU their idle runs have no slab of their own; on a device, where a slab for each number of packed rows would
+ * fill the memory, no run is kept, and PyTorch's allocator gets its slab.
  */
 static bool shares_slab(const ont_program *p) { return !p->device && p->n_known && !p->probe; }
 static bool keeps_idle_runs(const ont_program *p)

@@ -194,9 +194,9 @@ static ont_status try_limit(budget_search *b, double limit)
 }
 
 /*
- * Finds a program whose slab is within the budget: the first of a fixed ladder of limits, from the highest one within
- * the budget down, whose plan is. So a smaller budget ends at the same step of the ladder or below it. If there is
- * none, plans near the lowest limit that can be are looked at for the smallest one.
+ * Finds a program whose slab is within the budget. Tries the limits of a fixed ladder, from the highest one within the
+ * budget down, and takes the first whose plan is within it, so that a smaller budget ends at the same step or below. If
+ * no plan is, it takes the smallest of those near the lowest possible limit.
  */
 static ont_status search_budget(budget_search *b)
 {

@@ -73,8 +73,8 @@ def traced(function: type[torch.autograd.Function], run: Callable[..., Any], arg
 
 @contextlib.contextmanager
 def refused() -> Iterator[None]:
-    """Within, Python runs that Dynamo has kept whole, as torch.compiler.allow_in_graph asks: of a Function in it the
-    trace would see the forward alone.
+    """Within, a function runs that Dynamo did not look into (torch.compiler.allow_in_graph). A trace would see only the
+    forward of a torch.autograd.Function that it calls.
 
     Raises:
         CustomFunctionError: it calls one.

@@ -42,8 +42,8 @@ class Call:
     @property
     def convention(self) -> str:
         """As onnxruntime's nodes have it: a letter for each argument, d of a tensor and c of a constant, after three c
-        for
-        what its kernel was given in front of them."""
+        for what its kernel was given in front of them.
+        """
         return "ccc" + "".join("d" if place in self.tensors else "c" for place in range(len(self.leaves)))
 
     @property

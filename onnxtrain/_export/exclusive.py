@@ -1,7 +1,7 @@
 """One export at a time in a process.
 
-Entered by ORTModule around export and comparison. A thread that calls an ORTModule meanwhile waits: the module that is
-being exported may be its own, and holds fake weights.
+Entered by ortmodule/_runner.py around export and comparison. A thread that calls an ORTModule meanwhile waits: the
+module that is being exported may be its own.
 """
 
 from __future__ import annotations

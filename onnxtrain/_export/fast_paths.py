@@ -1,7 +1,7 @@
 """The fused operators that torch.nn's attention layers call in evaluation without gradients, taken apart.
 
 torch.nn.MultiheadAttention and torch.nn.TransformerEncoderLayer take this path by themselves. Masks are boolean: where
-one is not zero, a pair is left out. Used by decompositions.py.
+one is not zero, a pair is left out. Used by rewrite.py.
 """
 
 from __future__ import annotations

@@ -88,8 +88,8 @@ class _Registered(torch.autograd.Function):
 
 
 class RegisteredCall:
-    """One node with a registered gradient, as a call between segments;
-    see functions.Call for what a chain wants of it.
+    """One node with a registered gradient, as a call between segments; a chain wants of it what autograd_functions.Call
+    says.
     """
 
     function = _Registered

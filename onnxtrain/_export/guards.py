@@ -92,7 +92,7 @@ def from_program(program: torch.export.ExportedProgram) -> Guards:
             checks.append((f"{name} <= {upper}", f"{where}, is above {upper}"))
     for code in program._guards_code:
         expression = _LAYOUT.sub(r"t\1", _SIZE.sub(r"d\1_\2", code))
-        # A guard over anything but sizes and strides of inputs is not understood; None of them may be lost.
+        # A guard over anything but sizes and strides of inputs is not understood; none of them may be lost.
         understood = "L[" not in expression
         checks.append((expression if understood else "False", f"the exported graph needs sizes with {expression}"))
     order = sorted(symbols.items())

@@ -1,9 +1,9 @@
 """Other functions in the place of torch's, in what this thread calls: nothing of torch is replaced for that.
 
 A TorchFunctionMode sees each function of torch that is called, but not what torch's own Python calls in turn, as
-F.multi_head_attention_forward calls F.scaled_dot_product_attention: the mode is off while one of its calls runs. So
-that such a function is called in a copy, which finds the others under the names that it knows. Used by rewrite.py, and
-by ortmodule/_masks.py and _verify.py.
+F.multi_head_attention_forward calls F.scaled_dot_product_attention: the mode is off while one of its calls runs.
+Such a function is therefore called as a copy, whose globals have our functions under torch's names. Used by rewrite.py,
+and by ortmodule/_masks.py and _verify.py.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """What torch says of an export: kept quiet meanwhile, and told in a sentence when it stops; and the lines of the user
-that an exception came from. Called by export.py and by ORTModule.
+that an exception came from. Called by export.py and by ortmodule.
 """
 
 from __future__ import annotations

@@ -24,9 +24,8 @@ from onnxtrain._export.state import wrapped
 
 
 def _survives(node: torch.fx.Node) -> bool:
-    """Whether decompositions keep an operator that has a translation: not one that is composite and may return a view.
-
-    Of those, the ones that only reshape have the same meaning without; translations.py writes them. So has dropout.
+    """Whether decompositions leave a translated operator whole. They take apart a composite one that may return a view,
+    but for those that only reshape, and dropout, which mean the same whole; translations.py writes them.
     """
     op = node.target
     if not isinstance(op, _torch.OpOverload) or not _torch.is_cia_op(op) or _torch.is_preservable_cia_op(op):

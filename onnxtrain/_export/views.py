@@ -171,9 +171,8 @@ def find(program: torch.export.ExportedProgram, traced: Any, users: Sequence[int
 
     Args:
         traced: of its results, out_tensors are leaves of the user's output and `same` those that are an input or a
-        parameter;
-            buffers are the program's outputs after the results, and written its last ones: what these buffers and
-            arguments hold after forward.
+            parameter; buffers are the program's outputs after the results, and written its last ones: what these
+            buffers and arguments hold after forward.
         users: leaves of the input that are tensors.
         owned: a weight's name in the program -> ("parameter" or "buffer", its name).
         for_file: no view is taken of a result that lies in another order in memory, or is complex.

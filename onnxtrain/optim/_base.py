@@ -99,8 +99,8 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     @staticmethod
     def profile_hook_step(step: Callable[..., Any]) -> Callable[..., Any]:
-        """torch's wrapper of ``step``; called past it where no hook and no profiler waits, which is the half of a small
-        step's call that is not the update.
+        """torch's wrapper of ``step``, called only where a hook or a profiler waits: it takes as long as the update of
+        a small model.
         """
         wrapped = torch.optim.Optimizer.profile_hook_step(step)
 
@@ -129,8 +129,8 @@ class FusedOptimizer(torch.optim.Optimizer):
         Raises:
             RuntimeError: a gradient is sparse.
             TypeError, ValueError: a tensor is not dense, of a supported dtype and on the device of the others (the CPU
-            or one of
-                CUDA), or shares memory with another; the message names the parameter. Nothing has been updated then.
+                or one of CUDA), or shares memory with another; the message names the parameter. Nothing has been
+                updated then.
         """
         loss = None
         if closure is not None:

@@ -242,7 +242,7 @@ def executes(node: Any) -> bool:
 
 
 def not_alone() -> bool:
-    """Whether something may be here that gradients of several processes are joined by."""
+    """Whether torch.distributed is initialised or Horovod imported: they average gradients of several processes."""
     distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
     return distributed or "horovod" in sys.modules
 

@@ -1,4 +1,4 @@
-"""8-bit state on its way in and out of checkpoints; csrc/simd/optim.inc.c has the same formulas in the step's loops."""
+"""8-bit state on its way in and out of checkpoints; the step's loops have the same formulas (csrc/simd/optim)."""
 
 from __future__ import annotations
 

@@ -56,9 +56,9 @@ MAX_WRONG = 64  # kinds of arguments, of these sizes, that forward refuses
 # Before torch 2.11, Dynamo does not see that the dtype of a weight changes, or whether it wants a gradient.
 GUARDS_WEIGHTS = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 11)
 MAX_CAPTURES = 8  # of one mode; Dynamo runs the module in PyTorch after them
-# While it captures, Dynamo guards hooks, goes into LSTMs, and leaves to Python what it fails on, and NumPy's random
-# numbers, which it would draw from torch's generator; and it keeps data-dependent numbers and sizes in the
-# graph, until it captures nothing of a module so.
+# In a capture Dynamo guards hooks, follows LSTMs, and keeps data-dependent numbers and sizes in the graph, until it
+# captures nothing of a module so. Python runs what Dynamo cannot follow, and draws NumPy's random numbers, which Dynamo
+# would draw from torch's generator.
 CAPTURE = {"skip_nnmodule_hook_guards": False, "allow_rnn": True, "suppress_errors": True,
            "use_numpy_random_stream": True, "allow_unspec_int_on_nn_module": True,
            "invalidate_compile_context_weakrefs": False,  # as for any backend but torch's, which it would import

@@ -21,8 +21,7 @@ def device_of(tensors: Iterable[torch.Tensor]) -> str:
 
     Raises:
         UnsupportedError: they are on several devices, or on one that this build or machine has no engine for; the
-        message says
-            what it lacks.
+            message says what it lacks.
     """
     devices = sorted({str(tensor.device) for tensor in tensors})
     if not devices or devices == ["cpu"]:

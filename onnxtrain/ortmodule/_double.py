@@ -95,8 +95,8 @@ def has_paths(graph: torch.fx.GraphModule) -> bool:
 
 
 def hooked(graph: torch.fx.GraphModule, methods: Methods | None) -> str | None:
-    """Why PyTorch runs a part of forward behind which a hook may be given to one of its results, while another one is
-    computed from that: the hook would not see the gradient that comes by it, as both come from one node.
+    """Why PyTorch runs this part of forward: one of its results may get a hook behind it, and another is computed from
+    that one. Both results would come from one node, so that the hook would miss a gradient.
     """
     reason = getattr(graph, "compile_subgraph_reason", None)
     if reason is None or not reason.graph_break or not has_paths(graph):
@@ -271,7 +271,7 @@ class Double:
     @staticmethod
     def _refuse_lost(program: Any, inputs: Sequence[Tensor], grads: tuple[Tensor | None, ...], wanted: Sequence[int],
                      found: Sequence[Tensor | None]) -> None:
-        """A parameter that forward reads from a place where it was not exchanged would silently have no gradient."""
+        """A parameter that the graph reads, but did not get here, would silently have no gradient."""
         reached = program.reach.inputs(tuple([i for i, grad in enumerate(grads) if grad is not None]))
         for index in wanted:
             if found[index] is None and index in reached:

@@ -68,7 +68,7 @@ class Reach:
                 self._made[node.output[0]] = set(node.input[:3])  # running statistics are written, not read
 
     def drop(self, differentiable: bytes, given: Sequence[Tensor | None], found: Sequence[Any]) -> Sequence[Any]:
-        """What was found for the inputs, without those of inputs that no output with a gradient depends on."""
+        """`found`, with None for each input that no output with a given gradient depends on."""
         if not any([flag and grad is None for flag, grad in zip(differentiable, given)]):
             return found
         reached = self.inputs(tuple([i for i, grad in enumerate(given) if grad is not None]))

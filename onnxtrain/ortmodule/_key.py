@@ -1,6 +1,6 @@
 """What an export holds for: the schema of a call and torch's modes.
 
-Made by _module.py at every call, so every microsecond here is one of a step's.
+Made by _runner.py for a call of a schema that it has not seen, and compared at every other.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """One exported graph, bound to a module: gathers tensors, runs the session, writes buffers and attributes back.
 
-The step path is here. Called by _module.py for inputs whose schema and guards fit.
+The step path is here. Called by _runner.py for inputs whose schema and guards fit.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Whether a module's weights are in pieces on several processes, which its own hooks put together layer by layer.
 
-Only PyTorch's calls of those layers run the hooks, so no graph of the whole can stand for them. Asked by _module.py
-before an export.
+Only PyTorch's calls of those layers run the hooks, so no graph of the whole can stand for them. Asked by _captured.py
+before a capture.
 """
 
 from __future__ import annotations

@@ -42,8 +42,8 @@ ont_status ont_flash_state_init(const ont_node *node, ont_arena *arena, ont_flas
 /* Adds s->gather to slot_bytes. */
 void ont_flash_add_gather(ont_flash_state *s);
 /*
- * The attention of batch index bh, which a slot computes: *at where rows are left out, which then is s with
- * ont_attention_of_sequence(), else s. The functions below take it for s.
+ * The state of batch index bh: s itself if no rows are packed, else *at, a copy of s for that sequence
+ * (ont_attention_of_sequence()) with the gather memory of the slot. Pass the result as `s` to the functions below.
  */
 const ont_flash_state *ont_flash_at(const ont_call *call, const ont_flash_state *s, int64_t bh, int64_t slot,
                                     ont_flash_state *at);

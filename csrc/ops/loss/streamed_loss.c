@@ -28,9 +28,9 @@
 #include "simd/simd.h"
 
 enum {
-    TILE = 2 << 20,   /* elements of a tile: 8 MiB; with few scores 1 / SHARE of them, and at least LEAST */
+    TILE = 2 << 20,   /* elements of a tile: 8 MiB, but at most 1 / SHARE of all scores, and at least MIN_TILE */
     SHARE = 8,
-    LEAST = 1 << 17,
+    MIN_TILE = 1 << 17,
     ROWS = 2048,      /* rows of a chunk, at most: more rows would make tiles too narrow for an efficient GEMM */
     WIDE = 2 << 20,   /* elements of a chunk of h, unless that is fewer than 128 rows */
     COLUMNS = 256,    /* of drow, summed at a time */
@@ -174,7 +174,7 @@ static int64_t max_i64(int64_t a, int64_t b)
 static int64_t tile_of(const ont_stream_state *s)
 {
     int64_t columns = s->labels.classes / SHARE, rows = max_i64(1, s->labels.count);
-    return columns >= TILE / rows ? TILE : max_i64(LEAST, columns * rows);
+    return columns >= TILE / rows ? TILE : max_i64(MIN_TILE, columns * rows);
 }
 
 static const ont_gemm_backend *provider(bool plain, ont_dtype dtype, int64_t m, int64_t n, int64_t k, bool trans_a,

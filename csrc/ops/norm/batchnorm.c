@@ -93,7 +93,8 @@ static void bn_expand(ont_builder *b, ont_node *node, ont_value **outputs)
     for (uint32_t i = BN_X; i <= BN_RUNNING_VAR; i++)
         if (ont_node_in(node, i)->dtype == ONT_FLOAT64) wide = ONT_FLOAT64;
     for (uint32_t i = BN_SCALE; i <= BN_RUNNING_VAR; i++) same &= ont_node_in(node, i)->dtype == wide;
-    /* There are kernels for x in 16 bits: where what is per channel is float32 already, they have declined. */
+    /* Kernels for a 16-bit x want float32 parameters and statistics. If these are float32 already, the kernels have
+     * declined for another reason, and x is cast too. */
     bool keeps_x = spatial && !same && ont_dtype_is_half(ont_node_in(node, BN_X)->dtype);
     if (same && ont_node_in(node, BN_X)->dtype == wide) { /* the expansion would be this node again */
         b->status = ont_fail(ONT_EUNSUPPORTED, "every kernel that supports it is disabled");

@@ -418,7 +418,7 @@ static void sum_bias(const steps_run *r, int64_t rows)
         for (int64_t k = 0; k < s->hidden; k++) sums[k] += ((const double *)from)[i * s->wide + k];
 }
 
-/* The gradients of the first states: what came through the last product of all, and by other ways. */
+/* The gradients of the first states: adds the part that came through the recurrent product to the rest. */
 static void give_states(const steps_run *r)
 {
     int64_t n = r->s->batch * r->s->hidden;

@@ -72,7 +72,7 @@ INLINE void S(each)(const S(coefficients) c, int64_t n, STORED *restrict p, cons
     }
 }
 
-/* each() where there are states: a few lines at a time, and of every operand as much is asked for a page ahead. */
+/* each() for rules with states: AT_ONCE elements at a time, and every operand is prefetched one page ahead. */
 INLINE void S(each_ahead)(const S(coefficients) c, int64_t n, STORED *p, const STORED *grad, void *const *state,
                           int states, void (*rule)(const S(coefficients) *c, S(element) *e))
 {
@@ -193,7 +193,7 @@ INLINE void S(sgd_rule)(const S(coefficients) *c, S(element) *e, bool nesterov)
 INLINE void S(sgd_momentum)(const S(coefficients) *c, S(element) *e) { S(sgd_rule)(c, e, false); }
 INLINE void S(sgd_nesterov)(const S(coefficients) *c, S(element) *e) { S(sgd_rule)(c, e, true); }
 
-/* Whether all bits are; of most gradients the first line says no. */
+/* Whether the next AT_ONCE elements are all +0. For most gradients the first cache line decides. */
 INLINE bool S(is_zero)(const STORED *x)
 {
     enum { WORDS = ONT_CACHE_LINE / sizeof(uint64_t), LINE = ONT_CACHE_LINE / sizeof *x };
