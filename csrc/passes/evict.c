@@ -24,7 +24,7 @@
 #include <string.h>
 
 #include "base/alloc.h"
-#include "passes/pipeline.h"
+#include "passes/options.h"
 
 enum { NONE = UINT32_MAX, MIN_PEAK_BYTES = 8 << 20, MAX_ROUNDS = 12, MAX_EVENTS_PER_NODE = 8, MOST_SHARE = 2 };
 
@@ -128,7 +128,7 @@ static void read_graph(evictor *e)
         s->def = v->def;
         bool in_output = !g->device && ont_is_early_gradient(v); /* no part of the slab */
         s->bytes = in_output ? 0 : (size_t)ont_shape_count(&v->shape) * ont_dtype_size(v->dtype);
-        s->cost = ont_recompute_node_cost(v->def);
+        s->cost = ont_node_cost(v->def);
     }
     for (uint32_t i = 0; i < g->n_outputs; i++) e->s[ont_value_root(g->outputs[i])->id].bytes = 0;
     for (uint32_t i = 0; i < e->n_values; i++) {
@@ -287,7 +287,7 @@ static void bring_back(evictor *e, const ont_value *root)
         outputs |= 1u << i;
     }
     e->events[e->n_events++] = (event){e->now, node, outputs};
-    e->cost += ont_recompute_node_cost(node);
+    e->cost += ont_node_cost(node);
     lock_operands(e, node, -1);
     for (uint32_t i = 0; i < node->n_inputs; i++)
         if (root_in(node, i)) drop_if_unread(e, root_in(node, i)->id, e->now);
@@ -428,7 +428,7 @@ static bool find_limit(evictor *e, int64_t peak, double max_cost)
     return found >= 0 && simulate(e, found, max_cost);
 }
 
-ont_status ont_recompute_evict(ont_graph *g)
+ont_status ont_pass_evict(ont_graph *g)
 {
     evictor e = {.g = g};
     ont_status status = allocate(&e);

@@ -10,20 +10,8 @@
 #include <string.h>
 
 #include "ops/matmul/matmul.h"
-#include "passes/pipeline.h"
-
-static int setting = ONT_PRECISION_HIGHEST; /* an ont_matmul_precision, with ALWAYS */
-enum { ALWAYS = 8 };
-
-void ont_set_matmul_precision(ont_matmul_precision precision, bool always)
-{
-    __atomic_store_n(&setting, (int)precision | (always && precision ? ALWAYS : 0), __ATOMIC_RELAXED);
-}
-
-int ont_matmul_precision_setting(void)
-{
-    return __atomic_load_n(&setting, __ATOMIC_RELAXED);
-}
+#include "passes/options.h"
+#include "passes/pass.h"
 
 /* Rounding costs one pass over each operand: profitable for large matmuls only. */
 static bool is_profitable(const ont_matmul_desc *p)
@@ -77,9 +65,9 @@ static ont_status lower(ont_graph *g, ont_node *node, ont_matmul_precision preci
 
 ont_status ont_pass_matmul_precision(ont_graph *g)
 {
-    int setting_now = ont_matmul_precision_setting();
-    bool always = setting_now & ALWAYS;
-    ont_matmul_precision precision = (ont_matmul_precision)(setting_now & ~ALWAYS);
+    int setting = ont_matmul_precision_setting();
+    bool always = setting & ONT_PRECISION_EVERYWHERE;
+    ont_matmul_precision precision = (ont_matmul_precision)(setting & ~ONT_PRECISION_EVERYWHERE);
     if (precision == ONT_PRECISION_HIGHEST || g->device) return ONT_OK;
     bool has = precision == ONT_PRECISION_HIGH ? ont_matmul_has_bf16x3() : always || ont_matmul_half_is_fast();
     if (!has) return ONT_OK;

@@ -3,13 +3,11 @@
  */
 #include "passes/pipeline.h"
 
-#include <string.h>
-
-#include "base/log.h"
-#include "ops/conv/winograd.h"
 #include "passes/fuse_attention.h"
 #include "passes/fuse_transpose.h"
+#include "passes/options.h"
 #include "passes/pack_rows.h"
+#include "passes/recompute.h"
 
 typedef struct pass {
     const char *name;
@@ -19,6 +17,15 @@ typedef struct pass {
     bool device_only;          /* skipped on the CPU, unless "+name" forces it: for tests */
     const char *requires_pass; /* pass without which this one is skipped too */
 } pass;
+
+/* Of the two rematerializers: memory-bound nodes by a profile at level 0, whatever a level or a budget asks by eviction. */
+static ont_status recompute(ont_graph *g)
+{
+    if (!g->last || !g->last->backward) return ONT_OK;
+    if (!g->recompute.step) g->recompute.step = ont_graph_cost(g);
+    bool light = g->recompute.level == ONT_RECOMPUTE_MEMORY_BOUND && !g->recompute.limit;
+    return light || ont_recompute_is_everywhere() ? ont_pass_recompute(g) : ont_pass_evict(g);
+}
 
 static const pass before_grad[] = { /* after inference */
     {"cse", ont_pass_cse, false, NULL, false, NULL},
@@ -52,45 +59,13 @@ static const pass after_grad[] = {
     {"fuse_conv_relu", ont_pass_fuse_conv_relu, false, NULL, true, "channels_last"},
     {"stream_loss", ont_pass_stream_loss, false, "StreamedCrossEntropy", false, NULL},
     {"recompute_regions", ont_pass_recompute_regions, false, NULL, false, NULL},
-    {"recompute", ont_pass_recompute, false, NULL, false, NULL},
+    {"recompute", recompute, false, NULL, false, NULL},
     {"channels_last", ont_pass_channels_last, false, NULL, true, NULL},
     {"fuse_norm", ont_pass_fuse_norm, false, "FusedNorm", true, NULL},
     {"fuse_elementwise", ont_pass_fuse_elementwise, false, "FusedElementwise", false, NULL},
     {"fuse_reductions", ont_pass_fuse_reductions, false, "FusedReduce", false, "fuse_elementwise"},
     {"fuse_sums", ont_pass_fuse_sums, false, NULL, false, NULL},
 };
-
-static char disabled[512];
-
-ont_status ont_passes_disable(const char *names)
-{
-    if (!names) names = "";
-    if (strlen(names) >= sizeof disabled - 2) return ont_fail(ONT_EINVAL, "list of passes is too long");
-    disabled[0] = ',';
-    strcpy(disabled + 1, names);
-    strcat(disabled, ",");
-    ont_winograd_enable(!strstr(disabled, ",winograd,")); /* not a pass, but optional in the same way */
-    return ONT_OK;
-}
-
-/* Whether the list contains the name after `prefix`. */
-static bool is_in_list(const char *name, char prefix)
-{
-    size_t length = strlen(name);
-    for (const char *at = disabled; (at = strstr(at, name)); at += length)
-        if (at[-1] == prefix && at[length] == ',' && (prefix == ',' || at[-2] == ',')) return true;
-    return false;
-}
-
-bool ont_pass_is_disabled(const char *name)
-{
-    return is_in_list(name, ',');
-}
-
-bool ont_pass_is_forced(const char *name)
-{
-    return is_in_list(name, '+');
-}
 
 static bool lacks_kernel(const ont_graph *g, const char *fused_op)
 {

@@ -29,15 +29,12 @@
  */
 #include "passes/recompute.h"
 
-#include <math.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "base/alloc.h"
-#include "ops/attention/fused_attention.h"
+#include "passes/options.h"
 
-enum { NONE = UINT32_MAX, MAX_DEPTH = 64, MIN_PEAK_BYTES = 8 << 20, MIN_SAVED_DIVISOR = 1024, COST_OF_ELEMENT = 128,
-       COST_OF_ROUNDING = 24 };
+enum { NONE = UINT32_MAX, MAX_DEPTH = 64, MIN_PEAK_BYTES = 8 << 20, MIN_SAVED_DIVISOR = 1024 };
 
 /* Live range of one storage, in positions of nodes. Index: id of the value that all views of it alias. */
 typedef struct live_range {
@@ -71,118 +68,24 @@ typedef struct remat {
     int n_extended, n_read, depth;
 } remat;
 
-static bool everywhere;
-
-void ont_recompute_everywhere(bool on)
-{
-    __atomic_store_n(&everywhere, on, __ATOMIC_RELAXED);
-}
-
-bool ont_recompute_is_everywhere(void)
-{
-    return __atomic_load_n(&everywhere, __ATOMIC_RELAXED);
-}
-
-/* ---- cost ---- */
-
-static double elements(const ont_value *v)
-{
-    return v && v->has_shape ? (double)ont_shape_count(&v->shape) : 0;
-}
-
-static bool has_cost(const ont_node *node, ont_cost_class cost)
-{
-    return node->op->cost == cost && node->n_inputs > 1;
-}
+/* ---- what may run again ---- */
 
 static bool is_memory_bound(const ont_node *node)
 {
     return node->op->tile || node->op->flags & ONT_OP_MEMORY_BOUND;
 }
 
-/* Whether the node rounds a parameter to 16 bits, as autocast does with weights. */
-static bool rounds_parameter(const ont_node *node)
-{
-    const ont_value *from = ont_node_in(node, 0), *to = ont_node_out(node, 0);
-    return ONT_IS(node, Cast) && from && to && ont_value_root(from)->parameter &&
-           ont_dtype_size(to->dtype) < ont_dtype_size(from->dtype);
-}
-
-/* Whether the node casts a rounded parameter back to float32; it is fused with the rounding. */
-static bool promotes_parameter(const ont_node *node)
-{
-    const ont_value *from = ont_node_in(node, 0);
-    const ont_node *rounding = from ? ont_value_root(from)->def : NULL;
-    return rounding && ONT_IS(node, Cast) && rounds_parameter(rounding) &&
-           ont_dtype_size(node->outputs[0]->dtype) > ont_dtype_size(from->dtype);
-}
-
-/* Cost of fused linear cross-entropy: one matmul for the logits and one per gradient that the node computes. */
-static double cost_of_streamed(const ont_node *node, bool backward)
-{
-    uint32_t first = backward ? 0 : 2;
-    const ont_value *h = ont_node_in(node, 0);
-    int64_t width = h->shape.dims[h->shape.rank - 1];
-    double product = width ? 2 * elements(h) * elements(ont_node_in(node, 1)) / (double)width : 0;
-    return product * (1 + (ont_node_out(node, first) != NULL) + (ont_node_out(node, first + 1) != NULL));
-}
-
-/*
- * A matmul of |A| = m k, |B| = k n and |C| = m n elements takes 2 m n k = 2 sqrt(|A| |B| |C|) operations. MatMulBnb4
- * has two elements of B in a byte.
- */
-double ont_recompute_node_cost(const ont_node *node)
-{
-    if (node->op->cost == ONT_COST_STREAMED_LOSS)
-        return cost_of_streamed(node, ONT_IS(node, StreamedCrossEntropyGrad));
-    double in0 = elements(ont_node_in(node, 0)), out = elements(ont_node_out(node, 0));
-    if (ont_node_is_view(node)) return 0;
-    if (promotes_parameter(node)) return out;
-    if (has_cost(node, ONT_COST_MATMUL) || has_cost(node, ONT_COST_CONV))
-        return 2 * sqrt(in0 * elements(ont_node_in(node, 1)) * (ONT_IS(node, MatMulBnb4) ? 2 : 1) * out);
-    if (has_cost(node, ONT_COST_ATTENTION)) { /* two matmuls of seqlen_k columns an output element, and the softmax */
-        ont_attention a;
-        if (ont_attention_read(node, &a) != ONT_OK) return out;
-        double keys = a.packed_k ? (double)a.packed_k / (double)a.batch_dims[0] : (double)a.seqlen_k;
-        return 4 * out * keys + out * COST_OF_ELEMENT;
-    }
-    return (in0 > out ? in0 : out) * (rounds_parameter(node) ? COST_OF_ROUNDING : COST_OF_ELEMENT);
-}
-
-double ont_recompute_graph_cost(const ont_graph *g)
-{
-    double cost = 0;
-    for (const ont_node *node = g->first; node; node = node->next) cost += ont_recompute_node_cost(node);
-    return cost;
-}
-
-double ont_recompute_cost_fraction(const ont_graph *g)
-{
-    return g->recompute.step > 0 ? (g->recompute.cost + g->recompute.marked) / g->recompute.step : 0;
-}
-
-double ont_recompute_budget_fraction(int level)
-{
-    static const double fractions[ONT_RECOMPUTE_LEVELS] = {0.02, 0.2, 0.45};
-    return fractions[level];
-}
-
-static bool is_product(const ont_node *node)
-{
-    return has_cost(node, ONT_COST_MATMUL) || has_cost(node, ONT_COST_CONV);
-}
-
 bool ont_recompute_can_run_again(const ont_node *node)
 {
     if (node->backward || !node->outputs[0]) return false;
-    return ont_node_is_view(node) || is_memory_bound(node) || has_cost(node, ONT_COST_ATTENTION) || is_product(node);
+    return ont_node_is_view(node) || is_memory_bound(node) || ont_node_is_product(node) || ont_node_is_attention(node);
 }
 
 bool ont_recompute_is_recomputable(const ont_graph *g, const ont_node *node)
 {
     bool light = g->recompute.level < ONT_RECOMPUTE_LAYERS && !g->recompute.limit && !ont_recompute_is_everywhere();
     return ont_recompute_can_run_again(node) &&
-           !(light && is_product(node) && !ont_node_is_view(node) && !is_memory_bound(node));
+           !(light && ont_node_is_product(node) && !ont_node_is_view(node) && !is_memory_bound(node));
 }
 
 ont_status ont_recompute_copy(ont_graph *g, const ont_node *node, ont_node *before, ont_value *const *inputs,
@@ -221,7 +124,7 @@ static bool is_fusable(const ont_node *node)
 static bool is_recomputable(const pass_state *s, const ont_node *node)
 {
     if (s->fused_only && !ont_node_is_view(node) &&
-        (!is_fusable(node) || rounds_parameter(node) || promotes_parameter(node)))
+        (!is_fusable(node) || ont_node_rounds_parameter(node) || ont_node_promotes_parameter(node)))
         return false;
     return ont_recompute_is_recomputable(s->g, node);
 }
@@ -309,7 +212,7 @@ static bool is_live_at(const pass_state *s, const ont_value *root, uint32_t posi
 static bool may_extend_input(const pass_state *s, const ont_node *node)
 {
     return s->g->recompute.level > ONT_RECOMPUTE_MEMORY_BOUND || ONT_IS(node, LayerNormalization) ||
-           rounds_parameter(node);
+           ont_node_rounds_parameter(node);
 }
 
 static bool is_graph_output(const pass_state *s, const ont_value *root)
@@ -343,7 +246,7 @@ static bool add_read(remat *p, const ont_value *root)
 static bool add_operands(const pass_state *s, remat *p, const ont_node *node)
 {
     if (++p->depth > MAX_DEPTH || !is_recomputable(s, node)) return false;
-    p->cost += ont_recompute_node_cost(node);
+    p->cost += ont_node_cost(node);
     for (uint32_t i = 0; i < node->n_inputs; i++) {
         const ont_value *v = node->inputs[i].value;
         if (!v) continue;
@@ -604,13 +507,7 @@ static ont_status recompute(pass_state *s)
 ont_status ont_pass_recompute(ont_graph *g)
 {
     pass_state s = {.g = g};
-    bool backward = g->last && g->last->backward;
-    bool light = g->recompute.level == ONT_RECOMPUTE_MEMORY_BOUND && !g->recompute.limit;
-    if (!backward) return ONT_OK;
-    s.fused_only = g->device && light && !ont_recompute_is_everywhere();
-    if (!g->recompute.step) g->recompute.step = ont_recompute_graph_cost(g);
-    bool evicts = g->recompute.limit || g->recompute.level > ONT_RECOMPUTE_MEMORY_BOUND;
-    if (evicts && !ont_recompute_is_everywhere()) return ont_recompute_evict(g);
+    s.fused_only = g->device && !ont_recompute_is_everywhere();
     ont_status status = recompute(&s);
     ont_free(s.ranges);
     ont_free(s.position);

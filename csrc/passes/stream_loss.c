@@ -21,7 +21,9 @@
 #include <string.h>
 
 #include "ops/matmul/matmul.h"
-#include "passes/recompute.h"
+#include "passes/cost.h"
+#include "passes/options.h"
+#include "passes/pass.h"
 
 enum {
     MIN_SCORES_BYTES = 4 << 20,
@@ -322,8 +324,8 @@ static ont_status stream_backward(ont_graph *g, const head *x, ont_value *pairs,
 /* Whether the second matmul is within the cost budget. */
 static bool is_within_budget(const ont_graph *g, const head *x)
 {
-    double budget = ont_recompute_graph_cost(g) * ont_recompute_budget_fraction(g->recompute.level);
-    return ont_recompute_node_cost(x->product) + g->recompute.cost <= budget;
+    double budget = ont_graph_cost(g) * ont_recompute_budget_fraction(g->recompute.level);
+    return ont_node_cost(x->product) + g->recompute.cost <= budget;
 }
 
 /*
@@ -414,7 +416,7 @@ static ont_status stream_again(ont_graph *g, const head *x)
         return ONT_OK;
     }
     ont_value_replace_uses(g, x->loss->outputs[0], forward->outputs[0]);
-    g->recompute.cost += ont_recompute_node_cost(x->product);
+    g->recompute.cost += ont_node_cost(x->product);
     g->recompute.bytes += bytes_of(x->product->outputs[0]);
     g->recompute.nodes++;
     return ONT_OK;
