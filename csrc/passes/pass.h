@@ -122,10 +122,9 @@ ont_status ont_pass_recompute_regions(ont_graph *g) ONT_MUST_USE;
 
 /*
  * Rematerialization: recomputes forward values in backward that are cheap to compute and large to keep. See
- * recompute.c; evict.c for levels above ONT_RECOMPUTE_MEMORY_BOUND, and budgets.
+ * evict.c.
  */
 ont_status ont_pass_recompute(ont_graph *g) ONT_MUST_USE;
-ont_status ont_pass_evict(ont_graph *g) ONT_MUST_USE;
 
 
 /*

@@ -7,7 +7,6 @@
 #include "passes/fuse_transpose.h"
 #include "passes/options.h"
 #include "passes/pack_rows.h"
-#include "passes/recompute.h"
 
 typedef struct pass {
     const char *name;
@@ -17,15 +16,6 @@ typedef struct pass {
     bool device_only;          /* skipped on the CPU, unless "+name" forces it: for tests */
     const char *requires_pass; /* pass without which this one is skipped too */
 } pass;
-
-/* Of the two rematerializers: memory-bound nodes by a profile at level 0, whatever a level or a budget asks by eviction. */
-static ont_status recompute(ont_graph *g)
-{
-    if (!g->last || !g->last->backward) return ONT_OK;
-    if (!g->recompute.step) g->recompute.step = ont_graph_cost(g);
-    bool light = g->recompute.level == ONT_RECOMPUTE_MEMORY_BOUND && !g->recompute.limit;
-    return light || ont_recompute_is_everywhere() ? ont_pass_recompute(g) : ont_pass_evict(g);
-}
 
 static const pass before_grad[] = { /* after inference */
     {"cse", ont_pass_cse, false, NULL, false, NULL},
@@ -59,7 +49,7 @@ static const pass after_grad[] = {
     {"fuse_conv_relu", ont_pass_fuse_conv_relu, false, NULL, true, "channels_last"},
     {"stream_loss", ont_pass_stream_loss, false, "StreamedCrossEntropy", false, NULL},
     {"recompute_regions", ont_pass_recompute_regions, false, NULL, false, NULL},
-    {"recompute", recompute, false, NULL, false, NULL},
+    {"recompute", ont_pass_recompute, false, NULL, false, NULL},
     {"channels_last", ont_pass_channels_last, false, NULL, true, NULL},
     {"fuse_norm", ont_pass_fuse_norm, false, "FusedNorm", true, NULL},
     {"fuse_elementwise", ont_pass_fuse_elementwise, false, "FusedElementwise", false, NULL},

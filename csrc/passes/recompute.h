@@ -37,10 +37,13 @@ ont_status ont_recompute_select(ont_graph *g, uint32_t *levels) ONT_MUST_USE;
 bool ont_recompute_can_run_again(const ont_node *node);
 /* Whether the level, or a budget, lets backward run the forward node again. */
 bool ont_recompute_is_recomputable(const ont_graph *g, const ont_node *node);
+/* Whether fuse_elementwise.c may join copies of the node with their users. */
+bool ont_recompute_is_fusable(const ont_node *node);
 /*
  * Copies a forward node into backward, in front of `before`, with those of its outputs whose bit is set (bits above 31
  * count as set); `inputs` are what the copy reads.
  */
 ont_status ont_recompute_copy(ont_graph *g, const ont_node *node, ont_node *before, ont_value *const *inputs,
                               uint32_t outputs, ont_node **copy) ONT_MUST_USE;
+
 #endif
