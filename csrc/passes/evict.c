@@ -35,10 +35,9 @@
 #include "passes/recompute.h"
 
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "base/alloc.h"
+#include "passes/match.h"
 #include "passes/options.h"
 
 enum { NONE = UINT32_MAX, MIN_PEAK_BYTES = 8 << 20, MIN_SAVED_DIVISOR = 1024, MAX_COPIES = 64, MAX_ROUNDS = 12,
@@ -85,11 +84,6 @@ typedef struct evictor {
     uint32_t n_live;
     uint32_t *at; /* per value: its index in `live` */
 } evictor;
-
-static const ont_value *root_in(const ont_node *node, uint32_t i)
-{
-    return node->inputs[i].value ? ont_value_root(node->inputs[i].value) : NULL;
-}
 
 /* ---- the step as it is ---- */
 
@@ -163,7 +157,7 @@ static void read_graph(evictor *e)
         for (uint32_t t = 0; t < e->n_nodes; t++) {
             const ont_node *node = e->nodes[t];
             for (uint32_t i = 0; i < node->n_inputs && !ont_node_is_view(node); i++) {
-                const ont_value *root = root_in(node, i);
+                const ont_value *root = ont_root_in(node, i);
                 if (!root) continue;
                 storage *s = &e->s[root->id];
                 if (fill) e->uses[s->first_use + s->n_uses] = t;
@@ -200,7 +194,7 @@ static bool is_repeatable(const evictor *e, const ont_node *node)
                           ont_node_promotes_parameter(node)))
         return false;
     for (uint32_t i = 0; i < node->n_inputs; i++) {
-        const ont_value *root = root_in(node, i);
+        const ont_value *root = ont_root_in(node, i);
         if (!root || root->kind == ONT_VALUE_CONSTANT || last_use(e, root->id) >= e->split) continue;
         if (root->kind == ONT_VALUE_NODE && !e->s[root->id].bytes) return false; /* an output of the graph */
         if (root->kind == ONT_VALUE_INPUT && !ONT_IS(node, LayerNormalization) && !ont_node_rounds_parameter(node))
@@ -223,7 +217,7 @@ static bool find_reads(evictor *e, uint32_t id, uint32_t at)
     while (n) {
         const ont_node *node = e->s[e->stack[--n]].def;
         for (uint32_t i = 0; i < node->n_inputs; i++) {
-            const ont_value *root = root_in(node, i);
+            const ont_value *root = ont_root_in(node, i);
             if (!root || e->visited[root->id] == e->n_visited) continue;
             e->visited[root->id] = e->n_visited;
             const storage *operand = &e->s[root->id];
@@ -352,7 +346,7 @@ static double cost_of(evictor *e, uint32_t id)
         const storage *s = &e->s[e->stack[--n]];
         cost += s->cost;
         for (uint32_t i = 0; i < s->def->n_inputs; i++) {
-            const ont_value *root = root_in(s->def, i);
+            const ont_value *root = ont_root_in(s->def, i);
             if (!root || is_there(e, root) || e->visited[root->id] == e->n_visited) continue;
             e->visited[root->id] = e->n_visited;
             if (next_use(e, &e->s[root->id]) == NONE) e->stack[n++] = root->id;
@@ -399,7 +393,7 @@ static void run_node(evictor *e, const ont_node *node)
 static void lock_operands(evictor *e, const ont_node *node, int sign)
 {
     for (uint32_t i = 0; i < node->n_inputs; i++) {
-        const ont_value *root = root_in(node, i);
+        const ont_value *root = ont_root_in(node, i);
         if (root && e->s[root->id].bytes) e->s[root->id].locks += (uint32_t)sign;
     }
 }
@@ -430,7 +424,7 @@ static void bring_back(evictor *e, const ont_value *root)
     e->cost += ont_node_cost(node);
     lock_operands(e, node, -1);
     for (uint32_t i = 0; i < node->n_inputs; i++)
-        if (root_in(node, i)) drop_if_unread(e, root_in(node, i)->id, e->now);
+        if (ont_root_in(node, i)) drop_if_unread(e, ont_root_in(node, i)->id, e->now);
 }
 
 /* Brings the operands back that are evicted, and locks all of them. */
@@ -438,7 +432,7 @@ static void bring_operands(evictor *e, ont_node *node)
 {
     lock_operands(e, node, 1);
     for (uint32_t i = 0; i < node->n_inputs && !e->failed; i++) {
-        const ont_value *root = root_in(node, i);
+        const ont_value *root = ont_root_in(node, i);
         if (root && !is_there(e, root)) bring_back(e, root);
     }
 }
@@ -451,7 +445,7 @@ static int64_t bytes_in_place(evictor *e, const ont_node *node)
     e->now++;
     int64_t bytes = 0;
     for (uint32_t i = 0; i < node->n_inputs && !bytes; i++) {
-        const ont_value *root = root_in(node, i);
+        const ont_value *root = ont_root_in(node, i);
         storage *s = root ? &e->s[root->id] : NULL;
         if (s && s->live && s->bytes == e->s[out->id].bytes && next_use(e, s) == NONE) bytes = (int64_t)s->bytes;
     }
@@ -482,7 +476,7 @@ static bool simulate(evictor *e, int64_t limit, double max_cost)
         e->live_bytes += reused;
         lock_operands(e, node, -1);
         for (uint32_t i = 0; i < node->n_inputs; i++)
-            if (root_in(node, i)) drop_if_unread(e, root_in(node, i)->id, e->now + 1);
+            if (ont_root_in(node, i)) drop_if_unread(e, ont_root_in(node, i)->id, e->now + 1);
         for (uint32_t i = 0; i < node->n_outputs; i++)
             if (node->outputs[i]) drop_if_unread(e, node->outputs[i]->id, e->now + 1);
     }

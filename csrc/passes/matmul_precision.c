@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "ops/matmul/matmul.h"
+#include "passes/match.h"
 #include "passes/options.h"
 #include "passes/pass.h"
 
@@ -23,11 +24,10 @@ static bool is_profitable(const ont_matmul_desc *p)
 static bool is_float32_matmul(const ont_node *node, bool always)
 {
     ont_matmul_desc p;
-    bool gemm = ONT_IS(node, Gemm);
-    if (!gemm && !ONT_IS(node, MatMul) && !ONT_IS(node, FusedMatMul)) return false;
+    if (!ont_is_matmul_or_gemm(node)) return false;
     if (ont_node_in(node, 0)->dtype != ONT_FLOAT32 || ont_node_in(node, 1)->dtype != ONT_FLOAT32) return false;
     if (ont_matmul_desc_read(node, &p) != ONT_OK || p.vector_a || p.vector_b) return false;
-    if (gemm && ont_node_in(node, 2) && ont_attr_float(node, "beta", 1.0) != 1) return false;
+    if (ONT_IS(node, Gemm) && ont_node_in(node, 2) && ont_attr_float(node, "beta", 1.0) != 1) return false;
     ont_matmul_desc_fold_batch(&p);
     return always || is_profitable(&p);
 }

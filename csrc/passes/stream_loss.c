@@ -22,6 +22,7 @@
 
 #include "ops/matmul/matmul.h"
 #include "passes/cost.h"
+#include "passes/match.h"
 #include "passes/options.h"
 #include "passes/pass.h"
 
@@ -94,8 +95,7 @@ static bool is_streamed_dtype(ont_dtype operand, ont_dtype out)
 /* A matmul of matrices without scale; `row`: a bias is allowed. */
 static bool is_matmul(const ont_node *node, bool row, ont_matmul_desc *p)
 {
-    bool gemm = ONT_IS(node, Gemm);
-    if (!gemm && !ONT_IS(node, MatMul) && !ONT_IS(node, FusedMatMul)) return false;
+    if (!ont_is_matmul_or_gemm(node)) return false;
     if (ont_matmul_desc_read(node, p) != ONT_OK || p->alpha != 1 || p->vector_a || p->vector_b) return false;
     ont_dtype dtype = ont_node_in(node, 0)->dtype;
     if (!is_streamed_dtype(dtype, node->outputs[0]->dtype)) return false;
