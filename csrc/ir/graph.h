@@ -99,10 +99,10 @@ struct ont_graph {
     bool torch_random;               /* Dropout draws the numbers of torch's CUDA kernels (passes/torch_random.c) */
     uint64_t random_offset;          /* how far forward advances the offset of torch's generator */
     struct {
-        int level;      /* requested recompute level; see passes/recompute.h */
+        int level;      /* requested recompute level; see passes/cost.h */
         uint32_t nodes; /* nodes that run again in backward */
         size_t bytes;
-        double cost;    /* cost added so far, in units of passes/recompute.c */
+        double cost;    /* cost added so far, in units of passes/cost.h */
         double marked;  /* cost of what the model marks, which no limit applies to (passes/recompute_regions.c) */
         double step;    /* cost of a step without either */
         size_t limit;   /* target of live bytes, which evict.c raises to the lowest possible; 0: by the level */

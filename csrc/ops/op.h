@@ -232,7 +232,7 @@ enum {
     ONT_OP_GLOBAL = 1 << 9, /* pooling whose window is the whole plane */
 };
 
-/* How recomputation estimates the cost of a node (passes/recompute.c). */
+/* How recomputation estimates the cost of a node (passes/cost.c). */
 typedef enum ont_cost_class {
     ONT_COST_ELEMENTS, /* by elements read or written */
     ONT_COST_MATMUL,

@@ -4,16 +4,12 @@
  * columns of zeros to B and to the bias, and cuts them off C with a Slice. For devices, before differentiation, so
  * that the gradients' GEMMs have the aligned rows too.
  */
+#include "passes/match.h"
 #include "passes/pass.h"
 
 /* ALIGNED: elements of 16 bits in 16 bytes. Below MIN_INNER the copies of C would take as long as the GEMM gains;
  * below MIN_WORK multiplications neither takes long. */
 enum { ALIGNED = 8, MIN_INNER = 128, MIN_WORK = 1 << 28 };
-
-static bool is_gemm(const ont_node *node)
-{
-    return ONT_IS(node, MatMul) || ONT_IS(node, FusedMatMul) || ONT_IS(node, Gemm);
-}
 
 static ont_value *bias_of(const ont_node *node)
 {
@@ -75,7 +71,7 @@ ont_status ont_pass_align_products(ont_graph *g)
 {
     bool changed = false;
     for (ont_node *node = g->first; node; node = node->next) {
-        if (!is_gemm(node) || !gains(node)) continue;
+        if (!ont_is_matmul_or_gemm(node) || !gains(node)) continue;
         ONT_TRY(align(g, node));
         changed = true;
     }

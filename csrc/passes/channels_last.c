@@ -12,7 +12,7 @@
  * Where only a Relu reads the result of a convolution that will be in channels last, and the device takes both as one,
  * a pass of its own removes the Relu and gives the convolution the attribute "relu". The Relu's gradient reads its
  * result, not its operand. Promotion puts Casts around a Relu in 16 bits, which are removed too: a Relu rounds nothing.
- * That pass runs before recompute.c, which would have backward read the convolution's result instead.
+ * That pass runs before rematerialization, which would have backward read the convolution's result instead.
  *
  * Values whose order is the same, because one node reads or writes them all, form a group. A group with a convolution
  * that the device takes in channels last becomes channels last; Transposes stand where a value enters or leaves it,

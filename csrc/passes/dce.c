@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/alloc.h"
+#include "passes/match.h"
 #include "passes/pass.h"
 
 static bool is_output(const uint8_t *outputs, const ont_value *v)
@@ -93,10 +94,8 @@ static ont_node *find_equal_before(ont_node *node, const uint32_t *order)
 
 ont_status ont_pass_cse(ont_graph *g)
 {
-    uint32_t *order = ont_calloc(g->n_nodes ? g->n_nodes : 1, sizeof *order);
-    if (!order) return ONT_ENOMEM;
-    uint32_t position = 0;
-    for (ont_node *node = g->first; node; node = node->next) order[node->id] = ++position;
+    uint32_t *order;
+    ONT_TRY(ont_node_positions(g, g->n_nodes, &order));
     for (ont_node *node = g->first, *next; node; node = next) {
         next = node->next;
         ont_node *earlier = find_equal_before(node, order);

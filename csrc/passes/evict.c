@@ -1,5 +1,5 @@
 /*
- * Rematerialization by eviction: what backward computes again at levels 1 and 2, and under a budget of bytes.
+ * Rematerialization by eviction: what backward computes again at each level, and under a budget of bytes.
  *
  * The step is simulated node by node with a limit of live bytes. Where the next result would exceed it, a value that
  * only backward still reads is evicted: the one with the least cost per byte, and of equals the one that is read last.
@@ -14,19 +14,34 @@
  * A level is the lowest limit whose copies cost at most a fraction of a step. Under a budget run/session.c asks for one
  * limit after the other and lets the memory plan judge.
  *
+ * The lowest level is for every step, so it asks more of a value:
+ *   - nodes that run again are memory-bound ones and attention, no other products;
+ *   - copies read only values that backward reads then or later anyway;
+ *   - the step has at least 8 MiB of activations, and the value at least 1/1024 of them, since a kernel call has a fixed
+ *     cost;
+ *   - graph inputs that no gradient rule reads are not kept for backward, so that code which modifies such a tensor
+ *     between forward and backward under eager PyTorch works here too. Exceptions are scale and bias of a norm, which
+ *     eager keeps as well, and parameters that autocast rounds: eager keeps the rounded copies (237 MiB for GPT-2), but
+ *     raises an exception for a parameter modified before backward as soon as autocast is off.
+ *
+ * A device waits for memory, not for arithmetic, and fuses elementwise nodes. So at the lowest level it evicts all
+ * elementwise values whose readers in backward are elementwise too, where copies read no more bytes than the value has:
+ * the float32 values in which an activation function of 16-bit values is computed are neither written nor read. For
+ * that it keeps values that backward does not read otherwise.
+ *
  * Source: Kirisame et al., Dynamic Tensor Rematerialization, 2021, with the future known: Belady, A Study of
  * Replacement Algorithms for a Virtual-Storage Computer, 1966.
  */
 #include "passes/recompute.h"
 
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "base/alloc.h"
-#include "passes/pipeline.h"
+#include "passes/match.h"
+#include "passes/options.h"
 
-enum { NONE = UINT32_MAX, MIN_PEAK_BYTES = 8 << 20, MAX_ROUNDS = 12, MAX_EVENTS_PER_NODE = 8, MOST_SHARE = 2 };
+enum { NONE = UINT32_MAX, MIN_PEAK_BYTES = 8 << 20, MIN_SAVED_DIVISOR = 1024, MAX_COPIES = 64, MAX_ROUNDS = 12,
+       MAX_EVENTS_PER_NODE = 8, MOST_SHARE = 2 };
 
 /* A storage: the value that all views of it alias. Index: id of that value. */
 typedef struct storage {
@@ -36,7 +51,9 @@ typedef struct storage {
     uint32_t first_use, n_uses; /* of the array of uses: positions in increasing order */
     uint32_t next;       /* index among its uses of the next one */
     uint32_t locks;      /* operands of nodes that are about to run */
-    bool evictable, live, exists; /* exists: its node has run in forward */
+    uint32_t keep_until; /* position of a node whose copied operands read it; 0: no copies do */
+    bool evictable, live;
+    bool repeatable; /* at the lowest level: its node may run again */
 } storage;
 
 /* A node that runs again in front of the node at position `at`. */
@@ -52,7 +69,10 @@ typedef struct evictor {
     ont_node **nodes; /* by position; views included */
     storage *s;
     uint32_t *uses;
+    bool lowest;     /* level: ONT_RECOMPUTE_MEMORY_BOUND, without a budget */
+    bool fused_only; /* the same of a device: only what costs no time */
     uint32_t *stack, *visited, n_visited; /* visited: per value, the query that counted it */
+    uint32_t *reads, n_reads;             /* the result of find_reads() */
     /* the simulation */
     uint32_t now;
     int64_t live_bytes, peak, limit;
@@ -64,11 +84,6 @@ typedef struct evictor {
     uint32_t n_live;
     uint32_t *at; /* per value: its index in `live` */
 } evictor;
-
-static const ont_value *root_in(const ont_node *node, uint32_t i)
-{
-    return node->inputs[i].value ? ont_value_root(node->inputs[i].value) : NULL;
-}
 
 /* ---- the step as it is ---- */
 
@@ -97,7 +112,9 @@ static ont_status allocate(evictor *e)
     e->at = ont_calloc((size_t)e->n_values + 1, sizeof *e->at);
     e->visited = ont_calloc((size_t)e->n_values + 1, sizeof *e->visited);
     e->stack = ont_calloc((size_t)e->n_values + 1, sizeof *e->stack);
-    return e->nodes && e->s && e->uses && e->events && e->live && e->at && e->visited && e->stack ? ONT_OK : ONT_ENOMEM;
+    e->reads = ont_calloc((size_t)e->n_values + 1, sizeof *e->reads);
+    bool all = e->nodes && e->s && e->uses && e->events && e->live && e->at && e->visited && e->stack && e->reads;
+    return all ? ONT_OK : ONT_ENOMEM;
 }
 
 static void release(evictor *e)
@@ -110,6 +127,7 @@ static void release(evictor *e)
     ont_free(e->at);
     ont_free(e->visited);
     ont_free(e->stack);
+    ont_free(e->reads);
 }
 
 /* Finds the storages and the positions at which they are read. */
@@ -128,7 +146,7 @@ static void read_graph(evictor *e)
         s->def = v->def;
         bool in_output = !g->device && ont_is_early_gradient(v); /* no part of the slab */
         s->bytes = in_output ? 0 : (size_t)ont_shape_count(&v->shape) * ont_dtype_size(v->dtype);
-        s->cost = ont_recompute_node_cost(v->def);
+        s->cost = ont_node_cost(v->def);
     }
     for (uint32_t i = 0; i < g->n_outputs; i++) e->s[ont_value_root(g->outputs[i])->id].bytes = 0;
     for (uint32_t i = 0; i < e->n_values; i++) {
@@ -139,7 +157,7 @@ static void read_graph(evictor *e)
         for (uint32_t t = 0; t < e->n_nodes; t++) {
             const ont_node *node = e->nodes[t];
             for (uint32_t i = 0; i < node->n_inputs && !ont_node_is_view(node); i++) {
-                const ont_value *root = root_in(node, i);
+                const ont_value *root = ont_root_in(node, i);
                 if (!root) continue;
                 storage *s = &e->s[root->id];
                 if (fill) e->uses[s->first_use + s->n_uses] = t;
@@ -154,13 +172,127 @@ static void read_graph(evictor *e)
     }
 }
 
+/* ---- the lowest level ---- */
+
+static uint32_t last_use(const evictor *e, uint32_t id)
+{
+    const storage *s = &e->s[id];
+    return s->n_uses ? e->uses[s->first_use + s->n_uses - 1] : 0;
+}
+
+/* Whether the value can be read by a node at `at`, or a copy in front of it, without anything being kept for that. */
+static bool is_read_until(const evictor *e, const ont_value *root, uint32_t at)
+{
+    return root->kind != ONT_VALUE_NODE || !e->s[root->id].bytes || last_use(e, root->id) >= at;
+}
+
+/* Whether the node may run again, by its kind and by what the copy would read of the caller's memory. */
+static bool is_repeatable(const evictor *e, const ont_node *node)
+{
+    if (!ont_recompute_is_recomputable(e->g, node)) return false;
+    if (e->fused_only && (!ont_recompute_is_fusable(node) || ont_node_rounds_parameter(node) ||
+                          ont_node_promotes_parameter(node)))
+        return false;
+    for (uint32_t i = 0; i < node->n_inputs; i++) {
+        const ont_value *root = ont_root_in(node, i);
+        if (!root || root->kind == ONT_VALUE_CONSTANT || last_use(e, root->id) >= e->split) continue;
+        if (root->kind == ONT_VALUE_NODE && !e->s[root->id].bytes) return false; /* an output of the graph */
+        if (root->kind == ONT_VALUE_INPUT && !ONT_IS(node, LayerNormalization) && !ont_node_rounds_parameter(node))
+            return false;
+    }
+    return true;
+}
+
+/*
+ * Finds what is read in order to compute the value again at `at`: operands that are read until then anyway, or that no
+ * copy can compute. False if its node cannot run again, or takes too many others.
+ */
+static bool find_reads(evictor *e, uint32_t id, uint32_t at)
+{
+    uint32_t n = 0, n_copies = 1;
+    if (!e->s[id].repeatable) return false;
+    e->n_reads = 0;
+    e->n_visited++;
+    e->stack[n++] = id;
+    while (n) {
+        const ont_node *node = e->s[e->stack[--n]].def;
+        for (uint32_t i = 0; i < node->n_inputs; i++) {
+            const ont_value *root = ont_root_in(node, i);
+            if (!root || e->visited[root->id] == e->n_visited) continue;
+            e->visited[root->id] = e->n_visited;
+            const storage *operand = &e->s[root->id];
+            bool is_gone = e->fused_only && operand->evictable;
+            if (!operand->repeatable || (is_read_until(e, root, at) && !is_gone)) e->reads[e->n_reads++] = root->id;
+            else if (n_copies++ == MAX_COPIES) return false;
+            else e->stack[n++] = root->id;
+        }
+    }
+    return true;
+}
+
+/* Whether the value can be computed again at `at` from what is read there or later anyway. */
+static bool can_return(evictor *e, uint32_t id, uint32_t at)
+{
+    if (!find_reads(e, id, at)) return false;
+    for (uint32_t i = 0; i < e->n_reads; i++)
+        if (!is_read_until(e, e->g->values[e->reads[i]], at)) return false;
+    return true;
+}
+
+/*
+ * Whether copies of the value cost a device nothing, which fuses them with their readers: all of these are elementwise,
+ * and the copies read no more bytes than the value has. What they read is kept until then.
+ */
+static bool take_fused(evictor *e, uint32_t id)
+{
+    const storage *s = &e->s[id];
+    size_t bytes = 0;
+    uint32_t at = NONE;
+    for (uint32_t i = 0; i < s->n_uses; i++) {
+        uint32_t use = e->uses[s->first_use + i];
+        if (use < e->split) continue;
+        if (!ont_recompute_is_fusable(e->nodes[use])) return false;
+        if (at == NONE) at = use;
+    }
+    if (at == NONE || !find_reads(e, id, at)) return false;
+    for (uint32_t i = 0; i < e->n_reads; i++) {
+        const ont_value *v = e->g->values[e->reads[i]];
+        bytes += (size_t)ont_shape_count(&v->shape) * ont_dtype_size(v->dtype);
+    }
+    for (uint32_t i = 0; i < e->n_reads && bytes <= s->bytes; i++) {
+        storage *read = &e->s[e->reads[i]];
+        if (!is_read_until(e, e->g->values[e->reads[i]], at) && read->keep_until < at) read->keep_until = at;
+    }
+    return bytes <= s->bytes;
+}
+
+/* Which values may be evicted at the lowest level, in a step whose peak is `peak`. */
+static void apply_rule(evictor *e, int64_t peak)
+{
+    int64_t divisor = ont_recompute_is_everywhere() ? INT64_MAX : MIN_SAVED_DIVISOR;
+    for (uint32_t i = 0; i < e->n_values; i++) {
+        storage *s = &e->s[i];
+        s->repeatable = s->def && is_repeatable(e, s->def);
+        s->evictable &= s->repeatable && !e->fused_only && (int64_t)s->bytes >= peak / divisor;
+    }
+    for (bool found = e->fused_only; found;) { /* where an operand is evicted, its readers may follow in the next round */
+        found = false;
+        for (uint32_t i = 0; i < e->n_values; i++) {
+            storage *s = &e->s[i];
+            if (s->evictable || !s->repeatable || !s->bytes || !take_fused(e, i)) continue;
+            s->evictable = found = true;
+        }
+    }
+}
+
 /* ---- the simulation ---- */
 
 /* Position of the next use at or behind `now`; NONE: there is none. */
 static uint32_t next_use(const evictor *e, storage *s)
 {
     while (s->next < s->n_uses && e->uses[s->first_use + s->next] < e->now) s->next++;
-    return s->next < s->n_uses ? e->uses[s->first_use + s->next] : NONE;
+    if (s->next < s->n_uses) return e->uses[s->first_use + s->next];
+    return s->keep_until && s->keep_until >= e->now ? s->keep_until : NONE;
 }
 
 static void make_live(evictor *e, uint32_t id)
@@ -214,7 +346,7 @@ static double cost_of(evictor *e, uint32_t id)
         const storage *s = &e->s[e->stack[--n]];
         cost += s->cost;
         for (uint32_t i = 0; i < s->def->n_inputs; i++) {
-            const ont_value *root = root_in(s->def, i);
+            const ont_value *root = ont_root_in(s->def, i);
             if (!root || is_there(e, root) || e->visited[root->id] == e->n_visited) continue;
             e->visited[root->id] = e->n_visited;
             if (next_use(e, &e->s[root->id]) == NONE) e->stack[n++] = root->id;
@@ -226,6 +358,7 @@ static double cost_of(evictor *e, uint32_t id)
 /* Evicts values until `bytes` more fit, as far as there are any to evict. */
 static void make_room(evictor *e, int64_t bytes)
 {
+    if (e->fused_only && e->now >= e->split) return; /* a copy has all readers */
     while (e->live_bytes + bytes > e->limit) {
         uint32_t best = NONE, best_next = 0;
         double best_score = INFINITY;
@@ -235,6 +368,7 @@ static void make_room(evictor *e, int64_t bytes)
             if (!s->evictable || s->locks) continue;
             uint32_t next = next_use(e, s);
             if (next == NONE || next < e->split || next <= e->now) continue;
+            if (e->lowest && !e->fused_only && !can_return(e, id, next)) continue;
             double score = cost_of(e, id) / (double)s->bytes;
             if (score > best_score || (score == best_score && next < best_next)) continue;
             best = id, best_score = score, best_next = next;
@@ -259,7 +393,7 @@ static void run_node(evictor *e, const ont_node *node)
 static void lock_operands(evictor *e, const ont_node *node, int sign)
 {
     for (uint32_t i = 0; i < node->n_inputs; i++) {
-        const ont_value *root = root_in(node, i);
+        const ont_value *root = ont_root_in(node, i);
         if (root && e->s[root->id].bytes) e->s[root->id].locks += (uint32_t)sign;
     }
 }
@@ -287,10 +421,10 @@ static void bring_back(evictor *e, const ont_value *root)
         outputs |= 1u << i;
     }
     e->events[e->n_events++] = (event){e->now, node, outputs};
-    e->cost += ont_recompute_node_cost(node);
+    e->cost += ont_node_cost(node);
     lock_operands(e, node, -1);
     for (uint32_t i = 0; i < node->n_inputs; i++)
-        if (root_in(node, i)) drop_if_unread(e, root_in(node, i)->id, e->now);
+        if (ont_root_in(node, i)) drop_if_unread(e, ont_root_in(node, i)->id, e->now);
 }
 
 /* Brings the operands back that are evicted, and locks all of them. */
@@ -298,7 +432,7 @@ static void bring_operands(evictor *e, ont_node *node)
 {
     lock_operands(e, node, 1);
     for (uint32_t i = 0; i < node->n_inputs && !e->failed; i++) {
-        const ont_value *root = root_in(node, i);
+        const ont_value *root = ont_root_in(node, i);
         if (root && !is_there(e, root)) bring_back(e, root);
     }
 }
@@ -311,7 +445,7 @@ static int64_t bytes_in_place(evictor *e, const ont_node *node)
     e->now++;
     int64_t bytes = 0;
     for (uint32_t i = 0; i < node->n_inputs && !bytes; i++) {
-        const ont_value *root = root_in(node, i);
+        const ont_value *root = ont_root_in(node, i);
         storage *s = root ? &e->s[root->id] : NULL;
         if (s && s->live && s->bytes == e->s[out->id].bytes && next_use(e, s) == NONE) bytes = (int64_t)s->bytes;
     }
@@ -342,7 +476,7 @@ static bool simulate(evictor *e, int64_t limit, double max_cost)
         e->live_bytes += reused;
         lock_operands(e, node, -1);
         for (uint32_t i = 0; i < node->n_inputs; i++)
-            if (root_in(node, i)) drop_if_unread(e, root_in(node, i)->id, e->now + 1);
+            if (ont_root_in(node, i)) drop_if_unread(e, ont_root_in(node, i)->id, e->now + 1);
         for (uint32_t i = 0; i < node->n_outputs; i++)
             if (node->outputs[i]) drop_if_unread(e, node->outputs[i]->id, e->now + 1);
     }
@@ -415,43 +549,60 @@ static ont_status rewrite(evictor *e)
 
 /* ---- the limit ---- */
 
-/* The lowest limit whose copies cost at most `max_cost`, by bisection; leaves its simulation. */
+/*
+ * The lowest limit whose copies cost at most `max_cost`, by bisection; leaves its simulation. At the lowest level also
+ * below the least peak that can be, if some can: the memory plan may have room where the simulation has none.
+ */
 static bool find_limit(evictor *e, int64_t peak, double max_cost)
 {
-    int64_t low = 0, high = peak, found = -1;
+    int64_t low = 0, high = peak, found = -1, least = -1;
     for (int i = 0; i < MAX_ROUNDS; i++) {
         int64_t middle = low + (high - low) / 2;
-        bool fits = simulate(e, middle, max_cost) && e->peak <= middle;
-        if (fits) high = found = middle;
+        bool fits = simulate(e, middle, max_cost) && (e->peak <= middle || (e->lowest && e->peak <= least));
+        if (fits) high = found = middle, least = e->peak;
         else low = middle;
     }
     return found >= 0 && simulate(e, found, max_cost);
 }
 
-ont_status ont_recompute_evict(ont_graph *g)
+/* Simulates the step within what the level or the budget asks; false if there is nothing to do. */
+static bool choose(evictor *e, int64_t peak)
 {
-    evictor e = {.g = g};
-    ont_status status = allocate(&e);
-    if (status != ONT_OK) goto done;
-    read_graph(&e);
-    simulate(&e, INT64_MAX, INFINITY);
-    int64_t peak = e.peak;
-    bool found = false;
+    ont_graph *g = e->g;
     double budget = g->recompute.step * ont_recompute_budget_fraction(g->recompute.level) - g->recompute.cost;
+    if (ont_recompute_is_everywhere()) return simulate(e, 0, INFINITY) || find_limit(e, peak, INFINITY);
     if (g->recompute.limit) { /* or the lowest one that can be */
         int64_t limit = (int64_t)g->recompute.limit;
         double most = MOST_SHARE * g->recompute.step;
-        found = (simulate(&e, limit, most) && e.peak <= limit) || find_limit(&e, peak, most);
-        if (e.limit > limit) g->recompute.limit = (size_t)e.limit;
-    } else if (peak >= MIN_PEAK_BYTES || ont_pass_is_forced("recompute")) {
-        found = find_limit(&e, peak, budget);
+        bool found = (simulate(e, limit, most) && e->peak <= limit) || find_limit(e, peak, most);
+        if (e->limit > limit) g->recompute.limit = (size_t)e->limit;
+        return found;
     }
-    if (found && e.n_events) {
-        g->recompute.bytes += peak > e.peak ? (size_t)(peak - e.peak) : 0;
-        g->recompute.cost += e.cost;
-        status = rewrite(&e);
-    }
-done:
+    if (peak < MIN_PEAK_BYTES && !ont_pass_is_forced("recompute")) return false;
+    return e->fused_only ? simulate(e, 0, INFINITY) : find_limit(e, peak, budget);
+}
+
+static ont_status recompute(evictor *e)
+{
+    ont_graph *g = e->g;
+    ONT_TRY(allocate(e));
+    read_graph(e);
+    simulate(e, INT64_MAX, INFINITY);
+    int64_t peak = e->peak;
+    if (e->lowest) apply_rule(e, peak);
+    if (!choose(e, peak) || !e->n_events) return ONT_OK;
+    g->recompute.bytes += peak > e->peak ? (size_t)(peak - e->peak) : 0;
+    g->recompute.cost += e->cost;
+    return rewrite(e);
+}
+
+ont_status ont_pass_recompute(ont_graph *g)
+{
+    if (!g->last || !g->last->backward) return ONT_OK;
+    if (!g->recompute.step) g->recompute.step = ont_graph_cost(g);
+    evictor e = {.g = g, .lowest = g->recompute.level == ONT_RECOMPUTE_MEMORY_BOUND && !g->recompute.limit};
+    e.fused_only = e.lowest && g->device && !ont_recompute_is_everywhere();
+    ont_status status = recompute(&e);
     release(&e);
     return status;
 }

@@ -14,6 +14,7 @@
 
 #include "ops/attention/fused_attention.h"
 #include "ops/random/random.h"
+#include "passes/match.h"
 #include "passes/move_transpose.h"
 #include "passes/pass.h"
 #include "passes/causal_mask.h"
@@ -36,16 +37,6 @@ typedef struct match {
     ont_strided_view view[ONT_ATTENTION_INPUTS + 1]; /* views of (n_rows, ...), one per input and the result */
     int64_t key_stride[ONT_ATTENTION_INPUTS + 1];    /* stride along seqlen_k: of K, V, bias, mask */
 } match;
-
-static bool is_product(const ont_node *node)
-{
-    return ONT_IS(node, MatMul) || ONT_IS(node, FusedMatMul);
-}
-
-static ont_node *producer(const ont_value *v)
-{
-    return v && v->kind == ONT_VALUE_NODE ? v->def : NULL;
-}
 
 static bool is_single_or_narrow(ont_dtype dtype)
 {
@@ -81,9 +72,9 @@ static int scores_operand(const match *m, const ont_node *node)
     for (int i = 0; i < 2; i++) {
         const ont_value *v = ont_node_in(node, (uint32_t)i);
         for (int depth = 0; depth < 12 && is_all_scores(m, v); depth++) {
-            const ont_node *def = producer(v);
+            const ont_node *def = ont_producer(v);
             if (!def) break;
-            if (is_product(def)) return i;
+            if (ont_is_matmul(def)) return i;
             int next = ONT_IS(def, Where) ? (is_all_scores(m, ont_node_in(def, 1)) ? 1 : 2) : 0;
             if (next == 0 && !is_all_scores(m, ont_node_in(def, 0))) next = 1;
             v = ont_node_in(def, (uint32_t)next);
@@ -95,7 +86,7 @@ static int scores_operand(const match *m, const ont_node *node)
 /* Strips Expand and Identity off `mask` while it still broadcasts to `shape`. */
 static ont_value *strip_expand(ont_value *mask, const ont_shape *shape)
 {
-    for (ont_node *def; (def = producer(mask)) && (ONT_IS(def, Expand) ||
+    for (ont_node *def; (def = ont_producer(mask)) && (ONT_IS(def, Expand) ||
                                                                 ONT_IS(def, Identity));) {
         ont_value *x = ont_node_in(def, 0);
         ont_shape both;
@@ -147,9 +138,9 @@ static bool find_scores(match *m)
 {
     ont_value *x = ont_node_in(m->softmax, 0);
     for (int depth = 0; depth < 16 && is_all_scores(m, x); depth++) {
-        ont_node *node = producer(x);
+        ont_node *node = ont_producer(x);
         if (!node || !ont_single_user(m->g, x)) return false;
-        if (is_product(node)) {
+        if (ont_is_matmul(node)) {
             m->scores = node;
             m->scale *= ont_attr_float(node, "alpha", 1);
             return true;
@@ -210,7 +201,7 @@ static bool find_values(match *m)
     for (int depth = 0; depth < 8 && is_all_scores(m, p); depth++) {
         ont_node *node = ont_single_user(m->g, p);
         if (!node || ont_node_in(node, 0) != p) return false;
-        if (is_product(node)) {
+        if (ont_is_matmul(node)) {
             m->values = node;
             m->y = node->outputs[0];
             return !ont_attr_int(node, "transA", 0) && ont_attr_float(node, "alpha", 1) == 1;

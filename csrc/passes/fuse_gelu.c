@@ -5,6 +5,7 @@
  */
 #include <string.h>
 
+#include "passes/match.h"
 #include "passes/pass.h"
 
 static bool is_tanh_form(const ont_node *node)
@@ -15,11 +16,9 @@ static bool is_tanh_form(const ont_node *node)
 /* A matmul without scale, with the given number of operands. */
 static bool is_product(const ont_node *node, uint32_t operands)
 {
-    bool gemm = ONT_IS(node, Gemm), fused = ONT_IS(node, FusedMatMul),
-         plain = ONT_IS(node, MatMul);
     uint32_t n = node->n_inputs;
     if (n > 2 && !ont_node_in(node, 2)) n = 2;
-    if (!gemm && !fused && !plain) return false;
+    if (!ont_is_matmul_or_gemm(node)) return false;
     if (ont_attr_float(node, "alpha", 1.0) != 1 || (n > 2 && ont_attr_float(node, "beta", 1.0) != 1)) return false;
     return n == operands && node->outputs[0]->dtype == ont_node_in(node, 0)->dtype;
 }

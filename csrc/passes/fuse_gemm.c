@@ -10,12 +10,8 @@
 #include <string.h>
 
 #include "ops/matmul/matmul.h"
+#include "passes/match.h"
 #include "passes/pass.h"
-
-static bool is_matmul(const ont_node *node)
-{
-    return ONT_IS(node, MatMul) || ONT_IS(node, FusedMatMul);
-}
 
 /* ---- bias ---- */
 
@@ -77,12 +73,7 @@ static bool absorbs(const ont_graph *g, const ont_node *product, const ont_node 
 
 static ont_status absorb_cast(ont_graph *g, ont_node *product, ont_node *cast)
 {
-    const ont_op *op = ont_op_find(ONT_DOMAIN, "FusedMatMul", INT64_MAX);
-    if (!op) return ont_fail(ONT_EINTERNAL, "FusedMatMul is not in the table");
-    product->domain = op->domain;
-    product->op_type = op->name;
-    product->op = op;
-    product->version = op->since;
+    ONT_TRY(ont_matmul_become_fused(product));
     ONT_TRY(ont_attr_set_int(g, product, "to", ONT_FLOAT32));
     ont_value *y = ont_node_in(cast, 0);
     for (ont_value *v = y;; v = v->def->inputs[0].value) { /* the views, too */
@@ -98,7 +89,7 @@ ont_status ont_pass_fuse_gemm(ont_graph *g)
 {
     for (ont_node *node = g->first, *next; node; node = next) {
         next = node->next;
-        if (!is_matmul(node)) continue;
+        if (!ont_is_matmul(node)) continue;
         ont_node *user = ont_single_user_in_phase(g, node->outputs[0]), *cast;
         ont_value *bias = user ? added_bias(node, user) : NULL;
         if (bias && next == user) next = user->next;

@@ -9,6 +9,7 @@
  */
 #include <string.h>
 
+#include "passes/match.h"
 #include "passes/pass.h"
 
 /* ---- SoftmaxCrossEntropyGrad, views, Cast ---- */
@@ -85,9 +86,7 @@ static bool is_produced_in_16_bits(const ont_graph *g, const ont_value *scores)
     if (!node || ont_op_has_kernel(node, g->device)) return true;
     for (uint32_t i = 0; ONT_IS(node, Add) && i < 2; i++) {
         const ont_node *product = root_producer(node->inputs[i].value);
-        bool is_product = product &&
-                          (ONT_IS(product, MatMul) || ONT_IS(product, FusedMatMul));
-        if (is_product && ont_op_has_kernel(product, g->device)) return true;
+        if (ont_is_matmul(product) && ont_op_has_kernel(product, g->device)) return true;
     }
     return false;
 }

@@ -6,6 +6,7 @@
  */
 #include "base/alloc.h"
 #include "base/assert.h"
+#include "passes/match.h"
 #include "passes/pass.h"
 
 enum { ADDEND = 3, SUM = 3, COPY = 4 };                   /* of FusedNorm */
@@ -17,18 +18,11 @@ typedef struct fusion {
     size_t room;     /* of `order` */
 } fusion;
 
-/* The 16-bit value of which v is a Cast; else v. */
-static ont_value *before_cast(ont_value *v)
-{
-    const ont_node *cast = v->def;
-    return ONT_IS(cast, Cast) && ont_dtype_is_half(ont_node_in(cast, 0)->dtype) ? ont_node_in(cast, 0) : v;
-}
-
 /* Sets input `index` to `v`, or to what v was cast from; leaves it as it was if no kernel takes the node then. */
 static bool set_input(const fusion *f, ont_node *node, uint32_t index, ont_value *v)
 {
     ont_value *was = ont_node_in(node, index);
-    ont_node_set_input(node, index, before_cast(v));
+    ont_node_set_input(node, index, ont_before_cast(v));
     if (ont_op_has_kernel(node, f->g->device)) return true;
     ont_node_set_input(node, index, v);
     if (ont_op_has_kernel(node, f->g->device)) return true;
@@ -220,11 +214,8 @@ static ont_status join_all(const fusion *f)
 
 ont_status ont_pass_fuse_norm(ont_graph *g)
 {
-    uint32_t position = 0;
     fusion f = {.g = g, .room = 2 * (size_t)g->n_nodes + 1};
-    f.order = ont_calloc(f.room, sizeof *f.order);
-    if (!f.order) return ONT_ENOMEM;
-    for (ont_node *node = g->first; node; node = node->next) f.order[node->id] = ++position;
+    ONT_TRY(ont_node_positions(g, f.room, &f.order));
     ont_status status = replace_all(&f);
     if (status == ONT_OK) status = join_all(&f);
     ont_free(f.order);

@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "ops/support/compose.h"
+#include "passes/match.h"
 #include "passes/pass.h"
 #include "passes/strides.h"
 
@@ -19,17 +20,10 @@ typedef struct match {
     ont_dtype dtype; /* dtype of cos and sin; x may be narrower, with Casts behind it */
 } match;
 
-static ont_node *producer(const ont_value *v, const ont_op *op)
+static ont_node *producer_by(const ont_value *v, const ont_op *op)
 {
-    ont_node *node = v && v->kind == ONT_VALUE_NODE ? v->def : NULL;
+    ont_node *node = ont_producer(v);
     return ont_is_op(node, op) ? node : NULL;
-}
-
-/* Strips a Cast from 16 bits off v. */
-static ont_value *before_cast(ont_value *v)
-{
-    const ont_node *cast = producer(v, &ont_op_Cast);
-    return cast && ont_dtype_is_half(ont_node_in(cast, 0)->dtype) ? ont_node_in(cast, 0) : v;
 }
 
 static bool is_last(int64_t axis, const ont_value *v)
@@ -49,7 +43,7 @@ static bool const_int_or(const ont_node *node, uint32_t index, int64_t default_v
 /* The x of which `half` is half `which`, by a Split or a Slice; NULL: none. */
 static ont_value *half_of(const ont_value *half, int which)
 {
-    const ont_node *split = producer(half, &ont_op_Split), *slice = producer(half, &ont_op_Slice);
+    const ont_node *split = producer_by(half, &ont_op_Split), *slice = producer_by(half, &ont_op_Slice);
     const ont_node *node = split ? split : slice;
     ont_value *x = node ? ont_node_in(node, 0) : NULL;
     if (!x || ont_last_dim(x) != 2 * ont_last_dim(half) || !ont_last_dim(half)) return NULL;
@@ -68,9 +62,9 @@ static ont_value *half_of(const ont_value *half, int which)
 /* The x of concat(-b, a), where a and b are its halves; NULL: no match. */
 static ont_value *rotate_half_operand(ont_value *v)
 {
-    const ont_node *concat = producer(before_cast(v), &ont_op_Concat);
+    const ont_node *concat = producer_by(ont_before_cast(v), &ont_op_Concat);
     if (!concat || concat->n_inputs != 2 || !is_last(ont_attr_int(concat, "axis", 0), concat->outputs[0])) return NULL;
-    const ont_node *neg = producer(ont_node_in(concat, 0), &ont_op_Neg);
+    const ont_node *neg = producer_by(ont_node_in(concat, 0), &ont_op_Neg);
     ont_value *x = neg ? half_of(ont_node_in(neg, 0), 1) : NULL;
     return x && half_of(ont_node_in(concat, 1), 0) == x ? x : NULL;
 }
@@ -88,11 +82,11 @@ static bool find(const ont_node *sum, match *m)
 {
     for (uint32_t order = 0; order < 8; order++) {
         uint32_t first = order & 1, half_index = order >> 1 & 1, same = order >> 2 & 1;
-        const ont_node *rotated = producer(ont_node_in(sum, first), &ont_op_Mul);
-        const ont_node *plain = producer(ont_node_in(sum, 1 - first), &ont_op_Mul);
+        const ont_node *rotated = producer_by(ont_node_in(sum, first), &ont_op_Mul);
+        const ont_node *plain = producer_by(ont_node_in(sum, 1 - first), &ont_op_Mul);
         if (!rotated || !plain) return false;
         ont_value *x = rotate_half_operand(ont_node_in(rotated, half_index));
-        if (!x || before_cast(ont_node_in(plain, same)) != x) continue;
+        if (!x || ont_before_cast(ont_node_in(plain, same)) != x) continue;
         *m = (match){x, ont_node_in(plain, 1 - same), ont_node_in(rotated, 1 - half_index), sum->outputs[0]->dtype};
         return m->cos->dtype == m->dtype && m->sin->dtype == m->dtype && is_full_row_table(m->cos, x) &&
                is_full_row_table(m->sin, x);
@@ -126,7 +120,7 @@ static ont_status fuse(ont_graph *g, ont_node *sum, const match *m)
 {
     ont_builder b = {.graph = g, .before = sum, .backward = sum->backward, .origin = sum};
     ont_value *x = m->x, *cos = m->cos, *sin = m->sin;
-    const ont_node *transpose = producer(x, &ont_op_Transpose);
+    const ont_node *transpose = producer_by(x, &ont_op_Transpose);
     size_t rank = 0;
     const int64_t *perm = transpose ? ont_attr_ints(transpose, "perm", &rank) : NULL;
     if (perm && perm[rank - 1] != (int64_t)rank - 1) perm = NULL;
@@ -177,7 +171,7 @@ ont_status ont_pass_narrow_rotary(ont_graph *g)
     bool changed = false;
     for (ont_node *node = g->first; node; node = node->next) {
         if (!ONT_IS(node, Rotate) || node->outputs[0]->dtype != ONT_FLOAT32) continue;
-        ont_value *x = before_cast(ont_node_in(node, 0));
+        ont_value *x = ont_before_cast(ont_node_in(node, 0));
         ont_node *cast = x != ont_node_in(node, 0) ? cast_behind(g, node->outputs[0], x->dtype) : NULL;
         if (!cast) continue;
         ont_node_set_input(node, 0, x);

@@ -5,6 +5,7 @@
  */
 #include "base/alloc.h"
 #include "ops/matmul/matmul.h"
+#include "passes/match.h"
 #include "passes/pass.h"
 
 /* A matmul that contracts `v` (..., columns), or a view of it, along its first dim. */
@@ -50,10 +51,9 @@ static ont_status fuse(ont_graph *g, ont_node *sum, const uint32_t *order)
 ont_status ont_pass_fuse_sums(ont_graph *g)
 {
     if (g->device) return ONT_OK; /* only CPU kernels support column sums */
-    uint32_t *order = ont_calloc(g->n_nodes ? g->n_nodes : 1, sizeof *order), position = 0;
-    if (!order) return ONT_ENOMEM;
+    uint32_t *order;
+    ONT_TRY(ont_node_positions(g, g->n_nodes, &order));
     ont_status status = ONT_OK;
-    for (ont_node *node = g->first; node; node = node->next) order[node->id] = ++position;
     for (ont_node *node = g->first, *next; node && status == ONT_OK; node = next) {
         next = node->next;
         if (ONT_IS(node, SumTo)) status = fuse(g, node, order);

@@ -6,6 +6,7 @@
 
 #include <string.h>
 
+#include "passes/match.h"
 #include "passes/pass.h"
 
 /* The value of which `v` is the transpose in the last two dims; NULL: none. */
@@ -22,23 +23,12 @@ static ont_value *transposed(const ont_value *v)
     return ont_node_in(v->def, 0);
 }
 
-static ont_status become_fused(ont_node *node)
-{
-    const ont_op *op = ont_op_find(ONT_DOMAIN, "FusedMatMul", INT64_MAX);
-    if (!op) return ont_fail(ONT_EINTERNAL, "FusedMatMul is not in the table");
-    node->domain = op->domain;
-    node->op_type = op->name;
-    node->op = op;
-    node->version = op->since;
-    return ONT_OK;
-}
-
 static ont_status absorb(ont_graph *g, ont_node *node)
 {
     static const char *const flags[] = {"transA", "transB"};
     for (uint32_t i = 0; i < 2; i++) {
         for (ont_value *x; (x = transposed(ont_node_in(node, i)));) {
-            if (ONT_IS(node, MatMul)) ONT_TRY(become_fused(node));
+            if (ONT_IS(node, MatMul)) ONT_TRY(ont_matmul_become_fused(node));
             ONT_TRY(ont_attr_set_int(g, node, flags[i], !ont_attr_int(node, flags[i], 0)));
             ont_node_set_input(node, i, x);
         }
@@ -49,8 +39,6 @@ static ont_status absorb(ont_graph *g, ont_node *node)
 ont_status ont_pass_fuse_transpose(ont_graph *g)
 {
     for (ont_node *node = g->first; node; node = node->next)
-        if (ONT_IS(node, MatMul) || ONT_IS(node, Gemm) ||
-            ONT_IS(node, FusedMatMul))
-            ONT_TRY(absorb(g, node));
+        if (ont_is_matmul_or_gemm(node)) ONT_TRY(absorb(g, node));
     return ont_pass_dce(g);
 }

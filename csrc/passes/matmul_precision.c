@@ -10,20 +10,9 @@
 #include <string.h>
 
 #include "ops/matmul/matmul.h"
-#include "passes/pipeline.h"
-
-static int setting = ONT_PRECISION_HIGHEST; /* an ont_matmul_precision, with ALWAYS */
-enum { ALWAYS = 8 };
-
-void ont_set_matmul_precision(ont_matmul_precision precision, bool always)
-{
-    __atomic_store_n(&setting, (int)precision | (always && precision ? ALWAYS : 0), __ATOMIC_RELAXED);
-}
-
-int ont_matmul_precision_setting(void)
-{
-    return __atomic_load_n(&setting, __ATOMIC_RELAXED);
-}
+#include "passes/match.h"
+#include "passes/options.h"
+#include "passes/pass.h"
 
 /* Rounding costs one pass over each operand: profitable for large matmuls only. */
 static bool is_profitable(const ont_matmul_desc *p)
@@ -35,11 +24,10 @@ static bool is_profitable(const ont_matmul_desc *p)
 static bool is_float32_matmul(const ont_node *node, bool always)
 {
     ont_matmul_desc p;
-    bool gemm = ONT_IS(node, Gemm);
-    if (!gemm && !ONT_IS(node, MatMul) && !ONT_IS(node, FusedMatMul)) return false;
+    if (!ont_is_matmul_or_gemm(node)) return false;
     if (ont_node_in(node, 0)->dtype != ONT_FLOAT32 || ont_node_in(node, 1)->dtype != ONT_FLOAT32) return false;
     if (ont_matmul_desc_read(node, &p) != ONT_OK || p.vector_a || p.vector_b) return false;
-    if (gemm && ont_node_in(node, 2) && ont_attr_float(node, "beta", 1.0) != 1) return false;
+    if (ONT_IS(node, Gemm) && ont_node_in(node, 2) && ont_attr_float(node, "beta", 1.0) != 1) return false;
     ont_matmul_desc_fold_batch(&p);
     return always || is_profitable(&p);
 }
@@ -77,9 +65,9 @@ static ont_status lower(ont_graph *g, ont_node *node, ont_matmul_precision preci
 
 ont_status ont_pass_matmul_precision(ont_graph *g)
 {
-    int setting_now = ont_matmul_precision_setting();
-    bool always = setting_now & ALWAYS;
-    ont_matmul_precision precision = (ont_matmul_precision)(setting_now & ~ALWAYS);
+    int setting = ont_matmul_precision_setting();
+    bool always = setting & ONT_PRECISION_EVERYWHERE;
+    ont_matmul_precision precision = (ont_matmul_precision)(setting & ~ONT_PRECISION_EVERYWHERE);
     if (precision == ONT_PRECISION_HIGHEST || g->device) return ONT_OK;
     bool has = precision == ONT_PRECISION_HIGH ? ont_matmul_has_bf16x3() : always || ont_matmul_half_is_fast();
     if (!has) return ONT_OK;

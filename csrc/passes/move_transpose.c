@@ -8,12 +8,8 @@
 
 #include <string.h>
 
+#include "passes/match.h"
 #include "passes/strides.h"
-
-static ont_node *producer(const ont_value *v)
-{
-    return v && v->kind == ONT_VALUE_NODE ? v->def : NULL;
-}
 
 /* The permutation of a Transpose that keeps the last dim in place; NULL for other nodes. */
 static const int64_t *row_permutation(const ont_node *node)
@@ -26,9 +22,7 @@ static const int64_t *row_permutation(const ont_node *node)
 /* Rows times a matrix: the matmul of a linear layer. */
 static bool is_linear(const ont_node *node)
 {
-    if (!ONT_IS(node, MatMul) && !ONT_IS(node, FusedMatMul) &&
-        !ONT_IS(node, Gemm))
-        return false;
+    if (!ont_is_matmul_or_gemm(node)) return false;
     const ont_value *c = ont_node_in(node, 2), *y = node->outputs[0];
     if (c && ont_shape_count(&c->shape) != 1 && ont_shape_count(&c->shape) != y->shape.dims[y->shape.rank - 1])
         return false;
@@ -40,8 +34,7 @@ static bool is_linear(const ont_node *node)
 
 static bool is_batched(const ont_node *node)
 {
-    return (ONT_IS(node, MatMul) || ONT_IS(node, FusedMatMul)) &&
-           ont_node_in(node, 0)->shape.rank > 2 && ont_node_in(node, 1)->shape.rank > 2;
+    return ont_is_matmul(node) && ont_node_in(node, 0)->shape.rank > 2 && ont_node_in(node, 1)->shape.rank > 2;
 }
 
 /* Which operand of an Add is a bias: a vector along the last dim of the other; -1: neither. */
@@ -85,7 +78,7 @@ static bool leads_to_attention(const ont_graph *g, const ont_value *v, int depth
 static bool comes_from_attention(const ont_graph *g, const ont_value *v)
 {
     for (int depth = 0; depth < 10; depth++) {
-        const ont_node *node = producer(v);
+        const ont_node *node = ont_producer(v);
         if (!node || !ont_single_user(g, v)) return false;
         if (is_batched(node)) return true;
         if (ONT_IS(node, Where))
@@ -120,10 +113,10 @@ static ont_value *clone_linear(ont_builder *b, const ont_node *linear, ont_value
 /* linear(transpose(x)) becomes transpose(linear(x)); a Cast between the two, as autocast has it, stays in front. */
 static ont_status sink_transpose(ont_graph *g, ont_node *linear, bool *changed)
 {
-    ont_node *transpose = producer(ont_node_in(linear, 0)), *cast = NULL;
+    ont_node *transpose = ont_producer(ont_node_in(linear, 0)), *cast = NULL;
     if (transpose && ONT_IS(transpose, Cast) && ont_single_user(g, transpose->outputs[0])) {
         cast = transpose;
-        transpose = producer(ont_node_in(cast, 0));
+        transpose = ont_producer(ont_node_in(cast, 0));
     }
     const int64_t *perm = row_permutation(transpose);
     if (!perm || ONT_IS(linear, Gemm)) return ONT_OK;
@@ -146,7 +139,7 @@ static ont_status sink_transpose(ont_graph *g, ont_node *linear, bool *changed)
 /* The value in front of the layout operators, with single users, that produce `v`. */
 static ont_value *before_views(const ont_graph *g, ont_value *v)
 {
-    while (producer(v) && ont_node_keeps_order(v->def) && ont_single_user(g, v)) v = ont_node_in(v->def, 0);
+    while (ont_producer(v) && ont_node_keeps_order(v->def) && ont_single_user(g, v)) v = ont_node_in(v->def, 0);
     return v;
 }
 
@@ -155,11 +148,11 @@ static ont_status hoist_transpose(ont_graph *g, ont_node *transpose, bool *chang
 {
     const int64_t *perm = row_permutation(transpose);
     ont_value *w = perm ? ont_node_in(transpose, 0) : NULL, *y = w && ont_single_user(g, w) ? before_views(g, w) : NULL;
-    ont_node *add = y ? producer(y) : NULL;
+    ont_node *add = y ? ont_producer(y) : NULL;
     int i = bias_of(add);
     if (i < 0) add = NULL;
     else y = ont_node_in(add, (uint32_t)(1 - i));
-    ont_node *linear = y && ont_single_user(g, y) ? producer(y) : NULL;
+    ont_node *linear = y && ont_single_user(g, y) ? ont_producer(y) : NULL;
     if (!is_linear(linear)) return ONT_OK;
     ont_value *x = ont_node_in(linear, 0);
     int rank = w->shape.rank;

@@ -24,9 +24,9 @@
 
 #include "ops/attention/fused_attention.h"
 #include "ops/index/rows.h"
+#include "passes/cost.h"
+#include "passes/options.h"
 #include "passes/pack_rows_state.h"
-#include "passes/pipeline.h"
-#include "passes/recompute.h"
 
 enum { MAX_ANCESTORS = 400 };
 /* Counting rows takes a probe at each call: it is not worth it for less of the forward's cost, in its share and in
@@ -47,7 +47,7 @@ static bool is_cheap(const ont_node *node, int *budget, double *cost)
     if (--*budget < 0 || node->op->flags & ONT_OP_RANDOM || node->op->rows == ONT_ROWS_MATMUL ||
         node->op->rows == ONT_ROWS_ATTENTION || node->op->rows == ONT_ROWS_NORM)
         return false;
-    *cost += ont_recompute_node_cost(node);
+    *cost += ont_node_cost(node);
     for (uint32_t i = 0; i < node->n_inputs; i++) {
         const ont_value *v = node->inputs[i].value;
         if (v && v->kind == ONT_VALUE_NODE && !is_cheap(v->def, budget, cost)) return false;
@@ -60,7 +60,7 @@ static bool follows_cheaply(const ont_pack_state *s, const ont_value *v)
     int budget = MAX_ANCESTORS;
     double cost = 0;
     if (!v || v->kind != ONT_VALUE_NODE) return true;
-    return is_cheap(v->def, &budget, &cost) && (s->forced || cost <= 0.05 * ont_recompute_graph_cost(s->g));
+    return is_cheap(v->def, &budget, &cost) && (s->forced || cost <= 0.05 * ont_graph_cost(s->g));
 }
 
 static int intern_set(ont_pack_state *s, int64_t n, uint64_t sources)
@@ -280,7 +280,7 @@ static void add_costs(ont_pack_state *s)
     for (const ont_node *node = s->g->first; node; node = node->next) {
         int set = s->accepted[node->id];
         if (set < 0) continue;
-        double cost = ont_recompute_node_cost(node);
+        double cost = ont_node_cost(node);
         s->sets[set].cost += cost;
         if (node->op->rows == ONT_ROWS_MATMUL) s->sets[set].products += cost;
     }
@@ -293,7 +293,7 @@ static void add_costs(ont_pack_state *s)
 static ont_status count_rows(ont_pack_state *s, ont_known_values *known)
 {
     ont_graph *g = s->g;
-    double total = ont_recompute_graph_cost(g);
+    double total = ont_graph_cost(g);
     ont_builder b = {.graph = g, .before = s->front, .status = ONT_OK};
     uint32_t n = 0;
     double counted = 0;

@@ -122,7 +122,7 @@ ont_status ont_pass_recompute_regions(ont_graph *g) ONT_MUST_USE;
 
 /*
  * Rematerialization: recomputes forward values in backward that are cheap to compute and large to keep. See
- * recompute.c.
+ * evict.c.
  */
 ont_status ont_pass_recompute(ont_graph *g) ONT_MUST_USE;
 

@@ -3,12 +3,9 @@
  */
 #include "passes/pipeline.h"
 
-#include <string.h>
-
-#include "base/log.h"
-#include "ops/conv/winograd.h"
 #include "passes/fuse_attention.h"
 #include "passes/fuse_transpose.h"
+#include "passes/options.h"
 #include "passes/pack_rows.h"
 
 typedef struct pass {
@@ -59,38 +56,6 @@ static const pass after_grad[] = {
     {"fuse_reductions", ont_pass_fuse_reductions, false, "FusedReduce", false, "fuse_elementwise"},
     {"fuse_sums", ont_pass_fuse_sums, false, NULL, false, NULL},
 };
-
-static char disabled[512];
-
-ont_status ont_passes_disable(const char *names)
-{
-    if (!names) names = "";
-    if (strlen(names) >= sizeof disabled - 2) return ont_fail(ONT_EINVAL, "list of passes is too long");
-    disabled[0] = ',';
-    strcpy(disabled + 1, names);
-    strcat(disabled, ",");
-    ont_winograd_enable(!strstr(disabled, ",winograd,")); /* not a pass, but optional in the same way */
-    return ONT_OK;
-}
-
-/* Whether the list contains the name after `prefix`. */
-static bool is_in_list(const char *name, char prefix)
-{
-    size_t length = strlen(name);
-    for (const char *at = disabled; (at = strstr(at, name)); at += length)
-        if (at[-1] == prefix && at[length] == ',' && (prefix == ',' || at[-2] == ',')) return true;
-    return false;
-}
-
-bool ont_pass_is_disabled(const char *name)
-{
-    return is_in_list(name, ',');
-}
-
-bool ont_pass_is_forced(const char *name)
-{
-    return is_in_list(name, '+');
-}
 
 static bool lacks_kernel(const ont_graph *g, const char *fused_op)
 {

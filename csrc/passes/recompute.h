@@ -5,23 +5,8 @@
 #ifndef ONT_PASSES_RECOMPUTE_H
 #define ONT_PASSES_RECOMPUTE_H
 
+#include "passes/cost.h"
 #include "passes/pass.h"
-
-enum {
-    /* elementwise nodes, norms and layout operators, at most 2% of the cost of a step; on a device, elementwise nodes
-     * that are fused with their users */
-    ONT_RECOMPUTE_MEMORY_BOUND,
-    ONT_RECOMPUTE_LAYERS,  /* also matmuls and attention, on every device: up to 20% of the cost of a step */
-    ONT_RECOMPUTE_SEGMENTS, /* the same, several times where need be: up to 45% */
-    ONT_RECOMPUTE_LEVELS,
-};
-
-/* The fraction of a step's cost that a level may add, and the cost of a node and of a graph, in operations. */
-double ont_recompute_budget_fraction(int level);
-double ont_recompute_node_cost(const ont_node *node);
-double ont_recompute_graph_cost(const ont_graph *g);
-/* The cost of all that backward runs again, as a fraction of the step's without it. */
-double ont_recompute_cost_fraction(const ont_graph *g);
 
 /*
  * A subgraph: operators by name, in the order of their nodes, each followed by '+'. Running it again in backward gives
@@ -52,17 +37,13 @@ ont_status ont_recompute_select(ont_graph *g, uint32_t *levels) ONT_MUST_USE;
 bool ont_recompute_can_run_again(const ont_node *node);
 /* Whether the level, or a budget, lets backward run the forward node again. */
 bool ont_recompute_is_recomputable(const ont_graph *g, const ont_node *node);
+/* Whether fuse_elementwise.c may join copies of the node with their users. */
+bool ont_recompute_is_fusable(const ont_node *node);
 /*
  * Copies a forward node into backward, in front of `before`, with those of its outputs whose bit is set (bits above 31
  * count as set); `inputs` are what the copy reads.
  */
 ont_status ont_recompute_copy(ont_graph *g, const ont_node *node, ont_node *before, ont_value *const *inputs,
                               uint32_t outputs, ont_node **copy) ONT_MUST_USE;
-/* Rematerialization by eviction: levels above ONT_RECOMPUTE_MEMORY_BOUND, and budgets. See evict.c. */
-ont_status ont_recompute_evict(ont_graph *g) ONT_MUST_USE;
-
-/* For tests: recompute every value that can be and saves bytes, however small the graph. */
-void ont_recompute_everywhere(bool on);
-bool ont_recompute_is_everywhere(void);
 
 #endif

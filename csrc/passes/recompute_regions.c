@@ -122,7 +122,7 @@ static ont_status copy(regions *r, uint32_t index, ont_node *before)
         inputs[i] = copy_of(r, node->inputs[i].value, index / r->n_nodes + 1);
     ONT_TRY(ont_recompute_copy(g, node, before, inputs, UINT32_MAX, &r->copies[index]));
     g->recompute.nodes += !ont_node_is_view(node);
-    g->recompute.marked += ont_recompute_node_cost(node);
+    g->recompute.marked += ont_node_cost(node);
     return ONT_OK;
 }
 
@@ -158,7 +158,7 @@ static ont_status rewrite(regions *r)
     r->order = ont_calloc(n, sizeof *r->order);
     r->counted = ont_calloc((size_t)r->n_values, sizeof *r->counted);
     if (!r->copies || !r->wanted || !r->order || !r->counted) return ONT_ENOMEM;
-    r->g->recompute.step = ont_recompute_graph_cost(r->g);
+    r->g->recompute.step = ont_graph_cost(r->g);
     for (ont_node *node = r->g->first, *next; node; node = next) {
         next = node->next;
         if (node->backward) ONT_TRY(redirect(r, node));

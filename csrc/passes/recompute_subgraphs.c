@@ -10,6 +10,7 @@
 
 #include "base/alloc.h"
 #include "base/assert.h"
+#include "passes/match.h"
 #include "passes/recompute.h"
 
 enum { MAX_NODES = 64 }; /* of a subgraph */
@@ -36,11 +37,6 @@ static size_t bytes_of(const ont_value *v)
     return v->has_shape ? (size_t)ont_shape_count(&v->shape) * ont_dtype_size(v->dtype) : 0;
 }
 
-static const ont_value *root_in(const ont_node *node, uint32_t i)
-{
-    return node->inputs[i].value ? ont_value_root(node->inputs[i].value) : NULL;
-}
-
 /* The operator as ONNX has it, whatever was fused into the node. */
 static const char *name_of(const ont_node *node)
 {
@@ -54,7 +50,7 @@ static void find_kept(selector *s)
     const ont_graph *g = s->g;
     for (const ont_node *node = g->first; node; node = node->next)
         for (uint32_t i = 0; node->backward && i < node->n_inputs; i++)
-            if (root_in(node, i)) s->kept[root_in(node, i)->id] = true;
+            if (ont_root_in(node, i)) s->kept[ont_root_in(node, i)->id] = true;
     for (uint32_t i = 0; i < g->n_outputs; i++) s->held[ont_value_root(g->outputs[i])->id] = true;
     for (uint32_t i = 0; i < g->n_values; i++)
         if (g->values[i]->kind != ONT_VALUE_NODE || s->levels[i] || s->held[i]) s->kept[i] = true;
@@ -76,7 +72,7 @@ static bool grow(const selector *s, subgraph *p, const ont_node *first)
     for (uint32_t k = 0; k < p->n; k++) {
         if (!ont_recompute_can_run_again(p->nodes[k])) return false;
         for (uint32_t i = 0; i < p->nodes[k]->n_inputs; i++) {
-            const ont_value *root = root_in(p->nodes[k], i);
+            const ont_value *root = ont_root_in(p->nodes[k], i);
             if (!root || s->kept[root->id] || contains(p, root->def)) continue;
             if (p->n == MAX_NODES || root->def_index) return false;
             p->nodes[p->n++] = root->def;
@@ -179,11 +175,9 @@ static ont_status select_subgraphs(selector *s)
     ont_graph *g = s->g;
     s->held = ont_calloc((size_t)g->n_values + 1, sizeof *s->held);
     s->kept = ont_calloc((size_t)g->n_values + 1, sizeof *s->kept);
-    s->position = ont_calloc((size_t)g->n_nodes + 1, sizeof *s->position);
-    if (!s->held || !s->kept || !s->position) return ONT_ENOMEM;
+    if (!s->held || !s->kept) return ONT_ENOMEM;
+    ONT_TRY(ont_node_positions(g, g->n_nodes, &s->position));
     find_kept(s);
-    uint32_t at = 0;
-    for (const ont_node *node = g->first; node && !node->backward; node = node->next) s->position[node->id] = at++;
     for (const ont_node *node = g->first; node && !node->backward; node = node->next) ONT_TRY(look_at(s, node));
     return ONT_OK;
 }

@@ -21,7 +21,10 @@
 #include <string.h>
 
 #include "ops/matmul/matmul.h"
-#include "passes/recompute.h"
+#include "passes/cost.h"
+#include "passes/match.h"
+#include "passes/options.h"
+#include "passes/pass.h"
 
 enum {
     MIN_SCORES_BYTES = 4 << 20,
@@ -93,8 +96,7 @@ static bool is_streamed_dtype(ont_dtype operand, ont_dtype out)
 /* A matmul of matrices without scale; `row`: a bias is allowed. */
 static bool is_matmul(const ont_node *node, bool row, ont_matmul_desc *p)
 {
-    bool gemm = ONT_IS(node, Gemm);
-    if (!gemm && !ONT_IS(node, MatMul) && !ONT_IS(node, FusedMatMul)) return false;
+    if (!ont_is_matmul_or_gemm(node)) return false;
     if (ont_matmul_desc_read(node, p) != ONT_OK || p->alpha != 1 || p->vector_a || p->vector_b) return false;
     ont_dtype dtype = ont_node_in(node, 0)->dtype;
     if (!is_streamed_dtype(dtype, node->outputs[0]->dtype)) return false;
@@ -323,8 +325,8 @@ static ont_status stream_backward(ont_graph *g, const head *x, ont_value *pairs,
 /* Whether the second matmul is within the cost budget. */
 static bool is_within_budget(const ont_graph *g, const head *x)
 {
-    double budget = ont_recompute_graph_cost(g) * ont_recompute_budget_fraction(g->recompute.level);
-    return ont_recompute_node_cost(x->product) + g->recompute.cost <= budget;
+    double budget = ont_graph_cost(g) * ont_recompute_budget_fraction(g->recompute.level);
+    return ont_node_cost(x->product) + g->recompute.cost <= budget;
 }
 
 /*
@@ -415,7 +417,7 @@ static ont_status stream_again(ont_graph *g, const head *x)
         return ONT_OK;
     }
     ont_value_replace_uses(g, x->loss->outputs[0], forward->outputs[0]);
-    g->recompute.cost += ont_recompute_node_cost(x->product);
+    g->recompute.cost += ont_node_cost(x->product);
     g->recompute.bytes += bytes_of(x->product->outputs[0]);
     g->recompute.nodes++;
     return ONT_OK;

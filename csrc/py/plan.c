@@ -5,7 +5,7 @@
 #include "py/call.h" /* Python.h before any system header */
 
 #include "base/alloc.h"
-#include "passes/recompute.h"
+#include "passes/cost.h"
 
 static PyObject *describe_lifetimes(const ont_program *p)
 {

@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "base/log.h"
-#include "passes/pipeline.h"
+#include "passes/options.h"
 
 /* Upper limits of the search: scheduling a step examines all ready steps, and the traversals follow chains of views. */
 enum { MIN_SAVED_BYTES = 1 << 20, MIN_SAVED_DIVISOR = 32, MAX_STEPS = 1 << 13, MAX_NODES = 1 << 15 };

@@ -11,8 +11,8 @@
 #include "base/parallel.h"
 #include "device/gemm.h"
 #include "device/plugin.h"
-#include "passes/pipeline.h"
-#include "passes/recompute.h"
+#include "passes/cost.h"
+#include "passes/options.h"
 #include "run/timing.h"
 
 typedef struct entry {

