@@ -17,8 +17,8 @@
  * The lowest level is for every step, so it asks more of a value:
  *   - nodes that run again are memory-bound ones and attention, no other products;
  *   - copies read only values that backward reads then or later anyway;
- *   - the step has at least 8 MiB of activations, and the value at least 1/1024 of them, since a kernel call has a fixed
- *     cost;
+ *   - the step has at least 8 MiB of activations, and the value at least 1/1024 of them, since a kernel call has a
+ *     fixed cost;
  *   - graph inputs that no gradient rule reads are not kept for backward, so that code which modifies such a tensor
  *     between forward and backward under eager PyTorch works here too. Exceptions are scale and bias of a norm, which
  *     eager keeps as well, and parameters that autocast rounds: eager keeps the rounded copies (237 MiB for GPT-2), but
@@ -275,7 +275,8 @@ static void apply_rule(evictor *e, int64_t peak)
         s->repeatable = s->def && is_repeatable(e, s->def);
         s->evictable &= s->repeatable && !e->fused_only && (int64_t)s->bytes >= peak / divisor;
     }
-    for (bool found = e->fused_only; found;) { /* where an operand is evicted, its readers may follow in the next round */
+    /* Where an operand is evicted, its readers may follow in the next round. */
+    for (bool found = e->fused_only; found;) {
         found = false;
         for (uint32_t i = 0; i < e->n_values; i++) {
             storage *s = &e->s[i];

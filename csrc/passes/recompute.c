@@ -1,6 +1,6 @@
 /*
- * Rematerialization: which nodes of forward backward may run again, and their copies. evict.c chooses at levels and under
- * budgets; recompute_regions.c runs what a model marks.
+ * Rematerialization: which nodes of forward may run again in backward, and their copies. evict.c chooses them for each
+ * level and budget; recompute_regions.c takes those that a model marks.
  *
  * Copies are the same operators with the same attributes and random streams, so results are bitwise equal, also if
  * fusion puts them into another group: reductions add up in the fixed order of ops/support/sums.h.
