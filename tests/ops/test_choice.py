@@ -22,9 +22,9 @@ LIBRARIES = [name for name in _C.build_info()["gemm"] if name not in ("reference
 needs_choice = pytest.mark.skipif(len(LIBRARIES) < 2 or "onednn" not in LIBRARIES, reason="nothing is measured")
 
 
-def run(script, *words, cwd=None, **environment):
+def run(script, *words, **environment):
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(script), *map(str, words)], capture_output=True,
-                          text=True, timeout=500, cwd=cwd, env={**os.environ, **environment})
+                          text=True, timeout=500, env={**os.environ, **environment})
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 
@@ -110,7 +110,8 @@ def test_one_library_is_compared_with_the_own_kernel(tmp_path):
         if path.name not in ("_libs", "libdnnl.so.3"):
             (copy / path.relative_to(package)).symlink_to(path)
     (copy / "_libs/libdnnl.so.3").symlink_to(_C.__file__)
-    told = run(ONE_LIBRARY, cwd=tmp_path, OMP_NUM_THREADS="1")
+    first = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
+    told = run(ONE_LIBRARY, PYTHONPATH=first, PYTHONSAFEPATH="1", OMP_NUM_THREADS="1")
     assert "onednn" not in told
     assert ("float float 0 1 0 0 300 100 200 torch " in told) == ("'native'" in told)
 
