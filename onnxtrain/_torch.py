@@ -192,7 +192,6 @@ TABLE: dict[str, Name] = dict((
     *_read("torch._dynamo.variables", "values as Dynamo follows them",
            "ConstantVariable LazyVariableTracker ListVariable SymNodeVariable TensorVariable "
            "NumpyVariable SkipFunctionVariable TorchInGraphFunctionVariable UserFunctionVariable UserMethodVariable "
-           "get_handlers=TorchInGraphFunctionVariable._get_handlers "
            "ValueMutationNew=base.ValueMutationNew VariableTracker=base.VariableTracker "
            "wrap_fx_proxy=builder.wrap_fx_proxy BaseListVariable=lists.BaseListVariable "
            "SizeVariable=lists.SizeVariable DebuggingVariable=misc.DebuggingVariable "

@@ -1,7 +1,7 @@
 /*
  * Distributes the work of all tensors over all cores. Tensors are cut into chunks of a fixed size, and chunks are
  * grouped into batches, which threads take from queues. Sums are kept per chunk and added in a fixed order, so results
- * do not depend on the number of threads. Called by py/optim.c without the GIL.
+ * do not depend on the number of threads. Called by py/optim.c; it needs no GIL.
  */
 #include <math.h>
 #include <stdatomic.h>

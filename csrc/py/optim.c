@@ -1,6 +1,6 @@
 /*
  * The Python type Updater: describes the tensors of all parameter groups to optim/optim.h (optim_fast_path.c, else
- * optim_slow_path.c) and runs one step without the GIL. Called by onnxtrain/optim/_base.py.
+ * optim_slow_path.c, whose update runs without the GIL) and runs one step. Called by onnxtrain/optim/_base.py.
  */
 #include "py/optim.h" /* Python.h before any system header */
 

@@ -25,7 +25,6 @@ def exclusive() -> Iterator[None]:
     """
     global owner
     set_tracing = _torch.saved_tensors_hooks_set_tracing
-    _torch.get_handlers()  # Dynamo keeps this table as it first finds it: not with what is patched
     with _torch.compile_lock, _lock:  # Dynamo, in another thread, would read what is patched
         before, owner = owner, threading.get_ident()
         traced = set_tracing(True) if set_tracing is not None else None

@@ -254,7 +254,7 @@ class Program:
         self._held: _managed_gradients.Held | None = None
         if self.chain is None and options.read("ORTMODULE_ENABLE_MEM_EFFICIENT_GRAD_MGMT"):
             self._held = _managed_gradients.Held(_ORTModuleFunction.forward, _gradients,
-                                    [source.kind != "parameter" for source in exported.inputs])
+                                                 [source.kind != "parameter" for source in exported.inputs])
         self.double: _double.Double | None = None  # how backward under create_graph=True runs the module
         self.in_backward: Any = None  # onnxtrain.optim.StepInBackward: what updates parameters meanwhile
         self.beside_loss = ""  # what results beside the loss cost, where that is much

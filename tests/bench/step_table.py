@@ -36,6 +36,7 @@ import onnxtrain
 from onnxtrain import _C
 from onnxtrain.optim import SGD, AdamWMode, FusedAdam
 from onnxtrain.ortmodule import ORTModule
+from onnxtrain.ortmodule._runner import GraphRunner
 
 STEP = Path(__file__).with_name("step.py")
 
@@ -168,18 +169,18 @@ def resident(field: str) -> float:
 @contextlib.contextmanager
 def after_export(start: Callable[[], None]) -> Iterator[None]:
     """Calls `start` whenever a module was exported and its program built."""
-    build = ORTModule._program
+    build = GraphRunner._program
 
     def build_then_start(*args, **kwargs):  # noqa: ANN002, ANN003, ANN202
         program = build(*args, **kwargs)
         start()
         return program
 
-    ORTModule._program = build_then_start
+    GraphRunner._program = build_then_start
     try:
         yield
     finally:
-        ORTModule._program = build
+        GraphRunner._program = build
 
 
 def print_peak(text: str, peer_name: str, forget_peak: Callable[[], None]) -> None:

@@ -166,17 +166,30 @@ def layers_in_half(layers=4, width=1024, rows=2048):
     return model, tensors, bytes([name != "x" for name in shapes])
 
 
+def reads_in_backward(session):
+    """Of each weight of layers_in_half(), how many nodes of backward read the parameter alone."""
+    backward = session.text("program").partition("# backward")[2]
+    return [backward.count(f"(w{i})") for i in range(4)]
+
+
 def test_a_weight_in_16_bits_is_not_kept():
     """Its parameter is there in backward anyway. What else is rounded may be written meanwhile, as under eager."""
     model, tensors, parameters = layers_in_half()
     weight = tensors[1].numel() * 2
     session, saved, _ = run(model, tensors)
     before = session.stats()
-    assert saved == ()  # where the processor has no products of 16 bits, Casts back to float32 run again anyway
+    assert reads_in_backward(session) == [0, 0, 0, 0]
+    assert saved == ()
     session, saved, _ = run(model, tensors, parameters=parameters)
     after = session.stats()
     assert saved == (1, 2, 3, 4)
-    assert after["recomputed_nodes"] >= before["recomputed_nodes"] + 4
+    assert reads_in_backward(session) == [1, 1, 1, 1]
+    if "(h0, n0)" in session.text("program"):  # products of 16 bits
+        assert after["recomputed_nodes"] == before["recomputed_nodes"] + 4
+        assert after["recomputed_bytes"] == before["recomputed_bytes"] + 4 * weight
+    else:  # each weight is rounded, and cast back to float32
+        assert after["recomputed_nodes"] == before["recomputed_nodes"] + 8
+        assert after["recomputed_bytes"] >= before["recomputed_bytes"] + 4 * weight
     assert after["kept_bytes"] <= before["kept_bytes"] - 4 * weight
     assert after["slab_bytes"] <= before["slab_bytes"] - 3 * weight
     in_all_ways(model, tensors, parameters=parameters)

@@ -91,22 +91,15 @@ TEST(verify_allows_the_last_reader_to_work_in_place)
     }
 }
 
-TEST(verify_finds_scratch_memory_over_an_operand)
+TEST(verify_finds_scratch_memory_over_an_operand_and_over_a_result)
 {
-    sample s;
-    begin(&s);
-    s.steps[1].work_bytes = 64;
-    s.work_offsets[1] = s.locations[s.a->id].offset;
-    expect(&s, "writes over");
-}
-
-TEST(verify_finds_scratch_memory_over_a_result)
-{
-    sample s;
-    begin(&s);
-    s.steps[1].work_bytes = 64;
-    s.work_offsets[1] = s.locations[s.b->id].offset;
-    expect(&s, "overlap");
+    for (int over_result = 0; over_result < 2; over_result++) {
+        sample s;
+        begin(&s);
+        s.steps[1].work_bytes = 64;
+        s.work_offsets[1] = s.locations[(over_result ? s.b : s.a)->id].offset;
+        expect(&s, over_result ? "overlap" : "writes over");
+    }
 }
 
 TEST(verify_finds_an_output_that_is_overwritten_before_it_is_copied)
