@@ -130,6 +130,20 @@ static void release(evictor *e)
     ont_free(e->reads);
 }
 
+/* What a node that is no view writes. A value whose node has left the graph keeps no storage. */
+static void read_outputs(evictor *e, const ont_node *node)
+{
+    for (uint32_t i = 0; i < node->n_outputs; i++) {
+        const ont_value *v = ont_node_out(node, i);
+        if (!v || !v->has_shape) continue;
+        storage *s = &e->s[v->id];
+        bool in_output = !e->g->device && ont_is_early_gradient(v); /* no part of the slab */
+        s->def = v->def;
+        s->bytes = in_output ? 0 : (size_t)ont_shape_count(&v->shape) * ont_dtype_size(v->dtype);
+        s->cost = ont_node_cost(node);
+    }
+}
+
 /* Finds the storages and the positions at which they are read. */
 static void read_graph(evictor *e)
 {
@@ -138,15 +152,7 @@ static void read_graph(evictor *e)
     for (ont_node *node = g->first; node; node = node->next) {
         e->nodes[at++] = node;
         if (!node->backward) e->split = at;
-    }
-    for (uint32_t i = 0; i < e->n_values; i++) {
-        const ont_value *v = g->values[i];
-        storage *s = &e->s[i];
-        if (v->kind != ONT_VALUE_NODE || !v->has_shape || ont_node_is_view(v->def)) continue;
-        s->def = v->def;
-        bool in_output = !g->device && ont_is_early_gradient(v); /* no part of the slab */
-        s->bytes = in_output ? 0 : (size_t)ont_shape_count(&v->shape) * ont_dtype_size(v->dtype);
-        s->cost = ont_node_cost(v->def);
+        if (!ont_node_is_view(node)) read_outputs(e, node);
     }
     for (uint32_t i = 0; i < g->n_outputs; i++) e->s[ont_value_root(g->outputs[i])->id].bytes = 0;
     for (uint32_t i = 0; i < e->n_values; i++) {

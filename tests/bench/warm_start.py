@@ -140,13 +140,13 @@ def model_once(name: str, kind: str) -> None:
 
         import onnxtrain
         from onnxtrain._export import cache
-        from onnxtrain.ortmodule import ORTModule, _module
+        from onnxtrain.ortmodule import ORTModule, _runner
 
         for owner, function, part in ((utils, "run_node", "operations"),
                                       (guards.CheckFunctionManager, "__init__", "guards"),
                                       (cache, "digest", "lookup"), (cache, "load", "lookup"),
-                                      (cache, "store", "store"), (ORTModule, "_program", "export"),
-                                      (_module.Program, "__init__", "build"), (_module.Program, "__call__", "run")):
+                                      (cache, "store", "store"), (_runner.GraphRunner, "_program", "export"),
+                                      (_runner.Program, "__init__", "build"), (_runner.Program, "__call__", "run")):
             clock.times(owner, function, part)
         model = ORTModule(module)
     with clock.part("capture"):

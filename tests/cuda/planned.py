@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from onnxtrain import _C
-from onnxtrain.ortmodule import ORTModule, _module
+from onnxtrain.ortmodule import ORTModule, _runner
 
 # By the numbers of onnx.TensorProto and by the names in Session.text(): a name, and bytes.
 TYPES = {1: ("float", 4), 2: ("uint8", 1), 3: ("int8", 1), 4: ("uint16", 2), 5: ("int16", 2), 6: ("int32", 4),
@@ -71,9 +71,9 @@ class _Found(BaseException):
     """Ends a call before the program runs; no handler of exceptions may take it for a failure."""
 
 
-def _stop(self: ORTModule, program: Any, leaves: Any, grad_enabled: bool) -> Any:
-    """In place of ORTModule's run of a program."""
-    tensors, mask = _C.gather(program.sources, leaves, grad_enabled)
+def _stop(self: _runner.GraphRunner, program: Any, leaves: Any, grad_enabled: bool, inputs: Any) -> Any:
+    """In place of a graph's run of a program."""
+    tensors, mask = _C.gather(program.sources, inputs, grad_enabled)
     raise _Found(program, [tuple(tensor.shape) for tensor in tensors], mask)
 
 
@@ -101,8 +101,8 @@ def built(made: Any, device: str) -> tuple[Any, dict[str, Any]]:
         RuntimeError: PyTorch runs a part of the step.
     """
     try:
-        with mock.patch.object(_module, "device_of", lambda tensors: device), \
-                mock.patch.object(ORTModule, "_run", _stop), \
+        with mock.patch.object(_runner, "device_of", lambda tensors: device), \
+                mock.patch.object(_runner.GraphRunner, "_run", _stop), \
                 torch.autocast("cpu", torch.bfloat16, enabled=made.autocast):
             made.loss(ORTModule(made.module), *made.batch)
     except _Found as found:

@@ -15,7 +15,7 @@ from torch import nn
 from workloads import GPT2
 
 from onnxtrain import _C, _report
-from onnxtrain.ortmodule import ORTModule, _module
+from onnxtrain.ortmodule import ORTModule, _runner
 
 FILE = "ops/streamed_loss.c"
 FAULTS = {
@@ -134,7 +134,7 @@ def test_gpt2(device, tied, half):
     if tied:
         eager.head.weight = eager.words.weight
     _C.recompute_everywhere(True)
-    with mock.patch.object(_module, "device_of", lambda tensors: device):
+    with mock.patch.object(_runner, "device_of", lambda tensors: device):
         model = ORTModule(module)
         losses, parameters = train(model, (tokens, targets), half)
         (program,) = [programs[-1] for _, programs in model._all_programs()]

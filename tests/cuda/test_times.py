@@ -23,7 +23,7 @@ from seeds import drawn_seed
 from torch import nn
 
 from onnxtrain import _C
-from onnxtrain.ortmodule import ORTModule, _module
+from onnxtrain.ortmodule import ORTModule, _runner
 
 PUT = "float[300, 3] x, int64[4, 1] i, float[4, 3] u"
 PUT_AT = [torch.zeros(300, 3), torch.tensor([[1], [2], [3], [4]]), torch.zeros(4, 3)]
@@ -111,7 +111,7 @@ def launches(plugin, made, device: str) -> int:
     """Of the second step, when nothing is compared or measured any more, with GELU in the products' epilogues."""
     count = counter(plugin)
     ctypes.CDLL(str(plugin)).ont_emulate_set_slow_epilogues(0)
-    with mock.patch.object(_module, "device_of", lambda tensors: device):
+    with mock.patch.object(_runner, "device_of", lambda tensors: device):
         model = ORTModule(made.module)
         for _ in range(2):
             before = count()
