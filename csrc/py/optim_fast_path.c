@@ -1,8 +1,9 @@
 /*
  * The Updater's fast path: all parameters are plain tensors with their state where it was in the last step. It runs no
- * Python code and counts no references, so the GIL is held during the whole step, on all cores: for thousands of small
- * tensors this traversal takes as long as their update. Everything is examined again, as on the slow path
- * (optim_slow_path.c), which takes over and reports errors if anything is unexpected. Called by py/optim.c.
+ * Python code and counts no references, but for gradients of one element, so the GIL is held during the whole step, on
+ * all cores: for thousands of small tensors this traversal takes as long as their update. Everything is examined again,
+ * as on the slow path (optim_slow_path.c), which takes over and reports errors if anything is unexpected. Called by
+ * py/optim.c.
  */
 #include "py/optim.h" /* Python.h before any system header */
 
@@ -85,7 +86,7 @@ static bool read_operand(ont_updater *self, ont_slot *s, PyObject *object, void 
                          ont_tensor_view *view)
 {
     if (!handle || !ont_torch_read_handle(handle, view) || !ont_tensor_view_is_contiguous(view) ||
-        ont_tensor_view_count(view) < 2)
+        !ont_tensor_view_count(view))
         return false;
     if (ont_optim_storage(view->dtype) == ONT_STORAGE_COUNT) return false;
     if (object) ont_cache_tensor(self, s, k, object, view);
@@ -170,6 +171,17 @@ static void find_and_read_params(void *context, int64_t first, int64_t last)
 
 /* ---- third: set coefficients, drop parameters without gradients ---- */
 
+/* Whether the gradient of one element is read with another sign than it is stored with: see py/dlpack.c. */
+static bool is_negative_view(const ont_updater *self, PyObject *param)
+{
+    PyObject *grad = PyObject_GetAttr(param, self->key_grad);
+    PyObject *answer = grad ? PyObject_CallMethod(grad, "is_neg", NULL) : NULL;
+    bool plain = answer == Py_False;
+    Py_XDECREF(grad);
+    Py_XDECREF(answer);
+    return !plain;
+}
+
 static bool finish(ont_walk *w)
 {
     ont_updater *self = w->self;
@@ -182,6 +194,7 @@ static bool finish(ont_walk *w)
         for (; i < g->end; i++) {
             ont_optim_tensor *t = &self->work.tensors[i];
             if (!t->data[ONT_OPERAND_GRAD]) continue;
+            if (t->count == 1 && is_negative_view(self, self->fast[i].param)) return false;
             double step = !t->step ? 0 : 1 + (t->step_is_double ? *(double *)t->step : (double)*(float *)t->step);
             if (ont_optim_take_update(w, t, step, false) < 0) return false;
             elements += t->count;

@@ -14,7 +14,7 @@ from problem import make_params
 
 from onnxtrain.optim import SGD, Adagrad, FusedAdam, Lamb, Lion
 
-SHAPES = [(i % 41 + 2,) for i in range(150)] + [(3, 70), (2, 3, 4, 5, 2, 2), (70_001,)]
+SHAPES = [(i % 41 + 1,) for i in range(150)] + [()] + [(3, 70), (2, 3, 4, 5, 2, 2), (70_001,)]
 RULES = {"adam": FusedAdam, "amsgrad": lambda p: FusedAdam(p, amsgrad=True, weight_decay=0.1, adam_w_mode=0),
          "clipped": lambda p: FusedAdam(p, max_grad_norm=1.0), "sgd": lambda p: SGD(p, lr=0.1),
          "momentum": lambda p: SGD(p, lr=0.1, momentum=0.9, dampening=0.5), "adagrad": Adagrad, "lamb": Lamb,
@@ -46,16 +46,16 @@ CASES += [("clipped", torch.float32, 2)]
 
 @pytest.mark.parametrize(("name", "dtype", "threads"), CASES, indirect=["threads"])
 def test_same_numbers_as_the_careful_walk(name, dtype, threads):
-    """A parameter of one element makes the other optimizer walk carefully."""
+    """A parameter that is no contiguous tensor makes the other optimizer walk carefully."""
     quick, careful = make_params(dtype=dtype, shapes=SHAPES), make_params(dtype=dtype, shapes=SHAPES)
-    single = torch.nn.Parameter(torch.ones(1, dtype=dtype))
+    turned = torch.nn.Parameter(torch.ones(2, 3, dtype=dtype).t())
     cut = len(quick) // 3
     a = RULES[name]([{"params": quick[:cut], "lr": 0.01}, {"params": []}, {"params": quick[cut:]}])
-    b = RULES[name]([{"params": careful[:cut], "lr": 0.01}, {"params": []}, {"params": [*careful[cut:], single]}])
+    b = RULES[name]([{"params": careful[:cut], "lr": 0.01}, {"params": []}, {"params": [*careful[cut:], turned]}])
     for step in range(6):
         set_grads(quick, 0 if step < 4 else step, dtype)  # later other parameters have no gradient, and new ones appear
         set_grads(careful, 0 if step < 4 else step, dtype)
-        single.grad = torch.zeros(1, dtype=dtype)
+        turned.grad = torch.zeros_like(turned)
         versions = [p._version for p in quick]
         assert a.step() == b.step()
         assert [p._version - v for p, v in zip(quick, versions)] == [p.grad is not None for p in quick]
@@ -76,6 +76,21 @@ def plain(count: int = 300):
         optimizer.step()
     assert quick_steps(optimizer) == 2
     return params, optimizer
+
+
+def test_a_gradient_of_one_element_that_is_a_negative_view():
+    """Memory holds -2 where the gradient is 2: the careful walk refuses it by name."""
+    p = torch.nn.Parameter(torch.ones(()))
+    optimizer = SGD([p], lr=0.5)
+    for _ in range(3):
+        p.grad = torch.ones(())
+        optimizer.step()
+    assert quick_steps(optimizer) == 2 and p.item() == -0.5
+    p.grad = torch.complex(torch.tensor(0.0), torch.tensor(-2.0)).conj().imag
+    assert p.grad.is_neg() and p.grad.item() == 2
+    with pytest.raises(TypeError, match="resolve_neg"):
+        optimizer.step()
+    assert p.item() == -0.5
 
 
 def sparse(p, state):
