@@ -1,6 +1,6 @@
 """Where the time of a step goes: profile(model), DebugOptions(profile=path), and `python -m onnxtrain profile`.
 
-Nodes are named after the user's modules, so tables, the flame chart and Perfetto show where in the model the time goes.
+Nodes are named after the user's modules, so tables and Perfetto show where in the model the time goes.
 The core records the times; see _timing.py.
 """
 
@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from onnxtrain import _flame
 from onnxtrain._timing import Kernel, Recorder, Span, module_of
 
 COLLECT_EVERY = 64  # calls after which the core's records are taken, which has a limit of them
@@ -225,24 +224,12 @@ class Profile:
         """Writes a Chrome trace, for https://ui.perfetto.dev and `python -m onnxtrain profile`."""
         self._times.save(path)
 
-    def flame(self, path: str | os.PathLike[str]) -> None:
-        """Writes a flame chart as SVG: forward, backward and the rest, each by the path of the module."""
-        seconds = ((("backward" if k.backward else "forward"), *_path(k.node), k.end - k.start)
-                   for k in self._times.kernels)
-        rest = (("no kernel", name.strip("()"), seconds) for name, seconds in self._times.outside())
-        _write(path, _flame.chart([*seconds, *rest], self._times.head()))
-
 
 def _write(path: str | os.PathLike[str], text: str) -> None:
     """The file is whole at every moment."""
     fresh = Path(f"{os.fspath(path)}.new")
     fresh.write_text(text, encoding="utf-8")
     fresh.replace(path)
-
-
-def _path(node: str) -> list[str]:
-    module, _, own = node.rpartition("/")
-    return [*filter(None, module.split(".")), own]
 
 
 def _named(program: Any) -> Iterator[tuple[Any, list[str]]]:

@@ -45,6 +45,12 @@ def test_goals_that_are_missed_are_named():
     assert gpu.missed("gpt2", {"eager": (1.0, 0)}) == ["gpt2: onnxtrain did not run"]
 
 
+def failures(printed: str) -> list[str]:
+    """All lines but the one that says at the start how a module runs."""
+    return [line for line in printed.splitlines() if not line.startswith("ORTModule: ")
+            or " runs in the engine: " not in line]
+
+
 def test_every_part_runs(capsys):
     """With one of the models, which the seed names; all with ONNXTRAIN_SLOW=1.
     tests/cuda/models.py trains them as well.
@@ -56,7 +62,7 @@ def test_every_part_runs(capsys):
     gpu.main(["--device", "cpu", "--tiny", "--rounds", "2", "--kinds", "onnxtrain,eager", "--limit", "300", "--model",
               *names])
     printed = capsys.readouterr()
-    assert not printed.err, printed.err
+    assert not failures(printed.err), printed.err
     for name in names:
         assert f"\n{name}: " in printed.out
     assert (printed.out.count("onnxtrain ") >= len(names) + 1 and "GB/s" in printed.out and "microseconds of CPU"
@@ -67,7 +73,7 @@ def test_kernels_of_a_step_are_listed(capsys):
     """Of ours and of eager; on the CPU, torch's operators."""
     assert not gpu.main(["--device", "cpu", "--tiny", "--kernels", "--kinds", "onnxtrain,eager", "--model", "gpt2"])
     printed = capsys.readouterr()
-    assert not printed.err, printed.err
+    assert not failures(printed.err), printed.err
     tables = printed.out.split("kernels of different names")
     assert len(tables) == 3 and all("calls  kernel" in table and table.count("\n") > 6 for table in tables[1:])
     assert all("aten::_fused_adamw_" in table for table in tables[1:])

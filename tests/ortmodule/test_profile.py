@@ -3,7 +3,6 @@
 import json
 import re
 import time
-import xml.etree.ElementTree as ET
 from collections import OrderedDict
 from pathlib import Path
 
@@ -162,18 +161,6 @@ def test_a_saved_trace_prints_the_same_table(tmp_path):
     path.write_text("{}")
     with pytest.raises(ValueError, match="not a trace of onnxtrain"):
         table(path)
-
-
-def test_the_flame_chart_is_an_image_with_every_module(tmp_path):
-    model = ORTModule(Net())
-    steps(model, 1)
-    with onnxtrain.profile(model) as profile:
-        steps(model, 5)
-    profile.flame(tmp_path / "step.svg")
-    root = ET.parse(tmp_path / "step.svg").getroot()
-    titles = [title.text for title in root.iter("{http://www.w3.org/2000/svg}title")]
-    assert {"all", "forward", "backward", "no kernel"} <= {title.partition(":")[0] for title in titles}
-    assert any(title.startswith("attention:") for title in titles)
 
 
 def test_what_is_no_module_of_the_engine_is_refused():
