@@ -5,9 +5,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from harness import C, Case, R, V, expect_error, run_case
-
-from onnxtrain import UnsupportedError
+from harness import C, Case, R, V, run_case
 
 GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
 ACTS = {
@@ -173,23 +171,3 @@ def test_against_torch_nn(op, layers):
         run = network(op, {"linear_before_reset": 1}, ["X", "W", "R", "B"], 1)
         h = run(h, mix(w)[None], mix(r)[None], torch.cat([mix(wb), mix(rb)])[None])[0][:, 0]
     torch.testing.assert_close(h, module(x)[0], rtol=1e-12, atol=1e-12)
-
-
-def shaped(op, *inputs, **attrs):
-    return Case(op, list(inputs), attrs, opset=22)
-
-
-ERRORS = [
-    (shaped("LSTM", R(3, 2, 3), R(1, 8, 3), R(1, 8, 2), R(1, 15)), ValueError, "B is"),
-    (shaped("LSTM", R(3, 2, 3), R(1, 8, 4), R(1, 8, 2)), ValueError, "W is"),
-    (shaped("GRU", R(3, 2, 3), R(1, 6, 3), R(1, 6, 2), hidden_size=3), ValueError, "hidden_size"),
-    (shaped("GRU", R(3, 2, 3), R(1, 6, 3), R(1, 6, 2), direction="sideways"), ValueError, "sideways"),
-    (shaped("RNN", R(3, 2, 3), R(1, 2, 3), R(1, 2, 2), activations=["Sine"]), UnsupportedError, "Sine"),
-    (shaped("RNN", R(3, 2, 3), R(1, 2, 3), R(1, 2, 2), activations=["Tanh", "Tanh"]), ValueError, "activations has 2 entries"),
-    (shaped("RNN", R(3, 2, 3), R(1, 2, 3), R(1, 2, 2), None, V([1], np.int32)), ValueError, "sequence_lens"),
-]
-
-
-@pytest.mark.parametrize("case,error,match", ERRORS, ids=str)
-def test_errors(case, error, match):
-    expect_error(case, error, match)

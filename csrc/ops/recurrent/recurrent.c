@@ -6,231 +6,17 @@
  * sequence keeps its state and gives zeros; backwards in time it starts at its own end.
  */
 #include <inttypes.h>
-#include <string.h>
-#include <strings.h>
 
+#include "ops/recurrent/recurrent_desc.h"
 #include "ops/recurrent/recurrent_whole.h"
 #include "ops/support/compose.h"
-#include "simd/recurrent/recurrent.h"
 
-enum { MAX_STEPS = 4096, MAX_ACTIVATIONS = 6 };
+enum { MAX_STEPS = 4096 };
 
-typedef enum cell { CELL_RNN, CELL_GRU, CELL_LSTM } cell;
-
-typedef struct activation {
-    const struct activation_kind *kind;
-    double alpha, beta;
-} activation;
-
-typedef struct recurrent {
-    ont_builder *b;
-    cell cell;
-    int gates;               /* 1 (RNN), 3 (GRU) or 4 (LSTM) */
-    int64_t steps, batch, in, hidden;
-    int directions;
-    bool reversed[2];        /* of each direction: backwards in time */
-    bool batch_first, input_forget, linear_before_reset;
-    double clip;             /* limit of the activations' inputs; 0: none */
-    activation act[MAX_ACTIVATIONS]; /* of each direction: f, g, h */
-    int acts;                /* activations of each direction: 1, 2 or 3 */
-    ont_value *lens;         /* sequence lengths, int64 (B, 1), or NULL: all sequences have full length */
-    ont_dtype dtype;
-} recurrent;
-
-/* ---- activations ---- */
-
-typedef struct activation_kind {
-    const char *name;
-    double alpha, beta;      /* defaults */
-    int parameters;          /* parameters: how many of alpha and beta the activation has */
-    ont_value *(*build)(ont_builder *b, ont_value *x, double alpha, double beta);
-} activation_kind;
-
-#define PLAIN(op) \
-    static ont_value *act_##op(ont_builder *b, ont_value *x, double alpha, double beta) \
-    { \
-        (void)alpha; \
-        (void)beta; \
-        return ont_build1(b, #op, x); \
-    }
-PLAIN(Relu)
-PLAIN(Tanh)
-PLAIN(Sigmoid)
-PLAIN(Softsign)
-PLAIN(Softplus)
-
-static ont_value *act_affine(ont_builder *b, ont_value *x, double alpha, double beta)
+static ont_status infer_recurrent(ont_node *node, ont_recurrent_kind kind)
 {
-    return ont_build_shift(b, ont_build_scale(b, x, alpha), beta);
-}
-
-static ont_value *act_leaky(ont_builder *b, ont_value *x, double alpha, double beta)
-{
-    (void)beta;
-    return ont_build_attr_float(b, "LeakyRelu", x, "alpha", alpha);
-}
-
-static ont_value *act_elu(ont_builder *b, ont_value *x, double alpha, double beta)
-{
-    (void)beta;
-    return ont_build_attr_float(b, "Elu", x, "alpha", alpha);
-}
-
-static ont_value *act_threshold(ont_builder *b, ont_value *x, double alpha, double beta)
-{
-    (void)beta;
-    if (!x) return NULL;
-    ont_value *above = ont_build2(b, "Greater", x, ont_build_scalar(b, x->dtype, alpha));
-    return ont_build3(b, "Where", above, x, ont_build_scalar(b, x->dtype, 0));
-}
-
-static ont_value *act_scaled_tanh(ont_builder *b, ont_value *x, double alpha, double beta)
-{
-    return ont_build_scale(b, ont_build1(b, "Tanh", ont_build_scale(b, x, beta)), alpha);
-}
-
-static ont_value *act_hard_sigmoid(ont_builder *b, ont_value *x, double alpha, double beta)
-{
-    if (b->status != ONT_OK || !x) return NULL;
-    ont_node *node = ont_build_node(b, "", "HardSigmoid", &x, 1, 1);
-    if (node) b->status = ont_attr_set_float(b->graph, node, "alpha", alpha);
-    if (node && b->status == ONT_OK) b->status = ont_attr_set_float(b->graph, node, "beta", beta);
-    return ont_build_done(b, node);
-}
-
-static const activation_kind kinds[] = {
-    {"Relu", 0, 0, 0, act_Relu},          {"Tanh", 0, 0, 0, act_Tanh},
-    {"Sigmoid", 0, 0, 0, act_Sigmoid},    {"Softsign", 0, 0, 0, act_Softsign},
-    {"Softplus", 0, 0, 0, act_Softplus},  {"Affine", 1, 0, 2, act_affine},
-    {"LeakyRelu", 0.01, 0, 1, act_leaky}, {"ThresholdedRelu", 1, 0, 1, act_threshold},
-    {"Elu", 1, 0, 1, act_elu},            {"ScaledTanh", 1, 1, 2, act_scaled_tanh},
-    {"HardSigmoid", 0.2, 0.5, 2, act_hard_sigmoid},
-};
-
-static ont_status find_activation(const char *name, activation *act)
-{
-    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
-        if (!strcasecmp(kinds[i].name, name)) {
-            *act = (activation){&kinds[i], kinds[i].alpha, kinds[i].beta};
-            return ONT_OK;
-        }
-    return ont_fail(ONT_EUNSUPPORTED, "activation '%s' is not supported", name);
-}
-
-/* activation_alpha and activation_beta are lists: each activation that has the parameter takes the next entry. */
-static ont_status read_activations(const ont_node *node, recurrent *r)
-{
-    static const char *const defaults[3][3] = {{"Tanh"}, {"Sigmoid", "Tanh"}, {"Sigmoid", "Tanh", "Tanh"}};
-    const ont_attr *names = ont_attr_find(node, "activations", ONT_ATTR_STRINGS);
-    size_t n_alpha, n_beta, a = 0, c = 0, n = (size_t)r->acts * (size_t)r->directions;
-    const double *alpha = ont_attr_floats(node, "activation_alpha", &n_alpha);
-    const double *beta = ont_attr_floats(node, "activation_beta", &n_beta);
-    if (names && names->count != n)
-        return ont_fail(ONT_EINVAL, "attribute activations has %zu entries, expected %zu", names->count, n);
-    for (size_t i = 0; i < n; i++) {
-        activation *act = &r->act[i];
-        ONT_TRY(find_activation(names ? names->strings[i] : defaults[r->cell][i % (size_t)r->acts], act));
-        if (act->kind->parameters > 0 && a < n_alpha) act->alpha = alpha[a++];
-        if (act->kind->parameters > 1 && c < n_beta) act->beta = beta[c++];
-    }
-    return ONT_OK;
-}
-
-/* Clips x, and applies activation k of direction d. */
-static ont_value *activate(const recurrent *r, int d, int k, ont_value *x)
-{
-    const activation *act = &r->act[d * r->acts + k];
-    if (r->clip > 0) {
-        ont_value *bounds[] = {x, ont_build_scalar(r->b, r->dtype, -r->clip),
-                               ont_build_scalar(r->b, r->dtype, r->clip)};
-        x = x ? ont_build_op(r->b, "Clip", bounds, 3) : NULL;
-    }
-    return act->kind->build(r->b, x, act->alpha, act->beta);
-}
-
-/* ---- arguments ---- */
-
-static ont_status expect(const ont_node *node, uint32_t index, const char *name, const recurrent *r,
-                         const ont_shape *shape)
-{
-    const ont_value *v = ont_node_in(node, index);
-    char got[ONT_SHAPE_TEXT], want[ONT_SHAPE_TEXT];
-    if (!v) return ONT_OK;
-    if (v->dtype != r->dtype)
-        return ont_fail(ONT_ETYPE, "%s is %s, but X is %s", name, ont_dtype_name(v->dtype), ont_dtype_name(r->dtype));
-    if (!ont_shape_equal(&v->shape, shape))
-        return ont_fail(ONT_EINVAL, "%s is %s, expected %s", name, ont_shape_text(&v->shape, got),
-                        ont_shape_text(shape, want));
-    return ONT_OK;
-}
-
-static ont_status read_direction(const ont_node *node, recurrent *r)
-{
-    const char *direction = ont_attr_string(node, "direction", "forward");
-    bool both = !strcasecmp(direction, "bidirectional"), back = !strcasecmp(direction, "reverse");
-    if (!both && !back && strcasecmp(direction, "forward"))
-        return ont_fail(ONT_EINVAL, "direction is '%s', expected forward, reverse or bidirectional", direction);
-    r->directions = both ? 2 : 1;
-    r->reversed[0] = back;
-    r->reversed[1] = both;
-    return ONT_OK;
-}
-
-static ont_status check_shapes(const ont_node *node, const recurrent *r)
-{
-    int64_t d = r->directions, h = r->hidden, g = r->gates;
-    ont_shape state = ont_shape_of(3, (int64_t[]){d, r->batch, h});
-    if (r->batch_first) state = ont_shape_of(3, (int64_t[]){r->batch, d, h});
-    ont_shape w = ont_shape_of(3, (int64_t[]){d, g * h, r->in}), rec = ont_shape_of(3, (int64_t[]){d, g * h, h});
-    ont_shape bias = ont_shape_of(2, (int64_t[]){d, 2 * g * h}), peep = ont_shape_of(2, (int64_t[]){d, 3 * h});
-    ONT_TRY(expect(node, 1, "W", r, &w));
-    ONT_TRY(expect(node, 2, "R", r, &rec));
-    ONT_TRY(expect(node, 3, "B", r, &bias));
-    ONT_TRY(expect(node, 5, "initial_h", r, &state));
-    ONT_TRY(expect(node, 6, "initial_c", r, &state));
-    ONT_TRY(expect(node, 7, "P", r, &peep));
-    const ont_value *lens = ont_node_in(node, 4);
-    if (lens && (lens->shape.rank != 1 || lens->shape.dims[0] != r->batch))
-        return ont_fail(ONT_EINVAL, "sequence_lens must have one entry per sequence, here %" PRId64, r->batch);
-    if (lens && !ont_dtype_is_int(lens->dtype))
-        return ont_fail(ONT_ETYPE, "sequence_lens is %s, integers are expected", ont_dtype_name(lens->dtype));
-    return ONT_OK;
-}
-
-static ont_status read_recurrent(const ont_node *node, cell kind, recurrent *r)
-{
-    static const int gates[] = {1, 3, 4}, acts[] = {1, 2, 3};
-    ont_value *x, *w, *rec;
-    ONT_TRY(ont_need_input(node, 0, &x));
-    ONT_TRY(ont_need_input(node, 1, &w));
-    ONT_TRY(ont_need_input(node, 2, &rec));
-    if (x->shape.rank != 3 || rec->shape.rank != 3) return ont_fail(ONT_EINVAL, "X and R must have rank 3");
-    if (!ont_dtype_is_float(x->dtype))
-        return ont_fail(ONT_ETYPE, "X is %s, a float is expected", ont_dtype_name(x->dtype));
-    r->cell = kind;
-    r->gates = gates[kind];
-    r->acts = acts[kind];
-    r->dtype = x->dtype;
-    r->batch_first = ont_attr_int(node, "layout", 0) != 0;
-    r->steps = x->shape.dims[r->batch_first];
-    r->batch = x->shape.dims[!r->batch_first];
-    r->in = x->shape.dims[2];
-    r->hidden = rec->shape.dims[2];
-    if (ont_attr_int(node, "hidden_size", r->hidden) != r->hidden)
-        return ont_fail(ONT_EINVAL, "hidden_size is %" PRId64 ", R has %" PRId64, ont_attr_int(node, "hidden_size", 0),
-                        r->hidden);
-    r->clip = ont_attr_float(node, "clip", 0);
-    r->input_forget = ont_attr_int(node, "input_forget", 0) != 0;
-    r->linear_before_reset = ont_attr_int(node, "linear_before_reset", 0) != 0;
-    ONT_TRY(read_direction(node, r));
-    ONT_TRY(read_activations(node, r));
-    return check_shapes(node, r);
-}
-
-static ont_status infer_recurrent(ont_node *node, cell kind)
-{
-    recurrent r = {0};
-    ONT_TRY(read_recurrent(node, kind, &r));
+    ont_recurrent r = {0};
+    ONT_TRY(ont_recurrent_parse(node, kind, &r));
     int64_t t = r.steps, d = r.directions, n = r.batch, h = r.hidden;
     ont_shape y = ont_shape_of(4, (int64_t[]){t, d, n, h}), last = ont_shape_of(3, (int64_t[]){d, n, h});
     if (r.batch_first) {
@@ -239,7 +25,7 @@ static ont_status infer_recurrent(ont_node *node, cell kind)
     }
     ONT_TRY(ont_infer_out(node, 0, r.dtype, &y));
     ONT_TRY(ont_infer_out(node, 1, r.dtype, &last));
-    if (kind == CELL_LSTM) ONT_TRY(ont_infer_out(node, 2, r.dtype, &last));
+    if (kind == ONT_RECURRENT_LSTM) ONT_TRY(ont_infer_out(node, 2, r.dtype, &last));
     int64_t bytes = ont_attr_int(node, "saved_bytes", 0);
     if (bytes < 0) return ont_fail(ONT_EINVAL, "saved_bytes is %" PRId64, bytes);
     ont_shape saved = ont_shape_of(1, (int64_t[]){bytes});
@@ -261,7 +47,7 @@ typedef struct state {
 } state;
 
 /* Entry d of an argument (D, ...). */
-static ont_value *of_direction(const recurrent *r, ont_value *v, int d)
+static ont_value *of_direction(const ont_recurrent *r, ont_value *v, int d)
 {
     if (!v) return NULL;
     return ont_build_squeeze(r->b, ont_build_slice(r->b, v, 0, d, d + 1, 1), 0);
@@ -269,19 +55,19 @@ static ont_value *of_direction(const recurrent *r, ont_value *v, int d)
 
 /* Adds the biases of input and state to the input's part, except the candidate's recurrent bias with
  * linear_before_reset. */
-static ont_value *input_bias(const recurrent *r, ont_value *bias, weights *w)
+static ont_value *input_bias(const ont_recurrent *r, ont_value *bias, weights *w)
 {
     ont_value *half[2], *part[2];
     if (!bias) return NULL;
     ont_build_split_even(r->b, bias, 0, 2, half);
-    if (r->cell != CELL_GRU || !r->linear_before_reset) return ont_build2(r->b, "Add", half[0], half[1]);
+    if (r->cell != ONT_RECURRENT_GRU || !r->linear_before_reset) return ont_build2(r->b, "Add", half[0], half[1]);
     ont_build_split(r->b, half[1], 0, (int64_t[]){2 * r->hidden, r->hidden}, 2, part);
     w->bias_new = part[1];
     ont_value *zero = ont_build_full(r->b, r->dtype, &(ont_shape){.rank = 1, .dims = {r->hidden}}, 0);
     return ont_build2(r->b, "Add", half[0], ont_build_concat(r->b, (ont_value *[]){part[0], zero}, 2, 0));
 }
 
-static void prepare_weights(const recurrent *r, ont_node *node, ont_value *x, int d, weights *w)
+static void prepare_weights(const ont_recurrent *r, ont_node *node, ont_value *x, int d, weights *w)
 {
     ont_builder *b = r->b;
     int64_t wide = r->gates * r->hidden;
@@ -290,7 +76,7 @@ static void prepare_weights(const recurrent *r, ont_node *node, ont_value *x, in
     ont_value *all = ont_build_linear(b, flat, of_direction(r, ont_node_in(node, 1), d), bias);
     w->input = ont_build_reshape(b, all, &(ont_shape){.rank = 3, .dims = {r->steps, r->batch, wide}});
     w->rec = of_direction(r, ont_node_in(node, 2), d);
-    if (r->cell == CELL_GRU) {
+    if (r->cell == ONT_RECURRENT_GRU) {
         ont_value *parts[2];
         ont_build_split(b, w->rec, 0, (int64_t[]){2 * r->hidden, r->hidden}, 2, parts);
         w->rec_gates = parts[0];
@@ -300,71 +86,72 @@ static void prepare_weights(const recurrent *r, ont_node *node, ont_value *x, in
     if (peep) ont_build_split_even(b, peep, 0, 3, w->peep);
 }
 
-static ont_value *one_minus(const recurrent *r, ont_value *x)
+static ont_value *one_minus(const ont_recurrent *r, ont_value *x)
 {
     return x ? ont_build2(r->b, "Sub", ont_build_scalar(r->b, r->dtype, 1), x) : NULL;
 }
 
 /* RNN: h' = f(x W^T + h R^T + b) */
-static state step_rnn(const recurrent *r, const weights *w, int d, ont_value *x, state s)
+static state step_rnn(const ont_recurrent *r, const weights *w, int d, ont_value *x, state s)
 {
-    return (state){.h = activate(r, d, 0, ont_build_linear(r->b, s.h, w->rec, x))};
+    return (state){.h = ont_recurrent_activate(r, d, 0, ont_build_linear(r->b, s.h, w->rec, x))};
 }
 
 /* GRU: z, r = f(...), n = g(x + (r h) R^T + b) or g(x + r (h R^T + b)), h' = (1 - z) n + z h */
-static state step_gru(const recurrent *r, const weights *w, int d, ont_value *x, state s)
+static state step_gru(const ont_recurrent *r, const weights *w, int d, ont_value *x, state s)
 {
     ont_builder *b = r->b;
     ont_value *part[2], *gate[2], *fresh;
     ont_build_split(b, x, 1, (int64_t[]){2 * r->hidden, r->hidden}, 2, part);
-    ont_value *gates = activate(r, d, 0, ont_build_linear(b, s.h, w->rec_gates, part[0]));
+    ont_value *gates = ont_recurrent_activate(r, d, 0, ont_build_linear(b, s.h, w->rec_gates, part[0]));
     ont_build_split_even(b, gates, 1, 2, gate);
     if (r->linear_before_reset)
         fresh = ont_build2(b, "Add", part[1],
                            ont_build2(b, "Mul", gate[1], ont_build_linear(b, s.h, w->rec_new, w->bias_new)));
     else
         fresh = ont_build_linear(b, ont_build2(b, "Mul", gate[1], s.h), w->rec_new, part[1]);
-    fresh = activate(r, d, 1, fresh);
+    fresh = ont_recurrent_activate(r, d, 1, fresh);
     ont_value *kept = ont_build2(b, "Mul", gate[0], s.h);
     return (state){.h = ont_build2(b, "Add", ont_build2(b, "Mul", one_minus(r, gate[0]), fresh), kept)};
 }
 
-static ont_value *with_peephole(const recurrent *r, ont_value *gate, ont_value *peep, ont_value *c)
+static ont_value *with_peephole(const ont_recurrent *r, ont_value *gate, ont_value *peep, ont_value *c)
 {
     return peep ? ont_build2(r->b, "Add", gate, ont_build2(r->b, "Mul", peep, c)) : gate;
 }
 
 /* LSTM: i, f = f(... + P c), c' = f c + i g(...), o = f(... + P c'), h' = o h(c') */
-static state step_lstm(const recurrent *r, const weights *w, int d, ont_value *x, state s)
+static state step_lstm(const ont_recurrent *r, const weights *w, int d, ont_value *x, state s)
 {
     ont_builder *b = r->b;
     ont_value *gate[4]; /* i, o, f, c */
     ont_build_split_even(b, ont_build_linear(b, s.h, w->rec, x), 1, 4, gate);
-    ont_value *i = activate(r, d, 0, with_peephole(r, gate[0], w->peep[0], s.c));
-    ont_value *f = r->input_forget ? one_minus(r, i) : activate(r, d, 0, with_peephole(r, gate[2], w->peep[2], s.c));
-    ont_value *fresh = activate(r, d, 1, gate[3]);
+    ont_value *i = ont_recurrent_activate(r, d, 0, with_peephole(r, gate[0], w->peep[0], s.c));
+    ont_value *f = r->input_forget ? one_minus(r, i)
+                                   : ont_recurrent_activate(r, d, 0, with_peephole(r, gate[2], w->peep[2], s.c));
+    ont_value *fresh = ont_recurrent_activate(r, d, 1, gate[3]);
     ont_value *c = ont_build2(b, "Add", ont_build2(b, "Mul", f, s.c), ont_build2(b, "Mul", i, fresh));
-    ont_value *o = activate(r, d, 0, with_peephole(r, gate[1], w->peep[1], c));
-    return (state){.h = ont_build2(b, "Mul", o, activate(r, d, 2, c)), .c = c};
+    ont_value *o = ont_recurrent_activate(r, d, 0, with_peephole(r, gate[1], w->peep[1], c));
+    return (state){.h = ont_build2(b, "Mul", o, ont_recurrent_activate(r, d, 2, c)), .c = c};
 }
 
 /* Past the end of a sequence: keeps its state, and gives zeros. */
-static ont_value *mask_step(const recurrent *r, int64_t t, state old, state *fresh)
+static ont_value *mask_step(const ont_recurrent *r, int64_t t, state old, state *fresh)
 {
     if (!r->lens) return fresh->h;
     ont_builder *b = r->b;
     ont_value *live = ont_build2(b, "Greater", r->lens, ont_build_scalar(b, ONT_INT64, (double)t));
     ont_value *y = ont_build3(b, "Where", live, fresh->h, ont_build_scalar(b, r->dtype, 0));
     fresh->h = ont_build3(b, "Where", live, fresh->h, old.h);
-    if (r->cell == CELL_LSTM) fresh->c = ont_build3(b, "Where", live, fresh->c, old.c);
+    if (r->cell == ONT_RECURRENT_LSTM) fresh->c = ont_build3(b, "Where", live, fresh->c, old.c);
     return y;
 }
 
 /* Runs all steps of direction d; sets ys[t] (B, H). */
-static state run_direction(const recurrent *r, const weights *w, int d, state s, ont_value **ys)
+static state run_direction(const ont_recurrent *r, const weights *w, int d, state s, ont_value **ys)
 {
-    static state (*const steps[])(const recurrent *, const weights *, int, ont_value *, state) = {step_rnn, step_gru,
-                                                                                                  step_lstm};
+    static state (*const steps[])(const ont_recurrent *, const weights *, int, ont_value *, state) = {
+        step_rnn, step_gru, step_lstm};
     ont_value **inputs = ont_arena_array(&r->b->graph->arena, (size_t)r->steps + 1, sizeof *inputs);
     if (!inputs) ont_build_fail(r->b, ONT_ENOMEM, "out of memory");
     if (r->steps > MAX_STEPS)
@@ -380,34 +167,17 @@ static state run_direction(const recurrent *r, const weights *w, int d, state s,
     return s;
 }
 
-/* The cell of direction d with torch's activations, or ONT_CELLS if it is another one. */
-static ont_cell torch_cell(const recurrent *r, const ont_node *node, int d)
-{
-    static const char *const torchs[] = {"Sigmoid", "Tanh", "Tanh"};
-    const activation *act = &r->act[d * r->acts];
-    if (r->clip > 0 || r->input_forget || ont_node_in(node, 7) || !r->steps || !r->batch || !r->hidden)
-        return ONT_CELLS;
-    if (r->cell == CELL_RNN)
-        return !strcmp(act[0].kind->name, "Tanh") ? ONT_CELL_TANH
-               : !strcmp(act[0].kind->name, "Relu") ? ONT_CELL_RELU
-                                                    : ONT_CELLS;
-    for (int i = 0; i < r->acts; i++)
-        if (strcmp(act[i].kind->name, torchs[i])) return ONT_CELLS;
-    if (r->cell == CELL_LSTM) return ONT_CELL_LSTM;
-    return r->linear_before_reset ? ONT_CELL_GRU : ONT_CELLS;
-}
-
-/* The same if RecurrentSteps has it. */
-static ont_cell known_cell(const recurrent *r, const ont_node *node, int d)
+/* The cell of direction d if RecurrentSteps has it, else ONT_CELLS. */
+static ont_cell known_cell(const ont_recurrent *r, const ont_node *node, int d)
 {
     uint32_t n_kernels;
     ont_op_kernels(&ont_op_RecurrentSteps, r->b->graph->device, &n_kernels);
     bool whole = r->dtype == ONT_FLOAT32 || r->dtype == ONT_FLOAT64;
-    return n_kernels && whole ? torch_cell(r, node, d) : ONT_CELLS;
+    return n_kernels && whole ? ont_recurrent_torch_cell(r, node, d) : ONT_CELLS;
 }
 
 /* The same as run_direction(), as one node; *y is (T, B, H). */
-static state run_steps(const recurrent *r, const weights *w, int d, ont_cell cell, state s, ont_value **y)
+static state run_steps(const ont_recurrent *r, const weights *w, int d, ont_cell cell, state s, ont_value **y)
 {
     ont_builder *b = r->b;
     ont_value *inputs[] = {w->input, w->rec, s.h, s.c, r->lens, w->bias_new};
@@ -419,7 +189,7 @@ static state run_steps(const recurrent *r, const weights *w, int d, ont_cell cel
     return (state){.h = ont_node_out(node, 1), .c = ont_node_out(node, 3)};
 }
 
-static ont_value *initial_state(const recurrent *r, ont_node *node, uint32_t index, int d)
+static ont_value *initial_state(const ont_recurrent *r, ont_node *node, uint32_t index, int d)
 {
     ont_value *given = ont_node_in(node, index);
     ont_shape flat = ont_shape_of(2, (int64_t[]){r->batch, r->hidden});
@@ -428,20 +198,11 @@ static ont_value *initial_state(const recurrent *r, ont_node *node, uint32_t ind
     return one ? ont_build_reshape(r->b, one, &flat) : NULL;
 }
 
-static bool are_full(const recurrent *r, const ont_value *lens)
-{
-    bool full = lens->data && (lens->dtype == ONT_INT32 || lens->dtype == ONT_INT64);
-    for (int64_t i = 0; full && i < r->batch; i++)
-        full = (lens->dtype == ONT_INT32 ? ((const int32_t *)lens->data->data)[i]
-                                         : ((const int64_t *)lens->data->data)[i]) >= r->steps;
-    return full;
-}
-
 /* Sequence lengths as int64 (B, 1); NULL where all are known to be full. */
-static ont_value *read_lens(const recurrent *r, ont_value *lens)
+static ont_value *read_lens(const ont_recurrent *r, ont_value *lens)
 {
     if (!lens) return NULL;
-    if (are_full(r, lens)) return NULL;
+    if (ont_recurrent_is_full(r, lens)) return NULL;
     ont_value *wide = ont_build_cast(r->b, lens, ONT_INT64);
     return wide ? ont_build_reshape(r->b, wide, &(ont_shape){.rank = 2, .dims = {r->batch, 1}}) : NULL;
 }
@@ -449,7 +210,7 @@ static ont_value *read_lens(const recurrent *r, ont_value *lens)
 /* ---- the expansion ---- */
 
 /* Joins the steps of all directions, or whole directions, to Y: (T, D, B, H), or with layout 1 (B, T, D, H). */
-static ont_value *join_steps(const recurrent *r, ont_value **ys, ont_value *const *whole)
+static ont_value *join_steps(const ont_recurrent *r, ont_value **ys, ont_value *const *whole)
 {
     ont_shape shape = ont_shape_of(4, (int64_t[]){r->steps, r->directions, r->batch, r->hidden});
     ont_value *y;
@@ -469,17 +230,17 @@ static ont_value *join_steps(const recurrent *r, ont_value **ys, ont_value *cons
     return r->batch_first ? ont_build_transpose(r->b, y, (int64_t[]){2, 0, 1, 3}) : y;
 }
 
-static ont_value *join_states(const recurrent *r, ont_value *const *states)
+static ont_value *join_states(const ont_recurrent *r, ont_value *const *states)
 {
     ont_shape shape = ont_shape_of(3, (int64_t[]){r->directions, r->batch, r->hidden});
     ont_value *s = ont_build_reshape(r->b, ont_build_concat(r->b, states, (uint32_t)r->directions, 0), &shape);
     return r->batch_first ? ont_build_transpose(r->b, s, (int64_t[]){1, 0, 2}) : s;
 }
 
-static void expand_recurrent(ont_builder *b, ont_node *node, ont_value **outputs, cell kind)
+static void expand_recurrent(ont_builder *b, ont_node *node, ont_value **outputs, ont_recurrent_kind kind)
 {
-    recurrent r = {.b = b};
-    b->status = read_recurrent(node, kind, &r);
+    ont_recurrent r = {.b = b};
+    b->status = ont_recurrent_parse(node, kind, &r);
     if (b->status != ONT_OK) return;
     ont_value *x = ont_node_in(node, 0), *last_h[2] = {0}, *last_c[2] = {0}, *whole[2] = {0};
     ont_value **ys = ont_arena_array(&b->graph->arena, (size_t)(r.steps * r.directions) + 1, sizeof *ys);
@@ -492,7 +253,7 @@ static void expand_recurrent(ont_builder *b, ont_node *node, ont_value **outputs
         weights w = {0};
         prepare_weights(&r, node, x, d, &w);
         state s = {.h = initial_state(&r, node, 5, d)};
-        if (kind == CELL_LSTM) s.c = initial_state(&r, node, 6, d);
+        if (kind == ONT_RECURRENT_LSTM) s.c = initial_state(&r, node, 6, d);
         s = one_node ? run_steps(&r, &w, d, known_cell(&r, node, d), s, &whole[d])
                      : run_direction(&r, &w, d, s, ys + d * r.steps);
         last_h[d] = s.h;
@@ -502,25 +263,6 @@ static void expand_recurrent(ont_builder *b, ont_node *node, ont_value **outputs
     if (ont_node_out(node, 0)) outputs[0] = join_steps(&r, ys, whole);
     if (ont_node_out(node, 1)) outputs[1] = join_states(&r, last_h);
     if (ont_node_out(node, 2)) outputs[2] = join_states(&r, last_c);
-}
-
-/* ---- for kernels that take the whole node ---- */
-
-const char *ont_recurrent_read(const ont_node *node, ont_recurrent_form *form)
-{
-    recurrent r = {0};
-    cell kind = ONT_IS(node, LSTM) ? CELL_LSTM : ONT_IS(node, GRU) ? CELL_GRU : CELL_RNN;
-    if (read_recurrent(node, kind, &r) != ONT_OK) return "arguments";
-    ont_cell known = torch_cell(&r, node, 0);
-    if (known == ONT_CELLS || (r.directions == 2 && torch_cell(&r, node, 1) != known))
-        return "clip, peepholes, activations other than torch's, or nothing to compute";
-    if (r.reversed[0]) return "backwards in time alone";
-    if (r.batch_first) return "layout 1";
-    if (ont_node_in(node, 4) && !are_full(&r, ont_node_in(node, 4)))
-        return "lengths that are not known when the program is built";
-    *form = (ont_recurrent_form){.steps = r.steps, .batch = r.batch, .in = r.in, .hidden = r.hidden,
-                                 .directions = r.directions, .cell = known, .dtype = r.dtype};
-    return NULL;
 }
 
 #define RECURRENT(name_, kind, max, attributes_) \
@@ -539,6 +281,6 @@ const char *ont_recurrent_read(const ont_node *node, ont_recurrent_form *form)
                                    .grad = ont_recurrent_grad, .expand = expand_##name_}
 #define RECURRENT_ATTRIBUTES \
     "activation_alpha:F activation_beta:F activations:S clip:f direction:s hidden_size:i layout:i saved_bytes:i"
-RECURRENT(RNN, CELL_RNN, 6, RECURRENT_ATTRIBUTES);
-RECURRENT(GRU, CELL_GRU, 6, RECURRENT_ATTRIBUTES " linear_before_reset:i");
-RECURRENT(LSTM, CELL_LSTM, 8, RECURRENT_ATTRIBUTES " input_forget:i");
+RECURRENT(RNN, ONT_RECURRENT_RNN, 6, RECURRENT_ATTRIBUTES);
+RECURRENT(GRU, ONT_RECURRENT_GRU, 6, RECURRENT_ATTRIBUTES " linear_before_reset:i");
+RECURRENT(LSTM, ONT_RECURRENT_LSTM, 8, RECURRENT_ATTRIBUTES " input_forget:i");
