@@ -417,6 +417,7 @@ static void bring_back(evictor *e, const ont_value *root)
         return;
     }
     bring_operands(e, node);
+    e->failed |= e->n_events == e->max_events; /* copies of operands have taken the last places */
     if (e->failed) return;
     run_node(e, node);
     uint32_t outputs = 1;
