@@ -411,13 +411,10 @@ static void bring_operands(evictor *e, ont_node *node);
 static void bring_back(evictor *e, const ont_value *root)
 {
     ont_node *node = root->def;
+    e->failed |= e->cost > e->max_cost;
     if (e->failed) return;
-    if (e->n_events == e->max_events || e->cost > e->max_cost) {
-        e->failed = true;
-        return;
-    }
     bring_operands(e, node);
-    e->failed |= e->n_events == e->max_events; /* copies of operands have taken the last places */
+    e->failed |= e->n_events == e->max_events; /* the copies of operands come first in the table */
     if (e->failed) return;
     run_node(e, node);
     uint32_t outputs = 1;

@@ -109,7 +109,7 @@ static int borrow_by_protocol(const ont_device *device, PyObject *tensor, const 
     return 0;
 }
 
-static int call_predicate(PyObject *tensor, const char *method)
+int ont_call_predicate(PyObject *tensor, const char *method)
 {
     PyObject *answer = PyObject_CallMethod(tensor, method, NULL);
     int yes = answer ? PyObject_IsTrue(answer) : -1;
@@ -125,10 +125,10 @@ static int refuse_lazy(PyObject *tensor, const ont_tensor_view *view, const char
 {
     bool complex = view->dtype == ONT_COMPLEX64 || view->dtype == ONT_COMPLEX128;
     ont_shape shape = ont_shape_of(view->rank <= ONT_MAX_RANK ? view->rank : 0, view->dims);
-    int conjugate = complex ? call_predicate(tensor, "is_conj") : 0;
+    int conjugate = complex ? ont_call_predicate(tensor, "is_conj") : 0;
     bool may_be = complex || (ont_dtype_is_float(view->dtype) &&
                               (!ont_tensor_view_is_contiguous(view) || ont_shape_count(&shape) == 1));
-    int negative = may_be && conjugate >= 0 ? call_predicate(tensor, "is_neg") : 0;
+    int negative = may_be && conjugate >= 0 ? ont_call_predicate(tensor, "is_neg") : 0;
     if (conjugate < 0 || negative < 0) return -1;
     if (conjugate) return refuse(what, index, "a conjugate view: call resolve_conj() first");
     return negative ? refuse(what, index, "a negative view: call resolve_neg() first") : 0;

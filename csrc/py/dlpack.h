@@ -74,6 +74,9 @@ int ont_dlpack_borrow(const ont_state *state, PyObject *tensor, const char *what
 int ont_dlpack_borrow_on(const ont_state *state, const ont_device *device, PyObject *tensor, const char *what,
                          Py_ssize_t index, ont_tensor_view *view, PyObject **keep);
 
+/* What a method of a tensor without arguments says: 1, 0, or -1 with an exception. */
+int ont_call_predicate(PyObject *tensor, const char *method);
+
 /* Wraps the block as a torch tensor; takes the caller's reference, also on failure. */
 PyObject *ont_dlpack_wrap(const ont_state *state, ont_block *block);
 

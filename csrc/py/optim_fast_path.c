@@ -171,15 +171,13 @@ static void find_and_read_params(void *context, int64_t first, int64_t last)
 
 /* ---- third: set coefficients, drop parameters without gradients ---- */
 
-/* Whether the gradient of one element is read with another sign than it is stored with: see py/dlpack.c. */
+/* Whether the gradient of one element is, or may be, a negative view: see refuse_lazy() in py/dlpack.c. */
 static bool is_negative_view(const ont_updater *self, PyObject *param)
 {
     PyObject *grad = PyObject_GetAttr(param, self->key_grad);
-    PyObject *answer = grad ? PyObject_CallMethod(grad, "is_neg", NULL) : NULL;
-    bool plain = answer == Py_False;
+    int negative = grad ? ont_call_predicate(grad, "is_neg") : -1;
     Py_XDECREF(grad);
-    Py_XDECREF(answer);
-    return !plain;
+    return negative != 0;
 }
 
 static bool finish(ont_walk *w)

@@ -225,6 +225,18 @@ def test_random_graphs(index):
     in_all_ways(model, [torch.randn(shape, generator=generator) * (0.1 if name == "w" else 1) for name, shape in names])
 
 
+def test_a_long_chain_takes_no_more_copies_than_there_is_room_for():
+    """In the least memory each gradient would begin at the front again, which is more copies than the table of
+    passes/evict.c has: a higher limit is found, and nothing is written behind the table.
+    """
+    nodes = [helper.make_node("Sin", [f"h{i}"], [f"h{i + 1}"]) for i in range(150)]
+    graph = helper.make_graph(nodes, "chain", [helper.make_tensor_value_info("h0", 1, [8, 64])],
+                              [helper.make_tensor_value_info("h150", 1, [8, 64])])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)]).SerializeToString()
+    ways = in_all_ways(model, [torch.linspace(-1, 1, 512).view(8, 64)])
+    assert ways["everywhere"]["recomputed_nodes"] > 150
+
+
 class Recorder:
     """Stands for _C.Session and notes the calls of forward."""
 
