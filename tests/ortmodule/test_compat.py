@@ -75,6 +75,19 @@ def test_names_are_the_same_objects():
     assert sys.modules["onnxruntime.training.ortmodule"] is ours
 
 
+def test_a_variable_of_the_environment_has_the_type_of_its_default(monkeypatch):
+    from onnxruntime.training import ortmodule
+
+    assert ortmodule._defined_from_envvar("ORTMODULE_OF_A_TEST", 3) == 3
+    monkeypatch.setenv("ORTMODULE_OF_A_TEST", "15")
+    assert ortmodule._defined_from_envvar("ORTMODULE_OF_A_TEST", 3) == 15
+    assert ortmodule._defined_from_envvar("ORTMODULE_OF_A_TEST", "3") == "15"
+    monkeypatch.setenv("ORTMODULE_OF_A_TEST", "many")
+    with pytest.warns(UserWarning, match="Unable to overwrite constant 'ORTMODULE_OF_A_TEST' with value 'many'"):
+        assert ortmodule._defined_from_envvar("ORTMODULE_OF_A_TEST", 3) == 3
+    assert ortmodule._are_deterministic_algorithms_enabled() == torch.are_deterministic_algorithms_enabled()
+
+
 def test_pipelines_are_refused_by_name():
     with pytest.raises(NotImplementedError, match="ORTPipelineModule, .* is not supported"):
         ORTPipelineModule([nn.Linear(2, 2)], num_stages=1)
