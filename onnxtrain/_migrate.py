@@ -7,11 +7,14 @@ The script is read, not run. Names of onnxruntime, torch_ort and the environment
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
+import pkgutil
 import re
-import sys
 from dataclasses import dataclass
 from pathlib import Path
+
+from onnxtrain.compat._alias import OURS
 
 WORKS = "works"
 VARIABLE = re.compile(r"ORTMODULE_[A-Z_]+")
@@ -89,10 +92,21 @@ def _existing(name: str) -> str:
     return name
 
 
+@functools.cache
+def _modules() -> list[str]:
+    """The alias's public modules of training, the shortest name first."""
+    found = []
+    for theirs, here in OURS:
+        if theirs.startswith("onnxruntime.training") and "._" not in theirs:
+            inside = pkgutil.iter_modules(getattr(importlib.import_module(here), "__path__", ()))
+            found += [theirs, *(f"{theirs}.{each.name}" for each in inside if not each.name.startswith("_"))]
+    return sorted(set(found), key=lambda name: (len(name), name))
+
+
 def _place(member: str) -> str:
     """What to write for something that is in another module than the script says; "" where it is in none."""
-    return next((f"write {name}.{member}" for name in sorted(sys.modules, key=len)
-                 if name.startswith("onnxruntime.training") and hasattr(sys.modules[name], member)), "")
+    return next((f"write {name}.{member}" for name in _modules()
+                 if hasattr(importlib.import_module(name), member)), "")
 
 
 def _status(name: str) -> str:
