@@ -20,7 +20,6 @@ from onnxtrain._export.captured import Graph, names_of_weights
 from onnxtrain._export.errors import (
     ArgumentError,
     ConstantsWanted,
-    DefinitionError,
     ExportError,
     NothingToCompute,
     StaleError,
@@ -217,7 +216,7 @@ class GraphRunner(FallsBack):
             except NothingToCompute:
                 self._idle.add(key)
                 return self._eager(inputs)
-            except (DefinitionError, VerificationError, ORTModuleFallbackException):
+            except (VerificationError, ORTModuleFallbackException):
                 raise  # meant for the user
             except Exception as error:
                 if not isinstance(error, (ExportError, UnsupportedError, StaleError)):
@@ -342,8 +341,6 @@ class GraphRunner(FallsBack):
             program = self._bound(exported, device)
         except UnsupportedError as error:
             error.exported = exported  # type: ignore[attr-defined]
-            raise
-        except DefinitionError:
             raise
         except ValueError as error:
             raise ExportError(f"The exported graph is not valid: {error}{exported.line(error)}.") from error
