@@ -23,7 +23,6 @@ USAGE = """usage: python -m onnxtrain [COMMAND ...]: without a command, what thi
   alias on [--user]                 makes onnxruntime.training importable in this environment, or for this user
   alias off, alias status           takes that away; says what is where
   migrate SCRIPT ...                lists what scripts use of onnxruntime-training; status 1 if anything must change
-  profile TRACE                     prints where the time of a saved profile went
   doctor                            lists the private names of this PyTorch that onnxtrain uses, and whether it knows
                                     their source; status 1 if one is unknown or missing"""
 
@@ -50,12 +49,6 @@ def main(arguments: list[str]) -> int:
             text, is_well = _torch.doctor()
             print(text)
             return 0 if is_well else 1
-        case ["profile", trace]:
-            from onnxtrain._profile import table
-
-            if not os.path.exists(trace):
-                sys.exit(f"{trace}: there is no such file")
-            print(table(Path(trace)))
         case _:
             print(USAGE, file=sys.stderr)
             return 2

@@ -1,4 +1,4 @@
-"""Who listens to the times of steps: profile(), DebugOptions(profile=), and torch.profiler.
+"""Who listens to the times of steps: profile() and torch.profiler.
 
 The core records every forward and backward while a Recorder runs. Several may run at once, of one module or of many.
 """

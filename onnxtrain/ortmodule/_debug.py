@@ -14,7 +14,6 @@ import onnx
 
 from onnxtrain import UnsupportedError, options
 from onnxtrain._export.exported import OPSETS
-from onnxtrain._profile import Trace
 
 
 class LogLevel(enum.IntEnum):
@@ -51,18 +50,15 @@ class DebugOptions:
         config: kept as it is, for scripts that pass one.
         verify: compare the first step of every program (an int: the first so many) with eager PyTorch, dropout off in
             both: outputs, gradients, buffers. A table is logged; VerificationError above tolerance.
-        profile: a file: a Chrome trace of every kernel of the first 100 steps, written when the process ends, or by
-            `debug_options.trace.write()`. `python -m onnxtrain profile FILE` prints where the time went.
 
     Raises:
         TypeError: log_level is no LogLevel, onnx_prefix no str, or verify no number.
         ValueError: save_onnx without onnx_prefix.
-        OSError: the folder, or that of `profile`, cannot be written.
+        OSError: the folder cannot be written.
     """
 
     def __init__(self, log_level: LogLevel = LogLevel.WARNING, save_onnx: bool = False, onnx_prefix: str = "",
-                 save_path: str = "", config: Any = None, verify: bool | int = False,
-                 profile: str | os.PathLike[str] | None = None) -> None:
+                 save_path: str = "", config: Any = None, verify: bool | int = False) -> None:
         if not isinstance(log_level, LogLevel):
             raise TypeError(f"Expected log_level of type LogLevel, got {type(log_level)}.")
         if not isinstance(onnx_prefix, str):
@@ -78,7 +74,6 @@ class DebugOptions:
         self.save_path = Path(options.read("ORTMODULE_SAVE_ONNX_PATH") or save_path or ".")
         self.config = config
         self.verify = int(verify)
-        self.trace = None if profile is None else Trace(os.fspath(profile))
         if save_onnx and not os.access(self.save_path, os.W_OK | os.X_OK):
             raise OSError(f"Directory {self.save_path} is not writable.")
 

@@ -5,7 +5,6 @@ Made by _captured.py for the graphs of an ORTModule, and by dynamo.py for those 
 
 from __future__ import annotations
 
-import functools
 import logging
 import re
 from collections.abc import Callable, Sequence
@@ -98,7 +97,7 @@ class GraphRunner(FallsBack):
                 if program.steps < self._debug.verify:
                     self._debug.log(logging.WARNING, "%s", self._verified(program, args, inputs))
                 try:
-                    if self._debug.trace is None and not (runtime.print_memory_stats or runtime.print_input_density):
+                    if not (runtime.print_memory_stats or runtime.print_input_density):
                         result = program(args, grad_enabled, inputs)
                     else:
                         result = self._run(program, args, grad_enabled, inputs)
@@ -125,9 +124,8 @@ class GraphRunner(FallsBack):
         return self._export_and_run(key, tensors, grad_enabled, args, inputs)
 
     def _run(self, program: Program, args: Sequence[Any], grad_enabled: bool, inputs: Sequence[Any]) -> Any:
-        """One step in the engine, traced, and its memory or density printed, where that was asked for."""
-        trace, run = self._debug.trace, functools.partial(program, args, grad_enabled, inputs)
-        result = run() if trace is None else trace.call(program, type(self._module).__name__, run)
+        """One step in the engine, and its memory or density printed, where that was asked for."""
+        result = program(args, grad_enabled, inputs)
         if self._runtime.print_memory_stats:
             _announce.memory(self._module, program)
         if self._runtime.print_input_density:

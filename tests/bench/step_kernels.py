@@ -23,7 +23,8 @@ from model_zoo import MODELS
 from step_table import ASKED, BF16, FLOAT32, LocalPeer, Row, make_work
 from workloads import WORKLOADS, Workload
 
-from onnxtrain.ortmodule import DebugOptions, LogLevel, ORTModule
+import onnxtrain
+from onnxtrain.ortmodule import ORTModule
 
 warnings.filterwarnings("ignore")
 WARM_UP = 3
@@ -46,14 +47,15 @@ def work_of(row: Row) -> Workload:
 def trace(row: Row, steps: int) -> list[dict]:
     """Events of `steps` steps."""
     with tempfile.TemporaryDirectory() as folder:
-        options = DebugOptions(log_level=LogLevel.WARNING, profile=Path(folder, "trace.json"))
-        peer = LocalPeer(row, work_of(row), lambda module: ORTModule(module, options))
-        for _ in range(WARM_UP + steps):
+        peer = LocalPeer(row, work_of(row), ORTModule)
+        for _ in range(WARM_UP):
             peer.step()
-        options.trace.write()
+        with onnxtrain.profile(peer.model) as profile:
+            for _ in range(steps):
+                peer.step()
+        profile.save(Path(folder, "trace.json"))
         events = json.loads(Path(folder, "trace.json").read_text())["traceEvents"]
-    calls = sorted(e["ts"] for e in events if e.get("cat") == "module")
-    return [e for e in events if e.get("cat") in ("forward", "backward") and e["ts"] >= calls[WARM_UP]]
+    return [e for e in events if e.get("cat") in ("forward", "backward")]
 
 
 def main() -> None:

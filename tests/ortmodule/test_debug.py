@@ -1,10 +1,8 @@
 """DebugOptions: files of every stage, verification, levels, and what is said at the start."""
 
-import json
 import logging
 import os
 import re
-import subprocess
 import sys
 import threading
 
@@ -224,31 +222,6 @@ def test_log_level_and_its_variable(level, info, warning, caplog, monkeypatch):
         assert ("Linear runs in the engine" in caplog.text) == warning
 
 
-def test_profile_is_a_trace_with_names_of_modules(tmp_path, capsys):
-    from onnxtrain.__main__ import main
-
-    debug = DebugOptions(profile=tmp_path / "trace.json")
-    model = ORTModule(nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 2)), debug)
-    for _ in range(3):
-        model(torch.randn(4, 8)).sum().backward()
-    debug.trace.write()
-    debug.trace._stop()  # or the core records on for the tests behind this one
-    events = [e for e in json.loads((tmp_path / "trace.json").read_text())["traceEvents"] if e["ph"] == "X"]
-    names = {e["name"].rpartition("/")[0] for e in events if e["cat"] == "forward"}
-    assert names == {"0", "1", "2"} and {e["cat"] for e in events} == {"forward", "backward", "module", "engine"}
-    gelu = [e for e in events if e["cat"] == "forward" and e["args"]["operator"] == "Gelu"]
-    assert len(gelu) == 3 and all(e["dur"] >= 0 and e["args"]["kernel"] for e in gelu)
-    assert len([e for e in events if e["cat"] == "backward"]) >= 3 * 4
-    assert len({(e["name"], e["cat"], e["ts"], e["args"].get("shape", "")) for e in events}) == len(events)
-    assert main(["profile", str(tmp_path / "trace.json")]) == 0
-    text = capsys.readouterr().out
-    lines = [line.split() for line in text.splitlines()]
-    assert "share" in lines[2] and ["3", "Gelu"] in [[line[4], line[-1]] for line in lines if len(line) == 7]
-    assert {"0", "1", "2"} <= {line[-1] for line in lines if line}
-    with pytest.raises(OSError):
-        DebugOptions(profile=tmp_path / "no" / "trace.json")
-
-
 def test_explain_names_opset_time_and_fallbacks(capsys):
     model = ORTModule(nn.Linear(3, 3))
     model(torch.randn(2, 3))
@@ -272,26 +245,6 @@ def test_lines_of_the_level_asked_for_are_seen_whatever_the_loggers_level(caplog
     for level, times in ((LogLevel.INFO, 1), (LogLevel.WARNING, 0)):
         ORTModule(Named(), DebugOptions(level))(torch.ones(2), "four")
         assert capsys.readouterr().err.count(said) == times
-
-
-def test_profile_is_not_written_twice(tmp_path):
-    """What write() has written is not written again when the process ends, as into a folder that is gone by then."""
-    folder = tmp_path / "traces"
-    script = f"""
-import shutil, torch
-from onnxtrain.ortmodule import DebugOptions, LogLevel, ORTModule
-from pathlib import Path
-folder = Path({str(folder)!r})
-folder.mkdir()
-options = DebugOptions(log_level=LogLevel.WARNING, profile=folder / "trace.json")
-ORTModule(torch.nn.Linear(3, 3), options)(torch.ones(2, 3)).sum().backward()
-options.trace.write()
-assert (folder / "trace.json").stat().st_size > 0
-shutil.rmtree(folder)
-"""
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
-    assert not folder.exists()
 
 
 def test_the_report_of_a_build_holds_what_a_bug_report_needs(monkeypatch, capsys):
@@ -319,6 +272,6 @@ def test_commands_are_named_and_a_script_that_is_missing(capsys, tmp_path):
 
     assert main(["--help"]) == 0
     text = capsys.readouterr().out
-    assert all(command in text for command in ("run ", "alias on ", "alias off", "migrate ", "profile "))
+    assert all(command in text for command in ("run ", "alias on ", "alias off", "migrate ", "doctor "))
     with pytest.raises(SystemExit, match="nope.py: there is no such file"):
         main(["run", str(tmp_path / "nope.py")])
