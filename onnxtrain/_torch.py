@@ -169,7 +169,6 @@ TABLE: dict[str, Name] = dict((
     *_read("torch.autograd", "whether a profiler wants the names of operators",
            "_profiler_enabled in_profiler=profiler._is_profiler_enabled"),
     *_read("torch._C", "names of operators for a profiler", "_profiler._RecordFunctionFast"),
-    *_read("torch.distributed.distributed_c10d", "the store of a process group", "_get_default_store"),
     *_read("torch._dynamo", "captures: settings, errors, cuts, and their locks and ends",
            "dynamo= dynamo_config=config callback_handler=callback.callback_handler "
            "compile_lock=convert_frame.compile_lock TorchDynamoException=exc.TorchDynamoException "

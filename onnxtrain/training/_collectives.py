@@ -8,9 +8,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import threading
-import time
-import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -20,10 +17,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from onnxtrain import _C
-from onnxtrain._torch import get_default_store
 from onnxtrain.training import _nccl
 
-_BEAT = 1.0  # seconds
 # Torch 2.13 has new names, and warns of those of before.
 _reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or getattr(dist, "reduce_scatter_tensor", None)
 _all_gather: Any = getattr(dist, "all_gather_single", None) or getattr(dist, "all_gather_into_tensor", None)
@@ -81,7 +76,6 @@ class Collectives:
 
     def __init__(self) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
-        self._pulse = Pulse(self.rank, self.size)
 
     def all_reduce(self, value: Tensor) -> None:
         """Replaces a tensor by the sum of all processes'."""
@@ -104,10 +98,6 @@ class Collectives:
     def broadcast(self, value: Tensor) -> None:
         """Replaces a tensor by that of process 0."""
         dist.broadcast(value, 0)
-
-    def who_is_gone(self) -> str:
-        """After a failure: ", rank 1 does not answer", where that is not in the exception."""
-        return self._pulse.who_is_gone()
 
 
 class MpiCollectives(Collectives):
@@ -165,62 +155,6 @@ class MpiCollectives(Collectives):
     def broadcast(self, value: Tensor) -> None:
         self._run("broadcast", value, value, lambda host: _C.mpi_broadcast(host, 0))
 
-    def who_is_gone(self) -> str:
-        return ""
-
 
 def _on_cpu(value: Tensor) -> Tensor:
     return value.detach() if value.device.type == "cpu" else value.detach().cpu()
-
-
-class Pulse:
-    """Counts up in torch.distributed's store, once a second, for as long as this process lives; tells whose count has
-    stopped. Nothing is ended because of it: torch's collectives say that something is wrong, and this says who.
-    """
-
-    def __init__(self, rank: int, size: int) -> None:
-        self._store = dist.PrefixStore("onnxtrain_pulse", get_default_store())
-        self._size = size
-        stopped = threading.Event()
-        thread = threading.Thread(target=self._beat, args=(self._store, str(rank), stopped), daemon=True,
-                                  name="onnxtrain_pulse")
-        thread.start()
-
-        def stop() -> None:  # before the interpreter ends: the thread is in C++ code
-            stopped.set()
-            thread.join()
-
-        weakref.finalize(self, stop)
-
-    @staticmethod
-    def _beat(store: Any, key: str, stopped: threading.Event) -> None:
-        try:
-            count = 0
-            while True:
-                store.set(key, str(count := count + 1))
-                if stopped.wait(_BEAT):
-                    return
-        except RuntimeError:  # the store is gone, as its process is
-            return
-
-    def who_is_gone(self) -> str:
-        """ ", rank 1 does not answer"; takes three beats. """
-        try:
-            if self._store.check(["gone"]):  # another process has looked, and may have ended since
-                return self._store.get("gone").decode()
-            before = self._counts()
-            time.sleep(3 * _BEAT)
-            gone = [str(rank) for rank, (one, other) in enumerate(zip(before, self._counts())) if one == other]
-            if not gone:
-                return ""
-            text = f", rank {gone[0]} does not answer" if len(gone) == 1 else f", ranks {', '.join(gone)} do not answer"
-            self._store.set("gone", text)
-            return text
-        except RuntimeError:
-            if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-                return ", torchrun's store does not answer"
-            return ", rank 0, which has torch.distributed's store, does not answer"
-
-    def _counts(self) -> list[bytes]:
-        keys = [str(rank) for rank in range(self._size)]
-        return [self._store.get(key) if self._store.check([key]) else b"" for key in keys]

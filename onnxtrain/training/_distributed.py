@@ -135,12 +135,12 @@ class Peers:
         self._wire = {"float32": torch.float32, "bfloat16": torch.bfloat16}.get(options.read("ONNXTRAIN_REDUCE_DTYPE"))
 
     def _together(self, collective: Callable[..., Any], *args: Any, name: str = "") -> Any:
-        """Raises RuntimeError where it fails; the message names the ranks that have ended."""
+        """Raises RuntimeError where it fails, as it does where another process has ended; the launcher says which."""
         try:
             return collective(*args)
         except RuntimeError as error:
-            raise RuntimeError(f"rank {self.rank} of {self.size}: {name or collective.__name__} failed"
-                               f"{self._collectives.who_is_gone()}: {error}") from error
+            raise RuntimeError(f"rank {self.rank} of {self.size}: {name or collective.__name__} failed: "
+                               f"{error}") from error
 
     def sum(self, value: Tensor) -> None:
         """Replaces a tensor by the sum of all processes'."""

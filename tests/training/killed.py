@@ -24,7 +24,7 @@ import torch
 from distributed_training import MPI
 
 EVERY = 2  # updates between checkpoints
-NAMED = {"torchrun": r"local_rank: {0} |rank {0} does not answer", "mpirun": r"process rank {0} with PID"}
+NAMED = {"torchrun": r"local_rank: {0}\b", "mpirun": r"process rank {0} with PID"}
 
 
 # ---- a process that trains ----
