@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from onnxtrain import _C, _report
 
 MIB = 2**20
 BUDGETS = (0.8, 0.6, 0.4, 0.25, 0.15)  # of what the level plans
-WIDTH, HEIGHT, EDGE = 960, 360, 60  # of the chart, in pixels
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,33 +55,6 @@ class MemoryReport:
                   + ("" if size <= budget * self.slab_bytes else "  (more than the budget)")
                   for budget, (size, share) in self.budgets.items()]
         return "\n".join(lines)
-
-    def svg(self) -> str:
-        """The live bytes over the steps of the program, as an SVG image."""
-        top = max(self.slab_bytes, max(self.live, default=0), 1)
-        across, down = WIDTH - 2 * EDGE, HEIGHT - 2 * EDGE
-
-        def at(step: float, size: float) -> str:
-            return f"{EDGE + across * step / max(len(self.live), 1):.1f},{HEIGHT - EDGE - down * size / top:.1f}"
-
-        points = " ".join(f"{at(i, size)} {at(i + 1, size)}" for i, size in enumerate(self.live))
-        split = at(self.split, 0).split(",")[0]
-        return "\n".join([
-            f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}" font-family="sans-serif" '
-            'font-size="13">',
-            f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
-            f'<polygon points="{at(0, 0)} {points} {at(len(self.live), 0)}" fill="#9ecae1" stroke="#3182bd"/>',
-            f'<line x1="{split}" y1="{EDGE}" x2="{split}" y2="{HEIGHT - EDGE}" stroke="#555" stroke-dasharray="4"/>',
-            f'<text x="{EDGE}" y="{EDGE - 20}">live bytes of a step: slab {self.slab_bytes / MIB:.1f} MiB, kept for '
-            f'backward {self.phases["kept"] / MIB:.1f} MiB</text>',
-            f'<text x="{EDGE}" y="{HEIGHT - EDGE + 20}">forward</text>',
-            f'<text x="{split}" y="{HEIGHT - EDGE + 20}">backward</text>',
-            f'<text x="5" y="{EDGE}">{top / MIB:.0f} MiB</text>', f'<text x="5" y="{HEIGHT - EDGE}">0</text>', "</svg>",
-        ])
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the chart as SVG, which browsers show."""
-        Path(path).write_text(self.svg(), encoding="utf-8")
 
 
 def _programs(model: Any, function: str) -> list[Any]:
