@@ -1,8 +1,7 @@
-"""The environment variables that onnxtrain reads: one list, from which the parser, docs/environment.md and a test are
-made.
+"""The environment variables that onnxtrain reads: one list, from which the parser, docs/environment.md
+(tools/environment.py) and a test are made.
 
-A value out of range is one warning that names variable, value and choices, and the default is used. `python -m
-onnxtrain.options` prints the documentation.
+A value out of range is one warning that names variable, value and choices, and the default is used.
 """
 
 from __future__ import annotations
@@ -294,26 +293,3 @@ def warn_of_ignored() -> None:
     for name in read("ONNXTRAIN_DISABLE"):
         if name.removeprefix("+") not in PASSES:
             _warn_once(f"ONNXTRAIN_DISABLE={name}: there is no such pass; those that there are: {', '.join(PASSES)}")
-
-
-def documentation() -> str:
-    """docs/environment.md."""
-    lines = ["# Environment variables", "",
-             "`python -m onnxtrain.options` makes this page from `onnxtrain/options.py`. If a value is not one of the",
-             "choices, a warning lists them, and the default applies. Variables are read when a module is wrapped or",
-             "exported, not at import.", "", "| variable | default | choices | effect |", "| --- | --- | --- | --- |"]
-    lines += [_row(variable) for variable in _NAMES]
-    lines += ["", "These have no effect, which a warning says if they are set:", "", "| variable | instead |",
-              "| --- | --- |"]
-    lines += [f"| `{name}` | {instead} |" for name, instead in IGNORED.items()]
-    return "\n".join(lines) + "\n"
-
-
-def _row(variable: Variable) -> str:
-    older = "".join(f" (older name: `{name}`)" for name, _ in variable.older)
-    cells = (f"`{variable.name}`{older}", variable.shown_default, variable.choices, variable.effect)
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-
-
-if __name__ == "__main__":
-    print(documentation(), end="")
