@@ -20,7 +20,7 @@ from onnxtrain.utils.torch_io_helper import onnx_dtype_to_pytorch_dtype, pytorch
 aten = torch.ops.aten
 
 
-def parts(op: Operators, own: Operators) -> Table:
+def slices(op: Operators, own: Operators) -> Table:
     """The translations, for operators of one opset and of our domain."""
 
     def ints(*values):

@@ -24,7 +24,7 @@ from onnxtrain._export.draws import draws
 from onnxtrain._export.elementary import DEFAULTS, Operators, Table, constant, elementary, number
 from onnxtrain._export.errors import Untraceable
 from onnxtrain._export.packed_sequences_onnx import packed
-from onnxtrain._export.slices import parts
+from onnxtrain._export.slices import slices
 from onnxtrain._export.state import wrapped
 from onnxtrain.utils.torch_io_helper import onnx_dtype_to_pytorch_dtype, pytorch_type_to_onnx_dtype
 
@@ -49,7 +49,7 @@ def translations(opset: int) -> Table:
     python_op |= autograd_functions.by_torch([f"aten.{name}.default" for name in _RUN_BY_TORCH])
     return (_own(op, own) | _groups(op, own) | bounds(op, own) | _functions(op, own) | _numbers(op)
             | _wider(op) | elementary(op, own) | arguments(op, own) | _picked(op, own) | _resized(op) | _reshaped(op)
-            | parts(op, own) | packed(op, own) | draws(op) | python_op)
+            | slices(op, own) | packed(op, own) | draws(op) | python_op)
 
 
 def promoted(op: Operators, *operands: Any) -> tuple[Any, ...]:
