@@ -356,26 +356,18 @@ def set_ranges(make: Callable[[str], ContextManager[Any]] | None) -> None:
 def set_log_level(level: int) -> None:
     """Sets the lowest `logging` level for which the core makes log lines."""
 
-def measure_gemm(implementation: str, trans_a: bool, trans_b: bool, m: int, n: int, k: int) -> float | None:
-    """Seconds of the fastest of a few matrix products; None where the implementation is not available.
-
-    Names: "torch", "per_thread", "onednn", "reference"; of oneDNN's primitive "matmul", "bfloat16", "bfloat16 to
-    float32"; of the native GEMM "native", "bf16x3", "native bfloat16", "native bfloat16 to float32".
-    """
-
 def measured_products() -> str:
-    """The tuning cache of GEMM as text, one line for each entry; remember_products() reads it in another process on the
-    same machine.
+    """Which kernel won for each kind of matrix product, as text of one line each; remember_products() reads it in
+    another process on the same machine.
 
     Raises:
         MemoryError: for the text.
     """
 
 def remember_products(text: str) -> int:
-    """Imports the text of measured_products() from another process, so that these entries are not measured again.
+    """Imports the text of measured_products() from another process, so that these kernels do not compete again.
 
-    Skips lines that do not parse, that name an implementation which this build lacks, or whose entry exists already. A
-    wrong text cannot make a product wrong, only slow.
+    Skips lines that do not parse, or whose kind is known already. A wrong text cannot make a product wrong, only slow.
 
     Returns:
         The number of new entries.

@@ -230,11 +230,11 @@ _NAMES = [
              "the highest instruction set that kernels may use; read by the core",
              default_text="the best that the processor has"),
     Variable("ONNXTRAIN_GEMM", None,
-             _one_of("torch", "per_thread", "onednn", "primitive", "native", "reference", "shares", "tiled", "plain"),
-             "torch, per_thread, onednn, primitive, native, reference",
+             _one_of("torch", "onednn", "primitive", "native", "reference", "tiled", "plain"),
+             "torch, onednn, primitive, native, reference",
              "implementation of every matrix product but those of attention; then a step has the same last bits in "
              "every process; read by the core",
-             default_text="chosen by measurement; products beyond 4e9 operations are measured in the first steps"),
+             default_text="kernels compete in the first runs of each kind of product"),
     Variable("ONNXTRAIN_FLUSH_DENORMALS", True, _boolean, _FLAG,
              "denormal floats count as zero while the engine's kernels run; "
              "read by the core"),
@@ -256,11 +256,9 @@ IGNORED = {
     "ORTMODULE_CONV_ALGO_SEARCH": "the engine measures the candidates: on the CPU Winograd and oneDNN, on CUDA the "
     "algorithms of cuDNN",
     "ORTMODULE_DEEPCOPY_BEFORE_MODEL_EXPORT": "an export restores the module exactly, so no copy is needed",
-    "ORTMODULE_ENABLE_TUNING": "the engine always measures GEMM implementations, once for similar sizes; large ones in "
-    "the first steps",
+    "ORTMODULE_ENABLE_TUNING": "kernels of matrix products always compete, in the first runs of each kind",
     "ORTMODULE_ENABLE_ZERO_STAGE3": "ZeRO 3 is not supported; stages 1 and 2 need no setting",
-    "ORTMODULE_MAX_TUNING_DURATION_MS": "measurements have fixed lengths; those of a model take about a second of its "
-    "first steps",
+    "ORTMODULE_MAX_TUNING_DURATION_MS": "kernels compete in a fixed number of runs, nine at most",
     "ORTMODULE_TRITON_CONFIG_FILE": "there are no Triton kernels",
     "ORTMODULE_TRITON_DEBUG": "there are no Triton kernels",
     "ORTMODULE_TUNING_RESULTS_PATH": "ORTMODULE_CACHE_DIR keeps measurements",

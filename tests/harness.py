@@ -32,6 +32,7 @@ from onnxtrain import _C
 T = TypeVar("T")
 
 OURS = "ai.onnxtrain"
+HALF_KERNELS = [f"{op}_half{own}" for op in ("matmul", "gemm") for own in ("", "_native")]  # of 16-bit products
 FLOATS = (np.float32, np.float64)
 # Relative to max(1, |expected|): accumulated rounding of a one-node graph.
 TOLERANCE = {np.dtype(np.float32): 2e-5, np.dtype(np.float64): 1e-11, np.dtype(np.float16): 2e-3}

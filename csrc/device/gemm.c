@@ -4,9 +4,6 @@
 #include "device/gemm.h"
 
 #include <dlfcn.h>
-#ifdef __GLIBC__
-#include <malloc.h>
-#endif
 #include <pthread.h>
 #include <string.h>
 
@@ -28,7 +25,6 @@ typedef int (*dnnl_sgemm_fn)(char, char, int64_t, int64_t, int64_t, float, const
 static sgemm_fn torch_sgemm;
 static dgemm_fn torch_dgemm;
 static dnnl_sgemm_fn dnnl_sgemm;
-static void (*mkl_free_buffers)(void);
 static pthread_once_t torch_once = PTHREAD_ONCE_INIT, dnnl_once = PTHREAD_ONCE_INIT;
 
 static void find_torch(void)
@@ -37,7 +33,6 @@ static void find_torch(void)
     if (torch) {
         *(void **)&torch_sgemm = dlsym(torch, "sgemm_");
         *(void **)&torch_dgemm = dlsym(torch, "dgemm_");
-        *(void **)&mkl_free_buffers = dlsym(torch, "mkl_serv_free_buffers"); /* mkl_free_buffers() */
     }
 }
 
@@ -66,41 +61,6 @@ static void torch_run(const ont_gemm *g, const void *a, const void *b, void *c)
         torch_dgemm(&tb, &ta, &n, &m, &k, &g->alpha, b, &ldb, a, &lda, &g->beta, c, &ldc);
     }
     ont_omp_leave_library(before);
-}
-
-/* ---- torch's BLAS, called once per thread ---- */
-
-enum { GRANULE = 16 }; /* rows or columns are divided in multiples of it: a cache line of floats */
-
-typedef struct per_thread_job {
-    const ont_gemm *g;
-    const char *a, *b;
-    char *c;
-    bool columns;
-} per_thread_job;
-
-static void run_part(void *context, int64_t first, int64_t last)
-{
-    const per_thread_job *j = context;
-    ont_gemm g = *j->g;
-    int64_t *length = j->columns ? &g.n : &g.m, size = (int64_t)ont_dtype_size(g.dtype);
-    first *= GRANULE;
-    *length = (last * GRANULE < *length ? last * GRANULE : *length) - first;
-    int64_t a = j->columns ? 0 : g.trans_a ? first : first * g.lda;
-    int64_t b = !j->columns ? 0 : g.trans_b ? first * g.ldb : first;
-    int64_t c = j->columns ? first : first * g.ldc;
-    torch_run(&g, j->a + a * size, j->b + b * size, j->c + c * size);
-}
-
-/*
- * Divides C by rows, or by columns where B is the largest of the three matrices. Elementwise loops divide their tensors
- * the same way, so a thread finds its part of the largest matrix in its own cache. A BLAS that is called inside a
- * parallel region uses the calling thread only.
- */
-static void per_thread_run(const ont_gemm *g, const void *a, const void *b, void *c)
-{
-    per_thread_job j = {g, a, b, c, g->m < g->n && g->m < g->k};
-    ont_parallel(((j.columns ? g->n : g->m) + GRANULE - 1) / GRANULE, 1, run_part, &j);
 }
 
 /* ---- oneDNN's sgemm ---- */
@@ -163,10 +123,9 @@ static void reference_run(const ont_gemm *g, const void *a, const void *b, void 
 }
 
 static const ont_gemm_backend backends[] = {
-    {"torch", torch_available, torch_run, false},
-    {"per_thread", torch_available, per_thread_run, true},
-    {"onednn", dnnl_available, dnnl_run, false},
-    {"reference", reference_available, reference_run, false},
+    {"torch", torch_available, torch_run},
+    {"onednn", dnnl_available, dnnl_run},
+    {"reference", reference_available, reference_run},
 };
 enum { N_BACKENDS = sizeof backends / sizeof *backends };
 
@@ -176,23 +135,9 @@ const ont_gemm_backend *ont_gemm_backends(size_t *count)
     return backends;
 }
 
-bool ont_gemm_is_available(const ont_gemm_backend *backend, ont_dtype dtype, int threads)
-{
-    return backend->available(dtype) && (threads > 1 || !backend->per_thread);
-}
-
 const ont_gemm_backend *ont_gemm_reference(void)
 {
     return &backends[N_BACKENDS - 1];
-}
-
-void ont_gemm_release_buffers(void)
-{
-    pthread_once(&torch_once, find_torch);
-    if (mkl_free_buffers) mkl_free_buffers();
-#ifdef __GLIBC__
-    (void)malloc_trim(0);
-#endif
 }
 
 /* ---- bias ---- */

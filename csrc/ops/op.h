@@ -191,6 +191,8 @@ struct ont_kernel {
     /* Optional: releases what prepare() allocated outside the arena (a library's handle). */
     void (*release)(void *state);
     uint32_t inplace; /* bit i: output 0 may share storage with input i (same size in bytes) */
+    /* Competes with the other tuned kernels that accept the node, see ont_op_rivals(); may run twice, so not in place. */
+    bool tuned;
     /* Optional: bytes of what forward keeps for the gradient in a layout of the kernel's own (recurrent_whole.c). */
     size_t (*saved_bytes)(const ont_node *node);
 };
@@ -334,6 +336,13 @@ bool ont_op_has_kernel(const ont_node *node, const struct ont_device *device);
  */
 ont_status ont_op_choose(const ont_node *node, const struct ont_device *device, bool measure,
                          const ont_kernel **kernel) ONT_MUST_USE;
+/*
+ * Which kernels compete for a node that `first`, of ont_op_choose(), accepts: those of the same list behind it that are
+ * tuned too, if it is (run/tuner.h); itself alone otherwise, and where choices must not depend on measurements. Returns
+ * how many, at most `capacity`, with `first` as rivals[0].
+ */
+uint32_t ont_op_rivals(const ont_node *node, const struct ont_device *device, const ont_kernel *first,
+                       const ont_kernel **rivals, uint32_t capacity);
 /* EUNSUPPORTED for an attribute that the operator does not declare, EINVAL for one of another type than declared. */
 ont_status ont_op_check_attributes(const ont_node *node) ONT_MUST_USE;
 /*

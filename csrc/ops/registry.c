@@ -7,6 +7,7 @@
 
 #include "base/log.h"
 #include "device/device.h"
+#include "device/gemm.h"
 #include "ops/op.h"
 
 static const ont_op *const table[] = {
@@ -171,4 +172,16 @@ ont_status ont_op_choose(const ont_node *node, const ont_device *device, bool me
     return ont_fail(ONT_EUNSUPPORTED, "%s '%s': no kernel%s%s takes it (%s); its inputs are %s", node->op_type,
                     node->name, device ? " of device " : "", device ? device->ops->name : "",
                     used ? reasons : "there is none", inputs_text(node, inputs, sizeof inputs));
+}
+
+uint32_t ont_op_rivals(const ont_node *node, const ont_device *device, const ont_kernel *first,
+                       const ont_kernel **rivals, uint32_t capacity)
+{
+    uint32_t n_kernels, n = 0;
+    const ont_kernel *kernels = ont_op_kernels(node->op, device, &n_kernels);
+    bool compete = first->tuned && !ont_gemm_is_by_rule();
+    rivals[n++] = first;
+    for (const ont_kernel *k = first + 1; compete && k < kernels + n_kernels && n < capacity; k++)
+        if (k->tuned && !refusal_of(k, node, true)) rivals[n++] = k;
+    return n;
 }

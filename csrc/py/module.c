@@ -137,9 +137,7 @@ static PyObject *build_info(PyObject *module, PyObject *unused)
     PyObject *gemm = PyList_New(0);
     for (size_t i = 0; gemm && i <= n_backends; i++) {
         bool ours = i == n_backends;
-        if (ours ? !ont_gemm_native_kernel(ONT_GEMM_NATIVE, ONT_FLOAT32)
-                 : !ont_gemm_is_available(&backends[i], ONT_FLOAT32, ont_parallel_threads()))
-            continue;
+        if (ours ? !ont_gemm_native_kernel(ONT_GEMM_NATIVE, ONT_FLOAT32) : !backends[i].available(ONT_FLOAT32)) continue;
         PyObject *name = PyUnicode_FromString(ours ? "native" : backends[i].name);
         if (!name || PyList_Append(gemm, name) < 0) Py_CLEAR(gemm);
         Py_XDECREF(name);
@@ -193,70 +191,10 @@ static PyObject *recompute_everywhere(PyObject *module, PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* The implementation of that name and, where it is a backend, which one; false where it is not available. */
-static bool find_implementation(const char *name, ont_gemm_impl *impl, const ont_gemm_backend **backend, ont_gemm *g,
-                                ont_dtype *out)
-{
-    static const struct {
-        const char *name;
-        ont_gemm_impl impl;
-        ont_dtype dtype, out;
-    } implementations[] = {
-        {"matmul", ONT_GEMM_PRIMITIVE, ONT_FLOAT32, ONT_FLOAT32},
-        {"bfloat16", ONT_GEMM_PRIMITIVE, ONT_BFLOAT16, ONT_BFLOAT16},
-        {"bfloat16 to float32", ONT_GEMM_PRIMITIVE, ONT_BFLOAT16, ONT_FLOAT32},
-        {"native", ONT_GEMM_NATIVE, ONT_FLOAT32, ONT_FLOAT32},
-        {"bf16x3", ONT_GEMM_BF16X3, ONT_FLOAT32, ONT_FLOAT32},
-        {"native bfloat16", ONT_GEMM_NATIVE, ONT_BFLOAT16, ONT_BFLOAT16},
-        {"native bfloat16 to float32", ONT_GEMM_NATIVE, ONT_BFLOAT16, ONT_FLOAT32},
-    };
-    size_t count;
-    const ont_gemm_backend *backends = ont_gemm_backends(&count);
-    g->dtype = *out = ONT_FLOAT32;
-    for (size_t i = 0; i < count; i++) {
-        if (strcmp(backends[i].name, name)) continue;
-        *backend = &backends[i];
-        return ont_gemm_is_available(&backends[i], ONT_FLOAT32, ont_parallel_threads());
-    }
-    for (size_t i = 0; i < sizeof implementations / sizeof *implementations; i++) {
-        if (strcmp(implementations[i].name, name)) continue;
-        *impl = implementations[i].impl;
-        g->dtype = implementations[i].dtype;
-        *out = implementations[i].out;
-        if (*impl == ONT_GEMM_PRIMITIVE) return !ont_dnnl_matmul_refuses(g->dtype);
-        return ont_gemm_native_kernel(*impl, g->dtype) != NULL;
-    }
-    return false;
-}
-
-/*
- * (implementation, trans_a, trans_b, m, n, k) -> seconds of the fastest of a few runs; None if it is not available.
- */
-static PyObject *measure_gemm(PyObject *module, PyObject *args)
-{
-    (void)module;
-    const char *name;
-    int trans_a, trans_b;
-    long long m, n, k;
-    if (!PyArg_ParseTuple(args, "sppLLL:measure_gemm", &name, &trans_a, &trans_b, &m, &n, &k)) return NULL;
-    if (m < 1 || n < 1 || k < 1 || m > INT32_MAX || n > INT32_MAX || k > INT32_MAX)
-        return PyErr_Format(PyExc_ValueError, "m, n and k must be positive 32-bit numbers");
-    ont_gemm g = {ONT_FLOAT32, trans_a, trans_b, m, n, k, trans_a ? m : k, trans_b ? k : n, n, 1, 0};
-    ont_gemm_impl impl = ONT_GEMM_BACKEND;
-    const ont_gemm_backend *backend = NULL;
-    ont_dtype out;
-    if (!find_implementation(name, &impl, &backend, &g, &out)) Py_RETURN_NONE;
-    double took;
-    Py_BEGIN_ALLOW_THREADS
-    took = ont_gemm_benchmark(impl, backend, &g, out);
-    Py_END_ALLOW_THREADS
-    return took < 0 ? PyErr_NoMemory() : PyFloat_FromDouble(took);
-}
-
 static PyObject *measured_products(PyObject *module, PyObject *unused)
 {
     (void)module, (void)unused;
-    char *text = ont_gemm_cache_export();
+    char *text = ont_tuner_export();
     PyObject *result = text ? ont_text(text) : PyErr_NoMemory();
     ont_free(text);
     return result;
@@ -267,12 +205,10 @@ static PyObject *remember_products(PyObject *module, PyObject *args)
     (void)module;
     const char *text;
     if (!PyArg_ParseTuple(args, "s:remember_products", &text)) return NULL;
-    return PyLong_FromLong(ont_gemm_cache_import(text));
+    return PyLong_FromLong(ont_tuner_import(text));
 }
 
 static PyMethodDef methods[] = {
-    {"measure_gemm", measure_gemm, METH_VARARGS,
-     "measure_gemm(implementation, trans_a, trans_b, m, n, k) -> seconds or None"},
     {"measured_products", measured_products, METH_NOARGS, "measured_products() -> text of what was measured"},
     {"remember_products", remember_products, METH_VARARGS,
      "remember_products(text) -> kinds of products that need not be measured"},

@@ -476,8 +476,9 @@ static PyObject *session_kernels(PyObject *object, PyObject *unused)
     ont_program *p = ont_session_ref_program(session); /* what is made below may run Python, and evict it */
     PyObject *list = PyList_New(0);
     for (uint32_t t = 0; list && p && t < p->n_steps; t++) {
-        PyObject *item = Py_BuildValue("ssO", p->steps[t].node->name, p->steps[t].kernel->name,
-                                       p->steps[t].node->backward ? Py_True : Py_False);
+        const ont_step *step = &p->steps[t];
+        PyObject *item = Py_BuildValue("ssO", step->node->name, ont_step_kernel(step)->name,
+                                       step->node->backward ? Py_True : Py_False);
         if (!item || PyList_Append(list, item) < 0) Py_CLEAR(list);
         Py_XDECREF(item);
     }

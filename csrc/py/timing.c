@@ -38,8 +38,9 @@ PyObject *ont_session_timeline(PyObject *object, PyObject *unused)
     PyObject *list = PyList_New(0);
     for (uint32_t t = 0; list && p && t < p->n_steps; t++) {
         const ont_node *node = p->steps[t].node;
+        const char *kernel = ont_step_kernel(&p->steps[t])->name;
         char shape[ONT_SHAPE_TEXT];
-        PyObject *item = Py_BuildValue("ssssOdd", ont_node_origin(node)->name, node->op_type, p->steps[t].kernel->name,
+        PyObject *item = Py_BuildValue("ssssOdd", ont_node_origin(node)->name, node->op_type, kernel,
                                        result_shape(node, shape), node->backward ? Py_True : Py_False, p->times[t][0],
                                        p->times[t][1]);
         if (!item || PyList_Append(list, item) < 0) Py_CLEAR(list);
@@ -55,9 +56,10 @@ static PyObject *describe_steps(const ont_phase_record *record)
     for (uint32_t t = record->first; list && t < record->last; t++) {
         const ont_step *step = &record->program->steps[t];
         const double *times = record->times[t - record->first];
+        const char *kernel = ont_step_kernel(step)->name;
         char shape[ONT_SHAPE_TEXT];
         PyObject *item =
-            Py_BuildValue("ssssnOdd", ont_node_origin(step->node)->name, step->node->op_type, step->kernel->name,
+            Py_BuildValue("ssssnOdd", ont_node_origin(step->node)->name, step->node->op_type, kernel,
                           result_shape(step->node, shape), (Py_ssize_t)step_bytes(step),
                           step->node->backward ? Py_True : Py_False, times[0], times[1]);
         if (!item || PyList_Append(list, item) < 0) Py_CLEAR(list);

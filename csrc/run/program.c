@@ -10,6 +10,7 @@
 #include "base/assert.h"
 #include "base/clock.h"
 #include "base/log.h"
+#include "passes/cost.h"
 #include "passes/pipeline.h"
 #include "run/device_memory.h"
 #include "run/run.h"
@@ -59,10 +60,37 @@ static ont_status specialise(ont_graph *g, const ont_tensor_view *inputs)
     return ONT_OK;
 }
 
+static const double SHORT_STEP = 1e9; /* operations: a few milliseconds on two threads */
+
+/* Prepares the kernels among which the first runs decide; one, where that is known. */
+static ont_status bind_kernels(ont_program *p, ont_step *step, ont_plan_step *plan_step)
+{
+    const ont_node *node = step->node;
+    const ont_kernel *rivals[ONT_MAX_RIVALS], **kernels = rivals;
+    ONT_TRY(ont_op_choose(node, p->device, true, &rivals[0]));
+    uint32_t n = ont_op_rivals(node, p->device, rivals[0], rivals, ONT_MAX_RIVALS);
+    if (n > 1) step->tuner = ont_tuner_find(node, rivals, n);
+    int winner = step->tuner ? ont_tuner_winner(step->tuner) : 0;
+    if (winner >= 0) kernels += winner, n = 1, step->tuner = NULL;
+    step->is_short = ont_node_cost(node) <= SHORT_STEP;
+    step->kernels = ont_arena_array(&p->arena, n, sizeof *step->kernels);
+    if (!step->kernels) return ONT_ENOMEM;
+    *plan_step = (ont_plan_step){.node = node};
+    for (; step->n_kernels < n; step->n_kernels++) {
+        const ont_kernel *kernel = kernels[step->n_kernels];
+        ont_prepared prepared = {0};
+        if (kernel->prepare)
+            ONT_TRY(ont_context(kernel->prepare(node, &p->arena, &prepared), "%s '%s'", node->op_type, node->name));
+        step->kernels[step->n_kernels] = (ont_bound_kernel){kernel, prepared.state};
+        ONT_ASSERT(n == 1 || !kernel->inplace);
+        plan_step->inplace = kernel->inplace;
+        if (prepared.work_bytes > plan_step->work_bytes) plan_step->work_bytes = prepared.work_bytes;
+    }
+    return ONT_OK;
+}
+
 static ont_status bind_step(ont_program *p, const ont_node *node, ont_step *step, ont_plan_step *plan_step)
 {
-    const ont_kernel *kernel;
-    ONT_TRY(ont_op_choose(node, p->device, true, &kernel));
     step->node = node;
     step->in = ont_arena_array(&p->arena, node->n_inputs + 1, sizeof *step->in);
     step->out = ont_arena_array(&p->arena, node->n_outputs + 1, sizeof *step->out);
@@ -73,13 +101,7 @@ static ont_status bind_step(ont_program *p, const ont_node *node, ont_step *step
         step->out[i] = node->outputs[i] ? node->outputs[i]->id : ONT_STEP_ABSENT;
     if (node->n_inputs > p->max_in) p->max_in = node->n_inputs;
     if (node->n_outputs > p->max_out) p->max_out = node->n_outputs;
-    ont_prepared prepared = {0};
-    if (kernel->prepare)
-        ONT_TRY(ont_context(kernel->prepare(node, &p->arena, &prepared), "%s '%s'", node->op_type, node->name));
-    step->kernel = kernel;
-    step->state = prepared.state;
-    *plan_step = (ont_plan_step){.node = node, .inplace = kernel->inplace, .work_bytes = prepared.work_bytes};
-    return ONT_OK;
+    return bind_kernels(p, step, plan_step);
 }
 
 static ont_status bind_steps(ont_program *p, ont_plan_step **plan_steps)
@@ -93,8 +115,8 @@ static ont_status bind_steps(ont_program *p, ont_plan_step **plan_steps)
     for (const ont_node *node = p->graph->first; node; node = node->next) {
         if (ont_node_is_view(node)) continue;
         if (!node->backward) p->split = p->n_steps + 1;
-        ONT_TRY(bind_step(p, node, &p->steps[p->n_steps], &(*plan_steps)[p->n_steps]));
-        p->n_steps++;
+        uint32_t t = p->n_steps++; /* first: a kernel may be bound when a later one fails */
+        ONT_TRY(bind_step(p, node, &p->steps[t], &(*plan_steps)[t]));
     }
     return ONT_OK;
 }
@@ -314,12 +336,19 @@ ont_program *ont_program_ref(ont_program *program)
     return program;
 }
 
+static void release_kernels(const ont_step *step)
+{
+    for (uint32_t i = 0; i < step->n_kernels; i++) {
+        const ont_bound_kernel *bound = &step->kernels[i];
+        if (bound->state && bound->kernel->release) bound->kernel->release(bound->state);
+    }
+}
+
 void ont_program_unref(ont_program *p)
 {
     if (!p || __atomic_sub_fetch(&p->refs, 1, __ATOMIC_ACQ_REL) > 0) return;
     ont_run_free_idle(p);
-    for (uint32_t t = 0; p->steps && t < p->n_steps; t++)
-        if (p->steps[t].state && p->steps[t].kernel->release) p->steps[t].kernel->release(p->steps[t].state);
+    for (uint32_t t = 0; p->steps && t < p->n_steps; t++) release_kernels(&p->steps[t]);
     ont_device_free(p->device, &p->constants, p->constant_bytes);
     if (p->fault) p->device->ops->free_shared(p->device, p->fault);
     ont_graph_destroy(p->graph);

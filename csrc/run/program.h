@@ -11,6 +11,7 @@
 #include "passes/pass.h"
 #include "plan/plan.h"
 #include "run/pool.h"
+#include "run/tuner.h"
 
 /* A borrowed tensor, as DLPack describes it. */
 typedef struct ont_tensor_view {
@@ -21,15 +22,29 @@ typedef struct ont_tensor_view {
     void *data;
 } ont_tensor_view;
 
-typedef struct ont_step {
+/* A kernel with what its prepare() returned. */
+typedef struct ont_bound_kernel {
     const ont_kernel *kernel;
-    const ont_node *node;
     void *state;
+} ont_bound_kernel;
+
+typedef struct ont_step {
+    const ont_node *node;
+    ont_bound_kernel *kernels;
+    uint32_t n_kernels; /* more than one: `tuner` says before each run which one it uses */
+    ont_tuner *tuner;
+    bool is_short; /* the kernels' turns are taken at once */
     uint32_t *in, *out; /* value ids; ONT_STEP_ABSENT: absent */
     size_t work_offset, work_bytes;
 } ont_step;
 
 enum { ONT_STEP_ABSENT = UINT32_MAX };
+
+/* The kernel that the next run uses. */
+static inline const ont_kernel *ont_step_kernel(const ont_step *step)
+{
+    return step->kernels[step->tuner ? ont_tuner_next(step->tuner) : 0].kernel;
+}
 
 /*
  * Per input: no gradient; its gradient as a block; or its gradient passed to the callback of ont_run_backward() as soon

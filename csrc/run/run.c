@@ -296,13 +296,39 @@ static void observe_end(const observer *o)
     ont_timing_end(o->record);
 }
 
-static ont_status run_observed(const observer *o, const ont_program *p, const ont_call *call)
+/*
+ * The kernels of an undecided step take turns. Those of a short one do so at once on the same operands, so that a
+ * second call of a module has the bits of the first; the turns of a long one are its next runs, which cost nothing.
+ */
+static ont_status run_tuned(const ont_step *step, ont_call *call)
+{
+    for (;;) {
+        bool decided = ont_tuner_winner(step->tuner) >= 0;
+        int index = ont_tuner_next(step->tuner);
+        const ont_bound_kernel *bound = &step->kernels[index];
+        call->state = bound->state;
+        double start = ont_seconds();
+        ONT_TRY(bound->kernel->run(call));
+        if (decided) return ONT_OK;
+        ont_tuner_record(step->tuner, index, ont_seconds() - start);
+        if (!step->is_short) return ONT_OK;
+    }
+}
+
+static ont_status run_step(const ont_step *step, ont_call *call)
+{
+    if (step->tuner) return run_tuned(step, call);
+    call->state = step->kernels[0].state;
+    return step->kernels[0].kernel->run(call);
+}
+
+static ont_status run_observed(const observer *o, const ont_program *p, ont_call *call)
 {
     const ont_step *step = &p->steps[call->step];
     void *begun = o->hook ? o->hook->begin(step, step->node->backward) : NULL;
     double *times = p->times[call->step];
     if (o->timed) times[0] = ont_seconds();
-    ont_status status = step->kernel->run(call);
+    ont_status status = run_step(step, call);
     if (o->timed) times[1] = ont_seconds();
     if (o->record) memcpy(o->record->times[(uint32_t)call->step - o->record->first], times, sizeof p->times[0]);
     if (o->hook) o->hook->end(begun);
@@ -331,11 +357,10 @@ static ont_status execute_observed(ont_run *run, uint32_t first, uint32_t last, 
         for (uint32_t i = 0; i < step->node->n_outputs; i++)
             run->out[i] = step->out[i] == ONT_STEP_ABSENT ? NULL : run->pointers[step->out[i]];
         call.node = step->node;
-        call.state = step->state;
         call.step = (int32_t)t;
         call.work = run->slab + step->work_offset;
         poison_slab(run, step);
-        ont_status status = observed ? run_observed(o, p, &call) : step->kernel->run(&call);
+        ont_status status = observed ? run_observed(o, p, &call) : run_step(step, &call);
         poison_slab(run, NULL);
         if (status != ONT_OK) return ont_context(status, "%s '%s'", step->node->op_type, step->node->name);
     }

@@ -1,4 +1,4 @@
-"""Which way products go, kept on disk beside exports: what one process measured the next on the same machine knows.
+"""Which kernels of products won, kept on disk beside exports: what one process found the next on the same machine knows.
 
 Only in a folder that the user names: what was measured while other programs used the processor stays wrong for every
 process that reads it, which is not to happen unasked.
@@ -23,7 +23,7 @@ from onnxtrain import _C, options
 from onnxtrain._export import files
 
 _log = logging.getLogger("onnxtrain")
-FORMAT = 1
+FORMAT = 2
 MAX_BYTES = 1 << 20
 _written: dict[str, str] = {}  # by folder: what is in its file, as far as this process knows
 
@@ -59,8 +59,8 @@ def _read(folder: str) -> str:
 
 
 def recall(folder: str) -> None:
-    """Reads the folder's file, once a process, and writes once more when the process ends: new sizes are measured
-    without a word to Python, and very large products in their first runs."""
+    """Reads the folder's file, once a process, and writes once more when the process ends: kernels compete in steps'
+    first runs, without a word to Python."""
     if folder in _written or _is_default(folder) or not files.usable(folder):
         return
     _written[folder] = _read(folder)

@@ -1,20 +1,23 @@
-"""GFLOP/s of each provider over the products of the workloads, and the share of the best square product of the same
-run.
+"""GFLOP/s of each implementation over the products of the workloads, and the share of the best square product of the
+same run.
 
     python tests/bench/gemm.py [--rounds 3] [--threads N] [--only BERT]
 
-Providers take turns, and the best of all rounds counts. "torch" is torch's BLAS, "onednn" oneDNN's sgemm, "matmul"
-oneDNN's primitive, which adds a bias for nothing, "native" our own kernel, which does so as well. "bf16x3" takes each
+Implementations take turns, and the best of all rounds counts; ONNXTRAIN_GEMM has their names. "bf16x3" takes each
 operand in two bfloat16 parts (precision "high"), and the last four columns are bfloat16 operands with bfloat16 and
-float32 results, by the primitive and by our own kernel; the share is that of exact float32.
+float32 results, by oneDNN's primitive and by our own kernel; the share is that of exact float32.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import math
+import os
+import time
 
 import torch
+from onnx import ValueInfoProto, helper
 
 from onnxtrain import _C
 
@@ -39,14 +42,50 @@ SHAPES = [SQUARE, *[shape for name, rows, inputs, outputs in LAYERS for shape in
     (name, False, True, rows, outputs, inputs),
     (f"{name}, input gradient", False, False, rows, inputs, outputs),
     (f"{name}, weight gradient", True, False, outputs, inputs, rows))]]
-NOT_EXACT = ("bf16x3", "bfloat16", "bfloat16 to float32", "native bfloat16", "native bfloat16 to float32")
+# What ONNXTRAIN_GEMM asks for, whether operands are bfloat16, attributes, and the kernel if it is another than asked for
+PROVIDERS = {
+    "torch": ("torch", False, {}, "matmul_blas"),
+    "onednn": ("onednn", False, {}, "matmul_blas"),
+    "primitive": ("primitive", False, {}, "matmul_primitive"),
+    "native": ("native", False, {}, "matmul_native"),
+    "bf16x3": ("native", False, {"bf16x3": 1}, "matmul_bf16x3"),
+    "bfloat16": ("onednn", True, {}, "matmul_half"),
+    "bfloat16 to float32": ("onednn", True, {"to": 1}, "matmul_half"),
+    "native bfloat16": ("native", True, {}, "matmul_half_native"),
+    "native bfloat16 to float32": ("native", True, {"to": 1}, "matmul_half_native"),
+}
+NOT_EXACT = [name for name, (_, half, attributes, _) in PROVIDERS.items() if half or attributes]
+RUNS = 3
+
+
+@functools.lru_cache(maxsize=1)
+def operands(shape: tuple, half: bool) -> list[torch.Tensor]:
+    _, trans_a, trans_b, m, n, k = shape
+    dtype = torch.bfloat16 if half else torch.float32
+    return [torch.ones(size, dtype=dtype) for size in ((k, m) if trans_a else (m, k), (n, k) if trans_b else (k, n))]
 
 
 def best(provider: str, shape: tuple, before: float) -> float:
-    """GFLOP/s; 0 where the provider is not there."""
+    """GFLOP/s of the engine's product of two matrices; 0 where the implementation is not there."""
+    asked, half, attributes, expected = PROVIDERS[provider]
     _, trans_a, trans_b, m, n, k = shape
-    took = _C.measure_gemm(provider, trans_a, trans_b, m, n, k)
-    return max(before, 2e-9 * m * n * k / took) if took else 0.0
+    tensors = operands(shape, half)
+    node = helper.make_node("FusedMatMul", ["a", "b"], ["y"], domain="ai.onnxtrain", transA=int(trans_a),
+                            transB=int(trans_b), **attributes)
+    inputs = [helper.make_tensor_value_info(name, 16 if half else 1, t.shape) for name, t in zip("ab", tensors)]
+    model = helper.make_model(helper.make_graph([node], "g", inputs, [ValueInfoProto(name="y")]), ir_version=10,
+                              opset_imports=[helper.make_opsetid("", 20), helper.make_opsetid("ai.onnxtrain", 1)])
+    os.environ["ONNXTRAIN_GEMM"] = asked
+    session = _C.Session(model.SerializeToString())
+    session.forward(tensors, b"\0\0")
+    if [kernel for _, kernel, _ in session.kernels()] != [expected] or (
+            expected == "matmul_blas" and asked not in _C.build_info()["gemm"]):
+        return 0.0
+    for _ in range(RUNS):
+        start = time.perf_counter()
+        session.forward(tensors, b"\0\0")
+        before = max(before, 2e-9 * m * n * k / (time.perf_counter() - start))
+    return before
 
 
 def print_line(name: str, sizes: tuple, providers: list[str], cells: list[str], last: str) -> None:
@@ -63,7 +102,7 @@ def main() -> None:
     shapes = [shape for shape in SHAPES if shape is SQUARE or shape[0].startswith(args.only)]
     if args.threads:
         torch.set_num_threads(args.threads)
-    providers = [*(name for name in _C.build_info()["gemm"] if name != "reference"), "matmul", *NOT_EXACT]
+    providers = list(PROVIDERS)
     rates = {(shape, provider): 0.0 for shape in shapes for provider in providers}
     for _ in range(args.rounds):
         for shape in shapes:

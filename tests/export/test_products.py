@@ -1,4 +1,4 @@
-"""Which way products go, kept on disk: the next process measures nothing. tests/ops/test_gemm_text.py has the text."""
+"""Which way products go, kept on disk: the next process measures nothing. tests/ops/test_tuner.py has the text."""
 
 import json
 import logging
@@ -12,9 +12,7 @@ import pytest
 from onnxtrain import _C
 from onnxtrain._export import products
 
-# Libraries to choose among with one thread as well; per_thread is torch's.
-WAYS = [name for name in _C.build_info()["gemm"] if name not in ("reference", "native", "per_thread")]
-KIND = "float float 0 61 0 1 {m} {n} 64 torch torch\n"  # of 61 threads: nothing here asks for it
+KIND = "61 MatMul float[{m},64] float[64,{n}] 0:float : a b > a\n"  # of 61 threads: nothing here asks for it
 
 # Steps of a small module with ORTMODULE_CACHE_DIR: what was known before and after, and which products were measured.
 STEPS = """
@@ -26,7 +24,7 @@ from onnxtrain.ortmodule import DebugOptions, LogLevel, ORTModule
 measured = []
 class Handler(logging.Handler):
     def emit(self, record):
-        if record.getMessage().startswith("gemm "):
+        if record.getMessage().startswith("tuned "):
             measured.append(record.getMessage())
 logging.getLogger("onnxtrain").addHandler(Handler())
 logging.getLogger("onnxtrain").setLevel(logging.DEBUG)
@@ -57,7 +55,7 @@ def steps(folder, threads=2, width=200):
     return json.loads(run(STEPS, threads, width, ORTMODULE_CACHE_DIR=str(folder)).splitlines()[-1])
 
 
-needs_choice = pytest.mark.skipif(len(WAYS) < 2, reason="one library: nothing is measured")
+needs_choice = pytest.mark.skipif("native" not in _C.build_info()["gemm"], reason="one kernel: nothing competes")
 
 
 @needs_choice
@@ -86,10 +84,10 @@ def test_what_is_measured_later_is_kept_when_the_process_ends(tmp_path):
         for rows in (4, 2000):
             model(torch.randn(rows, 96)).sum().backward()
         """, ORTMODULE_CACHE_DIR=str(tmp_path))
-    assert " 2000 " in products.path(str(tmp_path)).read_text()
+    assert "[2048,91]" in products.path(str(tmp_path)).read_text()
 
 
-@pytest.mark.parametrize("content", [b"", b"\0" * 300, b"\xff\xfe" * 500, b"float float 0 2\n", b"x" * 5000])
+@pytest.mark.parametrize("content", [b"", b"\0" * 300, b"\xff\xfe" * 500, b"2 MatMul float\n", b"x" * 5000])
 def test_a_file_of_something_else(tmp_path, content):
     products.path(str(tmp_path)).write_bytes(content)
     before = _C.measured_products()

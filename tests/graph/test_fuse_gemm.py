@@ -6,6 +6,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from harness import HALF_KERNELS
 from onnx import helper
 
 from onnxtrain import _C
@@ -44,7 +45,7 @@ def assert_near(got, want, dtype, what):
 @pytest.fixture(params=[True, False], ids=["kernels", "widened"])
 def kernels(request):
     """With the products of 16-bit floats, where the processor has them, and without."""
-    _C.disable_kernels([] if request.param else ["matmul_half", "gemm_half"])
+    _C.disable_kernels([] if request.param else HALF_KERNELS)
     yield request.param
     _C.disable_kernels([])
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from harness import HALF_KERNELS
 from onnx import helper
 from test_fuse_gemm import random
 
@@ -72,7 +73,7 @@ def test_scores(shape, order, reduction, dtype):
     dy = torch.tensor(1.5) if reduction != "none" else random(shape[0], dtype=torch.float32, seed=5)
     session = loss_session(dtype, reduction, -7, shape, order)
     got, text = run_loss(session, tensors, dy)
-    narrow = any(kernel in ("matmul_half", "gemm_half") for _, kernel, _ in session.kernels())
+    narrow = any(kernel in HALF_KERNELS for _, kernel, _ in session.kernels())
     apart, text_apart = run_loss(loss_session(dtype, reduction, -7, shape, order), tensors, dy,
                                  ["fuse_loss", "fuse_gemm"])
     assert "stash_type" not in text_apart
@@ -97,7 +98,7 @@ def test_scores_with_a_bias(order):
     bias = random(2500, dtype=torch.bfloat16, seed=8)
     session = loss_session(torch.bfloat16, "mean", -7, shape, order, bias=True)
     got, text = run_loss(session, [a if order == "cast" else a[None], w, labels, bias], torch.tensor(1.0))
-    narrow = any(kernel in ("matmul_half", "gemm_half") for _, kernel, _ in session.kernels())
+    narrow = any(kernel in HALF_KERNELS for _, kernel, _ in session.kernels())
     assert ("stash_type" in text) == narrow and (not narrow or "Add" not in text and "Cast" not in text), text
     a64, w64 = a.double().requires_grad_(), w.double().requires_grad_()
     loss = F.cross_entropy(a64 @ w64 + bias.double(), labels, ignore_index=-7)

@@ -4,6 +4,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from harness import HALF_KERNELS
 from onnx import helper
 
 from onnxtrain import _C
@@ -84,10 +85,11 @@ def test_program_for_each():
         if precision in results:
             assert torch.equal(results[precision], result)
         results[precision] = result
-    session = module._all_programs()[0][1][0].session
+        session = module._all_programs()[0][1][0].session
+        if precision == "medium":
+            fast = any(kernel in HALF_KERNELS for _, kernel, _ in session.kernels())
     assert session.stats()["programs_built"] == 2
     error = (results["medium"] - results["highest"]).abs().max().item()
-    fast = bool(_C.measure_gemm("bfloat16", False, False, 64, 64, 64))
     assert (1e-5 < error < 1e-2) if fast else error == 0
 
 

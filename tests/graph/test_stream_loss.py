@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn as nn
+from harness import HALF_KERNELS
 from onnx import helper
 from workloads import GPT2, Bert
 
@@ -163,7 +164,7 @@ def test_a_product_of_16_bits(form, half, widened):
     """Widened, as where the processor has no such product, or its own: no less exact than with stored scores, which may
     be rounded, as are their gradients."""
     if widened:
-        _C.disable_kernels(["matmul_half", "gemm_half"])
+        _C.disable_kernels(HALF_KERNELS)
     large = 4, 64, 16, 203
     for sizes, ignored, reduction, tied in (((2, 3, 4, 10), -100, "mean", True), ((1, 1, 4, 10), None, "sum", False),
                                             (large, 7, "mean", True), (large, 7, "none", False)):
@@ -214,7 +215,7 @@ class Head(nn.Module):
 
 def own_products(session):
     """Whether the program multiplies bfloat16 as it is, which is up to the processor."""
-    return any(kernel in ("matmul_half", "streamed_cross_entropy_half") for _, kernel, _ in session.kernels())
+    return any(kernel in (*HALF_KERNELS, "streamed_cross_entropy_half") for _, kernel, _ in session.kernels())
 
 
 @pytest.mark.parametrize("level", [0, 1])
@@ -420,7 +421,7 @@ def threads_as_they_were():
 def test_bert(kind, widened, dropout, threads_as_they_were, monkeypatch):
     """With dropout, what the same step with stored scores gives; without, eager's; by any number of threads."""
     if widened:
-        _C.disable_kernels(["matmul_half", "gemm_half"])
+        _C.disable_kernels(HALF_KERNELS)
     torch.manual_seed(0)
     dtype = {"autocast": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}[kind]
     module = Bert(8000, width=32, layers=1, heads=2, positions=64).to(dtype)

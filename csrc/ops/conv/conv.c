@@ -172,7 +172,7 @@ static ont_status prepare_part(const ont_node *node, const ont_shape *x, const o
     else                        /* (m, o) (rows, o)' */
         s->gemm = (ont_gemm){dtype, false, true, m, rows, o, o, o, rows, 1, 0};
     bool empty = !(m && o && rows);
-    s->backend = reference || empty ? ont_gemm_reference() : ont_gemm_choose(&s->gemm, 0, NULL);
+    s->backend = reference || empty ? ont_gemm_reference() : ont_gemm_choose(&s->gemm);
     out->state = s;
     out->work_bytes = s->pointwise ? 0 : (size_t)(rows * o) * s->size;
     return ONT_OK;

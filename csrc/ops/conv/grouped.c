@@ -73,7 +73,7 @@ static ont_status prepare(const ont_node *node, ont_arena *arena, bool gradient,
     s->gemm.k = gradient ? usual : columns;
     s->gemm.ldb = w->shape.dims[w->shape.rank - 1];
     s->backend =
-        reference || !(s->gemm.m && n && s->gemm.k) ? ont_gemm_reference() : ont_gemm_choose(&s->gemm, 0, NULL);
+        reference || !(s->gemm.m && n && s->gemm.k) ? ont_gemm_reference() : ont_gemm_choose(&s->gemm);
     out->state = s;
     return ONT_OK;
 }

@@ -76,9 +76,9 @@ static ont_status create_primitive(const ont_gemm *g, ont_dtype out, bool bias, 
 
 static ont_status prepare_product(half_product *p, const ont_gemm *g, ont_dtype out, bool bias)
 {
-    const ont_gemm_kernel *kernel = ont_gemm_native_kernel(ont_gemm_choose_half(g, out, bias), g->dtype);
-    if (kernel) {
-        ont_gemm_native_init(&p->native, kernel, g, out, ont_parallel_threads());
+    if (ont_gemm_half_is_native(g)) {
+        ont_gemm_native_init(&p->native, ont_gemm_native_kernel(ONT_GEMM_NATIVE, g->dtype), g, out,
+                             ont_parallel_threads());
         return ONT_OK;
     }
     ONT_TRY(create_primitive(g, out, bias, false, &p->primitives[0]));

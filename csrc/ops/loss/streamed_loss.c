@@ -182,7 +182,7 @@ static const ont_gemm_backend *provider(bool plain, ont_dtype dtype, int64_t m, 
 {
     ont_gemm gemm = {.dtype = dtype, .trans_a = trans_a, .trans_b = trans_b, .m = m, .n = n, .k = k,
                      .lda = trans_a ? m : k, .ldb = trans_b ? k : n, .ldc = n, .alpha = 1};
-    return plain || !(m && n && k) ? ont_gemm_reference() : ont_gemm_choose(&gemm, 0, NULL);
+    return plain || !(m && n && k) ? ont_gemm_reference() : ont_gemm_choose(&gemm);
 }
 
 /* Sizes of chunks and tiles. */

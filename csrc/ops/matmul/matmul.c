@@ -5,7 +5,6 @@
  */
 #include <string.h>
 
-#include "base/clock.h"
 #include "base/parallel.h"
 #include "device/gemm.h"
 #include "device/matmul.h"
@@ -41,21 +40,18 @@ static ont_status matmul_infer(ont_graph *g, ont_node *node)
     return ont_infer_out(node, 0, to, &shape);
 }
 
-/* ---- kernel: float32, float64 and integers, by an implementation of device/gemm.h ---- */
+/* ---- kernels: float32, float64 and integers, by the implementations of device/gemm.h ---- */
 
 typedef struct matmul_state {
     ont_gemm gemm;
-    ont_gemm_impl impl;
-    const ont_gemm_backend *backend; /* used with ONT_GEMM_BACKEND, or where `impl` has no handle or kernel below */
-    ont_gemm_tuner *tuner;             /* not NULL: says before each run which implementation to use */
+    const ont_gemm_backend *backend; /* NULL where one of the last two is used */
     ont_shape batch;
     int64_t count; /* matrices of the batch */
     int64_t stride_a[ONT_MAX_RANK], stride_b[ONT_MAX_RANK]; /* bytes, for each batch dim */
     size_t c_bytes; /* of one matrix */
-    bool parallel_batch;
     bool bias; /* input 2 is a bias (n), added unscaled */
-    ont_dnnl_matmul *primitive; /* NULL where not used */
-    ont_gemm_native native;     /* without a kernel where not used */
+    ont_dnnl_matmul *primitive;
+    ont_gemm_native native;
 } matmul_state;
 
 /* Gemm's alpha and beta are floats: for integers they must be whole numbers. */
@@ -81,81 +77,118 @@ static void batch_strides(const ont_shape *operand, const ont_shape *batch, size
     for (int d = 0; d < batch->rank; d++) strides[d] *= matrix;
 }
 
-/* Implementations share one scratch buffer: reserves the maximum. */
-static void reserve_work(ont_prepared *out, size_t bytes)
-{
-    if (bytes > out->work_bytes) out->work_bytes = bytes;
-}
-
-static void prepare_native(matmul_state *s, ont_prepared *out)
-{
-    const ont_gemm_kernel *kernel = ont_gemm_native_kernel(s->tuner ? ONT_GEMM_NATIVE : s->impl, s->gemm.dtype);
-    if (!kernel) return;
-    ont_gemm_native_init(&s->native, kernel, &s->gemm, ONT_FLOAT32, ont_parallel_threads());
-    reserve_work(out, ont_gemm_native_work_bytes(&s->native));
-}
-
-static ont_status prepare_primitive(matmul_state *s, const ont_node *node, ont_prepared *out)
-{
-    ont_prepared primitive = {0};
-    ont_status status = ont_matmul_prepare_primitive(node, &primitive);
-    s->primitive = primitive.state;
-    reserve_work(out, primitive.work_bytes);
-    return status == ONT_EUNSUPPORTED ? ONT_OK : status;
-}
-
-static ont_status matmul_prepare_with(bool reference, const ont_node *node, ont_arena *arena, ont_prepared *out)
+static ont_status read_product(const ont_node *node, matmul_state *s)
 {
     ont_matmul_desc p;
-    matmul_state *s = ont_arena_alloc(arena, sizeof *s);
-    if (!s) return ONT_ENOMEM;
     ONT_TRY(ont_matmul_desc_read(node, &p));
     ont_matmul_desc_fold_batch(&p);
     ont_dtype dtype = ont_node_in(node, 0)->dtype;
     size_t size = ont_dtype_size(dtype);
     const ont_value *c = ont_node_in(node, 2);
-    bool bf16x3 = ont_attr_int(node, "bf16x3", 0) && ont_matmul_has_bf16x3();
+    *s = (matmul_state){.batch = p.batch, .count = ont_shape_count(&p.batch), .c_bytes = (size_t)(p.m * p.n) * size,
+                        .bias = c && ont_matmul_desc_is_bias(&p, &c->shape) && ont_attr_float(node, "beta", 1.0) == 1};
     s->gemm = (ont_gemm){.dtype = dtype, .trans_a = p.trans_a, .trans_b = p.trans_b, .m = p.m, .n = p.n, .k = p.k,
                          .lda = p.a.dims[p.a.rank - 1], .ldb = p.b.dims[p.b.rank - 1], .ldc = p.n, .alpha = p.alpha};
-    s->batch = p.batch;
-    s->count = ont_shape_count(&p.batch);
-    s->bias = c && ont_matmul_desc_is_bias(&p, &c->shape) && ont_attr_float(node, "beta", 1.0) == 1;
-    s->impl = ONT_GEMM_BACKEND;
-    int epilogue = (s->bias ? ONT_GEMM_BIAS : 0) | (ont_node_out(node, 1) ? ONT_GEMM_SUM_A : 0);
     batch_strides(&p.a, &p.batch, size, s->stride_a);
     batch_strides(&p.b, &p.batch, size, s->stride_b);
-    s->c_bytes = (size_t)(p.m * p.n) * size;
-    if (ont_dtype_is_int(dtype))
-        s->backend = &ont_gemm_int;
-    else if (bf16x3 && !reference && p.m && p.n && p.k && s->count == 1)
-        s->backend = ont_gemm_reference(), s->impl = ONT_GEMM_BF16X3;
-    else
-        s->backend = reference || !(p.m && p.n && p.k) ? ont_gemm_reference()
-                                                       : ont_gemm_choose(&s->gemm, epilogue, &s->impl);
-    s->parallel_batch = s->count > 1;
-    out->state = s;
-    bool adds_bias = s->bias && p.alpha == 1 && dtype == ONT_FLOAT32;
-    if (c ? !adds_bias : s->count != 1) return ONT_OK;
-    if (!reference && !bf16x3 && s->count == 1) s->tuner = ont_gemm_tuner_find(&s->gemm, epilogue);
-    if (s->count != 1 && s->impl != ONT_GEMM_PRIMITIVE) s->impl = ONT_GEMM_BACKEND;
-    prepare_native(s, out);
-    if (s->impl == ONT_GEMM_BACKEND && c && !strcmp(s->backend->name, "onednn")) s->impl = ONT_GEMM_PRIMITIVE;
-    return s->tuner || s->impl == ONT_GEMM_PRIMITIVE ? prepare_primitive(s, node, out) : ONT_OK;
+    return ONT_OK;
+}
+
+static bool is_empty(const ont_gemm *g)
+{
+    return !g->m || !g->n || !g->k;
+}
+
+/* NULL if the node is one float32 product, to which at most a bias is added; else why not. */
+static const char *refuse_single(const ont_node *node, matmul_state *s)
+{
+    if (ont_node_in(node, 0)->dtype != ONT_FLOAT32) return "dtype";
+    if (read_product(node, s) != ONT_OK) return "operands";
+    if (s->count != 1) return "a batch of matrices";
+    if (is_empty(&s->gemm)) return "a dim is 0";
+    return !ont_node_in(node, 2) || (s->bias && s->gemm.alpha == 1) ? NULL : "C is not a bias (n)";
+}
+
+static const char *bf16x3_accept(const ont_node *node)
+{
+    matmul_state s;
+    if (!ont_attr_int(node, "bf16x3", 0)) return "not asked for";
+    return ont_matmul_has_bf16x3() ? refuse_single(node, &s) : "no such instructions";
+}
+
+static const char *native_accept(const ont_node *node)
+{
+    matmul_state s;
+    if (!ont_gemm_native_kernel(ONT_GEMM_NATIVE, ONT_FLOAT32)) return "no such instructions";
+    const char *refusal = refuse_single(node, &s);
+    return refusal ? refusal : ont_gemm_refuses("native", &s.gemm);
+}
+
+static const char *primitive_accept(const ont_node *node)
+{
+    matmul_state s;
+    const char *refusal = ont_dnnl_matmul_refuses(ONT_FLOAT32);
+    if (!refusal) refusal = refuse_single(node, &s);
+    if (!refusal) refusal = ont_gemm_refuses("primitive", &s.gemm);
+    return !refusal && ont_gemm_is_deterministic() ? "its sums may depend on the number of threads" : refusal;
+}
+
+static ont_status new_state(const ont_node *node, ont_arena *arena, ont_prepared *out, matmul_state **s)
+{
+    *s = out->state = ont_arena_alloc(arena, sizeof **s);
+    return *s ? read_product(node, *s) : ONT_ENOMEM;
+}
+
+static ont_status matmul_prepare(const ont_node *node, ont_arena *arena, ont_prepared *out)
+{
+    matmul_state *s;
+    ONT_TRY(new_state(node, arena, out, &s));
+    s->backend = is_empty(&s->gemm) ? ont_gemm_reference() : ont_gemm_choose(&s->gemm);
+    return ONT_OK;
+}
+
+static ont_status matmul_prepare_ref(const ont_node *node, ont_arena *arena, ont_prepared *out)
+{
+    matmul_state *s;
+    ONT_TRY(new_state(node, arena, out, &s));
+    s->backend = ont_dtype_is_int(s->gemm.dtype) ? &ont_gemm_int : ont_gemm_reference();
+    return ONT_OK;
+}
+
+static ont_status prepare_own(const ont_node *node, ont_gemm_impl impl, ont_arena *arena, ont_prepared *out)
+{
+    matmul_state *s;
+    ONT_TRY(new_state(node, arena, out, &s));
+    ont_gemm_native_init(&s->native, ont_gemm_native_kernel(impl, ONT_FLOAT32), &s->gemm, ONT_FLOAT32,
+                         ont_parallel_threads());
+    out->work_bytes = ont_gemm_native_work_bytes(&s->native);
+    return ONT_OK;
+}
+
+static ont_status matmul_prepare_native(const ont_node *node, ont_arena *arena, ont_prepared *out)
+{
+    return prepare_own(node, ONT_GEMM_NATIVE, arena, out);
+}
+
+static ont_status matmul_prepare_bf16x3(const ont_node *node, ont_arena *arena, ont_prepared *out)
+{
+    return prepare_own(node, ONT_GEMM_BF16X3, arena, out);
+}
+
+static ont_status matmul_prepare_primitive(const ont_node *node, ont_arena *arena, ont_prepared *out)
+{
+    matmul_state *s;
+    ont_prepared primitive = {0};
+    ONT_TRY(new_state(node, arena, out, &s));
+    ONT_TRY(ont_matmul_prepare_primitive(node, &primitive));
+    s->primitive = primitive.state;
+    out->work_bytes = primitive.work_bytes;
+    return ONT_OK;
 }
 
 static void matmul_release(void *state)
 {
     ont_dnnl_matmul_destroy(((matmul_state *)state)->primitive);
-}
-
-static ont_status matmul_prepare(const ont_node *node, ont_arena *arena, ont_prepared *out)
-{
-    return matmul_prepare_with(false, node, arena, out);
-}
-
-static ont_status matmul_prepare_ref(const ont_node *node, ont_arena *arena, ont_prepared *out)
-{
-    return matmul_prepare_with(true, node, arena, out);
 }
 
 /* Matrices [first, last) of the batch. Inside a parallel region, a BLAS uses the calling thread only. */
@@ -176,40 +209,31 @@ static void matmul_batch(void *context, int64_t first, int64_t last)
     }
 }
 
-static ont_status run_impl(const ont_call *call, ont_gemm_impl impl, const ont_gemm_backend *backend)
+static void run_backend(const ont_call *call, const void *bias)
 {
     const matmul_state *s = call->state;
-    const void *a = call->in[0], *b = call->in[1], *bias = s->bias ? call->in[2] : NULL;
-    void *y = call->out[0];
-    float *sums = call->node->n_outputs > 1 ? call->out[1] : NULL;
-    bool summed = false;
-    if (impl == ONT_GEMM_PRIMITIVE && s->primitive) {
-        ONT_TRY(ont_dnnl_matmul_run(s->primitive, a, b, bias, y, call->work));
-    } else if ((impl == ONT_GEMM_NATIVE || impl == ONT_GEMM_BF16X3) && s->native.kernel) {
-        summed = s->native.kernel->unpacked_a;
-        ont_gemm_native_run(&s->native, a, b, bias, y, summed ? sums : NULL, call->work);
-    } else {
-        if (s->parallel_batch) ont_parallel(s->count, 1, matmul_batch, (void *)call);
-        else backend->run(&s->gemm, a, b, y);
-        if (bias) ont_gemm_add_bias(&s->gemm, s->count, bias, y);
-    }
-    if (sums && !summed) ont_gemm_sum_a(&s->gemm, a, sums);
-    return ONT_OK;
+    if (s->count > 1) ont_parallel(s->count, 1, matmul_batch, (void *)call);
+    else s->backend->run(&s->gemm, call->in[0], call->in[1], call->out[0]);
+    if (bias) ont_gemm_add_bias(&s->gemm, s->count, bias, call->out[0]);
 }
 
 static ont_status matmul_run(const ont_call *call)
 {
     const matmul_state *s = call->state;
+    const void *a = call->in[0], *b = call->in[1], *bias = s->bias ? call->in[2] : NULL;
+    float *sums = call->node->n_outputs > 1 ? call->out[1] : NULL;
     if (!s->c_bytes || !s->count) {
-        if (call->node->n_outputs > 1 && call->out[1]) ont_gemm_sum_a(&s->gemm, call->in[0], call->out[1]);
+        if (sums) ont_gemm_sum_a(&s->gemm, a, sums);
         return ONT_OK;
     }
-    if (!s->tuner) return run_impl(call, s->impl, s->backend);
-    const ont_gemm_backend *backend;
-    ont_gemm_impl impl = ont_gemm_tuner_next(s->tuner, &backend);
-    double start = ont_seconds();
-    ONT_TRY(run_impl(call, impl, backend ? backend : s->backend));
-    ont_gemm_tuner_record(s->tuner, impl, backend, ont_seconds() - start);
+    bool summed = s->native.kernel && s->native.kernel->unpacked_a;
+    if (s->native.kernel)
+        ont_gemm_native_run(&s->native, a, b, bias, call->out[0], summed ? sums : NULL, call->work);
+    else if (s->primitive)
+        ONT_TRY(ont_dnnl_matmul_run(s->primitive, a, b, bias, call->out[0], call->work));
+    else
+        run_backend(call, bias);
+    if (sums && !summed) ont_gemm_sum_a(&s->gemm, a, sums);
     return ONT_OK;
 }
 
@@ -280,17 +304,23 @@ static void matmul_grad(ont_grad *g)
     }
 }
 
+/* The kernels of one product as a whole, for matmul_kernels and gemm_kernels. */
+#define PRODUCT_KERNELS(op) \
+    {.name = op "_native", .accept = native_accept, .prepare = matmul_prepare_native, .run = matmul_run, \
+     .tuned = true}, \
+    {.name = op "_primitive", .accept = primitive_accept, .prepare = matmul_prepare_primitive, .run = matmul_run, \
+     .release = matmul_release, .tuned = true}
+
 static const ont_kernel matmul_kernels[] = {
-    {.name = "matmul_half", .accept = ont_matmul_half_accept, .prepare = ont_matmul_half_prepare,
-     .run = ont_matmul_half_run, .release = ont_matmul_half_release},
+    ONT_MATMUL_HALF_KERNELS("matmul"),
     {.name = "matmul_small", .accept = ont_matmul_small_accept, .prepare = ont_matmul_small_prepare,
      .run = ont_matmul_small_run},
     {.name = "matmul_batch", .accept = ont_matmul_batch_accept, .prepare = ont_matmul_batch_prepare,
      .run = ont_matmul_batch_run},
-    {.name = "matmul_blas", .accept = ont_accept_float, .prepare = matmul_prepare, .run = matmul_run,
-     .release = matmul_release},
-    {.name = "matmul_ref", .accept = ont_accept_float, .prepare = matmul_prepare_ref, .run = matmul_run,
-     .release = matmul_release},
+    {.name = "matmul_bf16x3", .accept = bf16x3_accept, .prepare = matmul_prepare_bf16x3, .run = matmul_run},
+    PRODUCT_KERNELS("matmul"),
+    {.name = "matmul_blas", .accept = ont_accept_float, .prepare = matmul_prepare, .run = matmul_run, .tuned = true},
+    {.name = "matmul_ref", .accept = ont_accept_float, .prepare = matmul_prepare_ref, .run = matmul_run},
     {.name = "matmul_int", .accept = int_accept, .prepare = matmul_prepare_ref, .run = matmul_run},
 };
 const ont_op ont_op_MatMul = {.domain = "", .name = "MatMul", .since = 1, .min_inputs = 2, .max_inputs = 2,
@@ -339,7 +369,6 @@ static ont_status gemm_run(const ont_call *call)
     const matmul_state *s = call->state;
     const ont_value *c = ont_node_in(call->node, 2), *y = call->node->outputs[0];
     if (!s->c_bytes) return ONT_OK;
-    if (s->primitive || s->native.kernel || s->tuner) return matmul_run(call);
     ont_gemm gemm = s->gemm;
     if (c) {
         int64_t strides[ONT_MAX_RANK];
@@ -368,14 +397,12 @@ static void gemm_grad(ont_grad *g)
 }
 
 static const ont_kernel gemm_kernels[] = {
-    {.name = "gemm_half", .accept = ont_matmul_half_accept, .prepare = ont_matmul_half_prepare,
-     .run = ont_matmul_half_run, .release = ont_matmul_half_release},
+    ONT_MATMUL_HALF_KERNELS("gemm"),
     {.name = "gemm_small", .accept = ont_matmul_small_accept, .prepare = ont_matmul_small_prepare,
      .run = ont_matmul_small_run},
-    {.name = "gemm_blas", .accept = ont_accept_float, .prepare = matmul_prepare, .run = gemm_run,
-     .release = matmul_release},
-    {.name = "gemm_ref", .accept = ont_accept_float, .prepare = matmul_prepare_ref, .run = gemm_run,
-     .release = matmul_release},
+    PRODUCT_KERNELS("gemm"),
+    {.name = "gemm_blas", .accept = ont_accept_float, .prepare = matmul_prepare, .run = gemm_run, .tuned = true},
+    {.name = "gemm_ref", .accept = ont_accept_float, .prepare = matmul_prepare_ref, .run = gemm_run},
     {.name = "gemm_int", .accept = int_accept, .prepare = matmul_prepare_ref, .run = gemm_run},
 };
 const ont_op ont_op_Gemm = {.domain = "", .name = "Gemm", .since = 7, .min_inputs = 2, .max_inputs = 3,

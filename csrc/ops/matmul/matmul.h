@@ -34,6 +34,14 @@ const char *ont_matmul_half_accept(const ont_node *node);
 ont_status ont_matmul_half_prepare(const ont_node *node, ont_arena *arena, ont_prepared *out) ONT_MUST_USE;
 ont_status ont_matmul_half_run(const ont_call *call) ONT_MUST_USE;
 void ont_matmul_half_release(void *state);
+const char *ont_matmul_half_native_accept(const ont_node *node);
+ont_status ont_matmul_half_native_prepare(const ont_node *node, ont_arena *arena, ont_prepared *out) ONT_MUST_USE;
+ont_status ont_matmul_half_native_run(const ont_call *call);
+#define ONT_MATMUL_HALF_KERNELS(op) \
+    {.name = op "_half_native", .accept = ont_matmul_half_native_accept, .prepare = ont_matmul_half_native_prepare, \
+     .run = ont_matmul_half_native_run, .tuned = true}, \
+    {.name = op "_half", .accept = ont_matmul_half_accept, .prepare = ont_matmul_half_prepare, \
+     .run = ont_matmul_half_run, .release = ont_matmul_half_release, .tuned = true}
 
 /* matmul_small.c: GEMMs so small that the call of a library would dominate; and batches of tiny ones. */
 const char *ont_matmul_small_accept(const ont_node *node);

@@ -1,5 +1,5 @@
 /*
- * MatMul, Gemm and FusedMatMul of 16-bit floats: oneDNN's primitive, or the native GEMM where that is faster. Both
+ * MatMul, Gemm and FusedMatMul of 16-bit floats by oneDNN's primitive, and by the native GEMM. Both
  * accumulate in float32 and round once. Where the processor does not multiply such numbers, the kernel declines, and
  * passes/promote.c converts the operands to float32.
  */
@@ -10,11 +10,6 @@
 #include "device/matmul.h"
 #include "device/gemm_native.h"
 #include "ops/matmul/matmul.h"
-
-typedef struct half_state {
-    ont_dnnl_matmul *primitive; /* NULL: native */
-    ont_gemm_native native;
-} half_state;
 
 /* NULL, or why C of Gemm is not a bias that both implementations can add. */
 static const char *refuse_c(const ont_node *node, const ont_matmul_desc *p)
@@ -38,7 +33,7 @@ const char *ont_matmul_half_accept(const ont_node *node)
     const char *refusal = ont_dnnl_matmul_refuses(dtype);
     if (refusal) return refusal;
     const char *requested = ont_gemm_requested();
-    if (requested && *requested && strcmp(requested, "onednn") && strcmp(requested, "native"))
+    if (requested && strcmp(requested, "onednn") && strcmp(requested, "native"))
         return "ONNXTRAIN_GEMM names another implementation";
     if (ont_matmul_desc_read(node, &p) != ONT_OK) return "operands";
     if (!(p.m && p.n && p.k && ont_shape_count(&p.batch))) return "a dim is 0";
@@ -63,34 +58,59 @@ ont_status ont_matmul_prepare_primitive(const ont_node *node, ont_prepared *out)
     return ONT_OK;
 }
 
-/* Sets s->native where the native GEMM is to compute the product. */
-static ont_status prepare_native(const ont_node *node, half_state *s)
+static ont_status read_gemm(const ont_node *node, ont_gemm *g, int64_t *count)
 {
     ont_matmul_desc p;
     ONT_TRY(ont_matmul_desc_read(node, &p));
     ont_matmul_desc_fold_batch(&p);
-    ont_gemm g = {.dtype = ont_node_in(node, 0)->dtype, .trans_a = p.trans_a, .trans_b = p.trans_b, .m = p.m, .n = p.n,
-                  .k = p.k, .lda = p.a.dims[p.a.rank - 1], .ldb = p.b.dims[p.b.rank - 1], .ldc = p.n, .alpha = p.alpha};
-    ont_dtype out = node->outputs[0]->dtype;
-    bool bias = node->n_inputs > 2 && node->inputs[2].value;
-    if (g.dtype != ONT_BFLOAT16 || ont_shape_count(&p.batch) != 1) return ONT_OK;
-    const ont_gemm_kernel *kernel = ont_gemm_native_kernel(ont_gemm_choose_half(&g, out, bias), g.dtype);
-    if (kernel) ont_gemm_native_init(&s->native, kernel, &g, out, ont_parallel_threads());
+    *count = ont_shape_count(&p.batch);
+    *g = (ont_gemm){.dtype = ont_node_in(node, 0)->dtype, .trans_a = p.trans_a, .trans_b = p.trans_b, .m = p.m,
+                    .n = p.n, .k = p.k, .lda = p.a.dims[p.a.rank - 1], .ldb = p.b.dims[p.b.rank - 1], .ldc = p.n,
+                    .alpha = p.alpha};
     return ONT_OK;
 }
+
+const char *ont_matmul_half_native_accept(const ont_node *node)
+{
+    ont_gemm g;
+    int64_t count;
+    const char *refusal = ont_matmul_half_accept(node);
+    if (refusal) return refusal;
+    if (read_gemm(node, &g, &count) != ONT_OK || count != 1) return "a batch of matrices";
+    return ont_gemm_half_is_native(&g) ? NULL : "oneDNN's primitive by rule";
+}
+
+ont_status ont_matmul_half_native_prepare(const ont_node *node, ont_arena *arena, ont_prepared *out)
+{
+    ont_gemm g;
+    int64_t count;
+    ont_gemm_native *s = ont_arena_alloc(arena, sizeof *s);
+    if (!s) return ONT_ENOMEM;
+    ONT_TRY(read_gemm(node, &g, &count));
+    ont_gemm_native_init(s, ont_gemm_native_kernel(ONT_GEMM_NATIVE, g.dtype), &g, node->outputs[0]->dtype,
+                         ont_parallel_threads());
+    out->state = s;
+    out->work_bytes = ont_gemm_native_work_bytes(s);
+    return ONT_OK;
+}
+
+ont_status ont_matmul_half_native_run(const ont_call *call)
+{
+    const void *bias = call->node->n_inputs > 2 ? call->in[2] : NULL;
+    ont_gemm_native_run(call->state, call->in[0], call->in[1], bias, call->out[0], NULL, call->work);
+    return ONT_OK;
+}
+
+typedef struct half_state {
+    ont_dnnl_matmul *primitive;
+} half_state;
 
 ont_status ont_matmul_half_prepare(const ont_node *node, ont_arena *arena, ont_prepared *out)
 {
     half_state *s = ont_arena_alloc(arena, sizeof *s);
     if (!s) return ONT_ENOMEM;
-    *s = (half_state){0};
-    ONT_TRY(prepare_native(node, s));
-    if (s->native.kernel) {
-        out->work_bytes = ont_gemm_native_work_bytes(&s->native);
-    } else {
-        ONT_TRY(ont_matmul_prepare_primitive(node, out));
-        s->primitive = out->state;
-    }
+    ONT_TRY(ont_matmul_prepare_primitive(node, out));
+    s->primitive = out->state;
     out->state = s;
     return ONT_OK;
 }
@@ -99,10 +119,7 @@ ont_status ont_matmul_half_run(const ont_call *call)
 {
     const half_state *s = call->state;
     const void *bias = call->node->n_inputs > 2 ? call->in[2] : NULL;
-    if (s->primitive)
-        return ont_dnnl_matmul_run(s->primitive, call->in[0], call->in[1], bias, call->out[0], call->work);
-    ont_gemm_native_run(&s->native, call->in[0], call->in[1], bias, call->out[0], NULL, call->work);
-    return ONT_OK;
+    return ont_dnnl_matmul_run(s->primitive, call->in[0], call->in[1], bias, call->out[0], call->work);
 }
 
 void ont_matmul_half_release(void *state)

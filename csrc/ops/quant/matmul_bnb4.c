@@ -225,7 +225,7 @@ static ont_status bnb4_prepare(const ont_node *node, ont_arena *arena, ont_prepa
     s->gemm = (ont_gemm){.dtype = dtype, .trans_b = d->trans_b, .m = d->m, .alpha = 1,
                          .n = d->trans_b ? s->rows : s->columns, .k = d->trans_b ? d->k : s->rows,
                          .lda = d->trans_b ? d->k : d->n, .ldb = s->columns, .ldc = d->trans_b ? d->n : d->k};
-    s->backend = d->m ? ont_gemm_choose(&s->gemm, 0, NULL) : ont_gemm_reference();
+    s->backend = d->m ? ont_gemm_choose(&s->gemm) : ont_gemm_reference();
     out->state = s;
     out->work_bytes = s->panel_bytes * (size_t)s->n_tasks;
     return ONT_OK;

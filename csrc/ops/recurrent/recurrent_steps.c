@@ -107,13 +107,12 @@ static void steps_grad(ont_grad *g)
 
 static void choose(steps_state *s, bool plain, product *p, ont_gemm gemm)
 {
-    ont_gemm_impl impl = ONT_GEMM_BACKEND;
     gemm.dtype = s->dtype;
     gemm.alpha = 1;
     *p = (product){.gemm = gemm, .backend = ont_gemm_reference()};
     if (plain || !gemm.m || !gemm.n || !gemm.k) return;
-    p->backend = ont_gemm_choose(&gemm, 0, &impl);
-    p->native = impl == ONT_GEMM_NATIVE ? ont_gemm_native_kernel(impl, s->dtype) : NULL;
+    p->backend = ont_gemm_choose(&gemm);
+    if (!ont_gemm_refuses("native", &gemm)) p->native = ont_gemm_native_kernel(ONT_GEMM_NATIVE, s->dtype);
     if (!p->native) return;
     p->threads = ont_parallel_threads();
     for (int threads = p->threads; threads; threads = threads > 1) { /* that many, then one */
