@@ -61,7 +61,7 @@ bool ont_gemm_is_by_rule(void);
 
 /* The backend of a GEMM, by rule; ONNXTRAIN_GEMM overrides it. */
 const ont_gemm_backend *ont_gemm_choose(const ont_gemm *g);
-/* Whether the native GEMM computes a product of 16-bit operands that no tuner decides about; else the primitive does. */
+/* Whether the native GEMM may compute a product of 16-bit operands: a rule where no tuner decides. */
 bool ont_gemm_half_is_native(const ont_gemm *g);
 
 /* C += bias (n), for `matrices` contiguous matrices C. */

@@ -191,7 +191,7 @@ struct ont_kernel {
     /* Optional: releases what prepare() allocated outside the arena (a library's handle). */
     void (*release)(void *state);
     uint32_t inplace; /* bit i: output 0 may share storage with input i (same size in bytes) */
-    /* Competes with the other tuned kernels that accept the node, see ont_op_rivals(); may run twice, so not in place. */
+    /* Competes with other tuned kernels that accept the node, see ont_op_rivals(); may run twice, so not in place. */
     bool tuned;
     /* Optional: bytes of what forward keeps for the gradient in a layout of the kernel's own (recurrent_whole.c). */
     size_t (*saved_bytes)(const ont_node *node);

@@ -137,7 +137,9 @@ static PyObject *build_info(PyObject *module, PyObject *unused)
     PyObject *gemm = PyList_New(0);
     for (size_t i = 0; gemm && i <= n_backends; i++) {
         bool ours = i == n_backends;
-        if (ours ? !ont_gemm_native_kernel(ONT_GEMM_NATIVE, ONT_FLOAT32) : !backends[i].available(ONT_FLOAT32)) continue;
+        if (ours ? !ont_gemm_native_kernel(ONT_GEMM_NATIVE, ONT_FLOAT32)
+                 : !backends[i].available(ONT_FLOAT32))
+            continue;
         PyObject *name = PyUnicode_FromString(ours ? "native" : backends[i].name);
         if (!name || PyList_Append(gemm, name) < 0) Py_CLEAR(gemm);
         Py_XDECREF(name);
