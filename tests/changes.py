@@ -53,5 +53,7 @@ def _of_family(path: str, named: dict[str, set[str]]) -> set[str]:
         beside = {source.stem for source in (ROOT / path).parent.glob("*.c")}
         if of_operators := set().union(*(named.get(stem, set()) for stem in beside)):
             return of_operators
-    folder = next(tests for source, tests in FAMILIES.items() if path.startswith(source))
+    folder = next((tests for source, tests in FAMILIES.items() if path.startswith(source)), None)
+    if folder is None:  # csrc/README.md
+        return set()
     return {test for tests in named.values() for test in tests if test.startswith(f"{folder}/")}
