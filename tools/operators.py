@@ -221,12 +221,23 @@ def rows() -> Iterator[str]:
         yield f"| {op['name']} | {op['since']} | {gradient(op)} | {cell} | {cuda(op, listed)} |"
 
 
+def passes() -> list[str]:
+    """The table of operators that passes look for, read from the source: ONT_IS(node, name)."""
+    found: dict[str, set[str]] = {}
+    for path in (ROOT / "csrc" / "passes").glob("*.c"):
+        for name in re.findall(r"\bONT_IS\([^,()]+(?:\([^()]*\))?[^,()]*, (\w+)\)", path.read_text(encoding="utf-8")):
+            found.setdefault(name, set()).add(path.stem)
+    return ["## Passes", "", "Which passes look for an operator by its name, as files of `csrc/passes`. Elementwise operators,",
+            "reductions and views are also met by their kind.", "", "| Operator | Passes |", "| --- | --- |",
+            *(f"| {name} | {', '.join(sorted(found[name]))} |" for name in sorted(found, key=str.lower))]
+
+
 def page() -> str:
     table = list(rows())
     names = {line.split("|")[1] for line in table}
     return HEAD.format(opset=onnx.defs.onnx_opset_version()) + "\n".join(
         [f"{len(names)} operators of the domain ai.onnx.", "", "| Operator | Opset | Gradient | Dtypes | CUDA |",
-         "| --- | --- | --- | --- | --- |", *table, "", *microsoft(), ""])
+         "| --- | --- | --- | --- | --- |", *table, "", *microsoft(), "", *passes(), ""])
 
 
 if __name__ == "__main__":

@@ -129,25 +129,6 @@ void ont_buffer_free(void *block, size_t bytes)
     ont_free(block);
 }
 
-void *ont_pages_alloc(size_t bytes)
-{
-    void *block = MAP_FAILED;
-    if (!injected_failure())
-        block = mmap(NULL, bytes ? bytes : 1, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (!count_block(block == MAP_FAILED ? NULL : block, bytes)) return NULL;
-    madvise(block, bytes, MADV_HUGEPAGE);
-    atomic_fetch_add_explicit(&live_bytes, (int64_t)bytes, memory_order_relaxed);
-    return block;
-}
-
-void ont_pages_free(void *block, size_t bytes)
-{
-    if (!block) return;
-    atomic_fetch_sub_explicit(&live_bytes, (int64_t)bytes, memory_order_relaxed);
-    atomic_fetch_sub_explicit(&live_blocks, 1, memory_order_relaxed);
-    munmap(block, bytes ? bytes : 1);
-}
-
 void ont_buffer_advise_free(void *block, size_t bytes)
 {
     uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), at = (uintptr_t)block;

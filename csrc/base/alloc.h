@@ -19,12 +19,6 @@ char *ont_strdup(const char *text);
 void *ont_buffer_alloc(size_t bytes);
 void ont_buffer_free(void *block, size_t bytes);
 /*
- * Tensor memory mapped directly from the system, zeroed, and returned to it at once: for memory that is needed once.
- * The heap would retain such a block and raise its threshold for direct mappings.
- */
-void *ont_pages_alloc(size_t bytes);
-void ont_pages_free(void *block, size_t bytes);
-/*
  * Discards the data and advises the system that it may reclaim the pages (MADV_FREE); pages that it has not reclaimed
  * can be reused at no cost.
  */

@@ -6,7 +6,7 @@
  *   native     the blocked GEMM of this project, which needs scratch (gemm_native.h)
  *
  * The kernels of products that use the primitive and the native GEMM compete with the one of the backend (run/tuner.h).
- * gemm_choice.c has the rules for the rest.
+ * gemm_choice.c has the rules: which implementation a product may use, and which one where nothing competes.
  */
 #ifndef ONT_DEVICE_GEMM_H
 #define ONT_DEVICE_GEMM_H
@@ -32,23 +32,14 @@ typedef struct ont_gemm_backend {
 const ont_gemm_backend *ont_gemm_backends(size_t *count);
 const ont_gemm_backend *ont_gemm_reference(void);
 
-typedef enum ont_gemm_impl {
-    ONT_GEMM_BACKEND,
-    ONT_GEMM_PRIMITIVE,
-    ONT_GEMM_NATIVE,
-    ONT_GEMM_BF16X3, /* native, float32 emulated by three bfloat16 products: less exact, so only where asked for */
-} ont_gemm_impl;
-
-/* The value of ONNXTRAIN_GEMM: the name of a backend, "primitive" or "native"; NULL where it is not set, or empty. */
+/* What ONNXTRAIN_GEMM asks for: the name of a backend, "primitive" or "native"; NULL for nothing, or another name. */
 const char *ont_gemm_requested(void);
-/* So few operations that a call's own time counts. */
-bool ont_gemm_is_small(const ont_gemm *g);
 /* NULL, or why "primitive" or "native" is not to compute this GEMM: small ones are a backend's. */
 const char *ont_gemm_refuses(const char *name, const ont_gemm *g);
 
 struct ont_gemm_kernel;
-/* The native kernel of this implementation; NULL where it has none, or the processor does not support it. */
-const struct ont_gemm_kernel *ont_gemm_native_kernel(ont_gemm_impl impl, ont_dtype dtype);
+/* The native kernel for operands of this dtype; NULL where there is none, or the processor does not support it. */
+const struct ont_gemm_kernel *ont_gemm_native_kernel(ont_dtype dtype);
 
 /*
  * With `on`, the choice no longer depends on measurements, for torch.use_deterministic_algorithms(): the same GEMM uses

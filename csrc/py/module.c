@@ -11,7 +11,7 @@
 #include "base/log.h"
 #include "base/parallel.h"
 #include "device/gemm.h"
-#include "device/matmul.h"
+#include "device/gemm_native.h"
 #include "passes/options.h"
 #include "py/comm.h"
 #include "py/dist.h"
@@ -137,7 +137,7 @@ static PyObject *build_info(PyObject *module, PyObject *unused)
     PyObject *gemm = PyList_New(0);
     for (size_t i = 0; gemm && i <= n_backends; i++) {
         bool ours = i == n_backends;
-        if (ours ? !ont_gemm_native_kernel(ONT_GEMM_NATIVE, ONT_FLOAT32)
+        if (ours ? !ont_gemm_native_kernel(ONT_FLOAT32)
                  : !backends[i].available(ONT_FLOAT32))
             continue;
         PyObject *name = PyUnicode_FromString(ours ? "native" : backends[i].name);
@@ -148,7 +148,7 @@ static PyObject *build_info(PyObject *module, PyObject *unused)
     return Py_BuildValue("{ss sn si sO ss sN sO}", "version", ONT_VERSION, "operators", (Py_ssize_t)n, "threads",
                          ont_parallel_threads(), "dlpack_exchange", ont_get_state(module)->dlpack ? Py_True : Py_False,
                          "isa", ont_simd()->isa, "gemm", gemm, "split_products",
-                         ont_gemm_native_kernel(ONT_GEMM_BF16X3, ONT_FLOAT32) ? Py_True : Py_False);
+                         ont_simd_gemm_bf16x3() ? Py_True : Py_False);
 }
 
 static PyObject *set_flush_denormals(PyObject *module, PyObject *args)
@@ -211,9 +211,9 @@ static PyObject *remember_products(PyObject *module, PyObject *args)
 }
 
 static PyMethodDef methods[] = {
-    {"measured_products", measured_products, METH_NOARGS, "measured_products() -> text of what was measured"},
+    {"measured_products", measured_products, METH_NOARGS, "measured_products() -> which kernels won, as text"},
     {"remember_products", remember_products, METH_VARARGS,
-     "remember_products(text) -> kinds of products that need not be measured"},
+     "remember_products(text) -> how many kinds of products it decides"},
     {"signature", ont_signature, METH_O, "signature(args) -> bytes of the arguments' kinds, or None"},
     {"gather", ont_gather, METH_VARARGS, "gather(sources, leaves, grad_enabled) -> (tensors, which want gradients)"},
     {"build_info", build_info, METH_NOARGS, "build_info() -> what this build and machine have"},

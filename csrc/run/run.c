@@ -298,7 +298,8 @@ static void observe_end(const observer *o)
 
 /*
  * The kernels of an undecided step take turns. Those of a short one do so at once on the same operands, so that a
- * second call of a module has the bits of the first; the turns of a long one are its next runs, which cost nothing.
+ * second call of a module has the bits of the first; the turns of a long one are its next runs, each of which
+ * costs only what its kernel is slower.
  */
 static ont_status run_tuned(const ont_step *step, ont_call *call)
 {
@@ -310,8 +311,7 @@ static ont_status run_tuned(const ont_step *step, ont_call *call)
         double start = ont_seconds();
         ONT_TRY(bound->kernel->run(call));
         if (decided) return ONT_OK;
-        ont_tuner_record(step->tuner, index, ont_seconds() - start);
-        if (!step->is_short) return ONT_OK;
+        if (!ont_tuner_record(step->tuner, index, ont_seconds() - start) || !step->is_short) return ONT_OK;
     }
 }
 

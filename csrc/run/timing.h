@@ -1,7 +1,8 @@
 /*
  * Records when the steps of runs begin and end, for profiles; and a hook that sees each step while it runs, for
- * torch.profiler. Off unless asked for: a run then looks at two flags per phase. run.c writes the records, py/timing.c
- * hands them to Python.
+ * torch.profiler. While kernels of a step compete (tuner.h), the time of a short step is that of all their turns, and a
+ * step goes by the name of the kernel that runs next. Off unless asked for: a run then looks at two flags per phase.
+ * run.c writes the records, py/timing.c hands them to Python.
  */
 #ifndef ONT_RUN_TIMING_H
 #define ONT_RUN_TIMING_H

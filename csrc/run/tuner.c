@@ -2,6 +2,7 @@
 
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/alloc.h"
@@ -9,7 +10,7 @@
 #include "base/log.h"
 #include "base/parallel.h"
 
-enum { KEY_BYTES = 256, CAPACITY = 512, MAX_RUNS = 3 };
+enum { KEY_BYTES = 256, CAPACITY = 2048, MAX_RUNS = 3 };
 static const double
     REPEAT_MARGIN = 1.05, /* times the best: kernels that get a third run */
     LATER_MARGIN = 0.97;  /* a kernel must take less than this part of an earlier one's time */
@@ -18,6 +19,7 @@ static const char ARROW[] = " > ";
 /* The key is "threads operator inputs... outputs attributes... : kernels...", zero-padded. */
 struct ont_tuner {
     char key[KEY_BYTES];
+    int threads;
     int n, winner; /* kernels; the index of the one that stays, or -1 */
     int runs[ONT_MAX_RIVALS];
     double seconds[ONT_MAX_RIVALS]; /* of the fastest run */
@@ -73,9 +75,13 @@ static bool write_key(const ont_node *node, const ont_kernel *const *kernels, ui
 
 ont_tuner *ont_tuner_find(const ont_node *node, const ont_kernel *const *kernels, uint32_t n)
 {
-    ont_tuner fresh = {.n = (int)n, .winner = -1};
+    static bool full;
+    ont_tuner fresh = {.threads = ont_parallel_threads(), .n = (int)n, .winner = -1};
     if (!write_key(node, kernels, n, fresh.key)) return NULL;
-    return ont_tune_keep(&cache, &fresh);
+    ont_tuner *tuner = ont_tune_keep(&cache, &fresh);
+    if (!tuner && !__atomic_exchange_n(&full, true, __ATOMIC_RELAXED))
+        ont_log(ONT_LOG_INFO, "%d kinds of products are tuned; others have the first kernel", CAPACITY);
+    return tuner;
 }
 
 /* ---- turns ---- */
@@ -130,9 +136,9 @@ static void log_decision(const ont_tuner *tuner)
     ont_log(ONT_LOG_DEBUG, "tuned %s: %s", tuner->key, times);
 }
 
-void ont_tuner_record(ont_tuner *tuner, int kernel, double seconds)
+bool ont_tuner_record(ont_tuner *tuner, int kernel, double seconds)
 {
-    if (ont_tuner_winner(tuner) >= 0) return;
+    if (tuner->threads != ont_parallel_threads()) return false;
     pthread_mutex_lock(&lock);
     bool decided = false;
     if (tuner->winner < 0) {
@@ -142,6 +148,7 @@ void ont_tuner_record(ont_tuner *tuner, int kernel, double seconds)
     }
     pthread_mutex_unlock(&lock);
     if (decided) log_decision(tuner); /* outside the lock: the log may wait for the GIL */
+    return true;
 }
 
 /* ---- export and import ---- */
@@ -187,11 +194,23 @@ static bool read_line(const char *line, size_t length, ont_tuner *tuner)
     if (!arrow || arrow - whole >= KEY_BYTES) return false;
     const char *winner = arrow + strlen(ARROW), *name;
     *arrow = '\0';
-    *tuner = (ont_tuner){.winner = -1};
+    *tuner = (ont_tuner){.threads = atoi(whole), .winner = -1};
     strcpy(tuner->key, whole);
     for (size_t n; tuner->n < ONT_MAX_RIVALS && (name = kernel_name(whole, tuner->n, &n)); tuner->n++)
         if (n == strlen(winner) && !memcmp(name, winner, n)) tuner->winner = tuner->n;
     return tuner->n > 1 && tuner->winner >= 0 && !kernel_name(whole, ONT_MAX_RIVALS, &length);
+}
+
+/* Whether the decision is new. */
+static bool take(const ont_tuner *told)
+{
+    ont_tuner *known = ont_tune_find(&cache, told->key);
+    if (!known) return ont_tune_count(&cache) < CAPACITY / 2 && ont_tune_keep(&cache, told);
+    pthread_mutex_lock(&lock);
+    bool undecided = known->winner < 0;
+    if (undecided) __atomic_store_n(&known->winner, told->winner, __ATOMIC_RELEASE);
+    pthread_mutex_unlock(&lock);
+    return undecided;
 }
 
 int ont_tuner_import(const char *text)
@@ -200,8 +219,7 @@ int ont_tuner_import(const char *text)
     for (size_t length; *text; text += length + (text[length] == '\n')) {
         ont_tuner tuner;
         length = strcspn(text, "\n");
-        if (!read_line(text, length, &tuner) || ont_tune_find(&cache, tuner.key)) continue;
-        imported += ont_tune_keep(&cache, &tuner) != NULL;
+        imported += read_line(text, length, &tuner) && take(&tuner);
     }
     return imported;
 }

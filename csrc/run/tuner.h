@@ -1,6 +1,6 @@
 /*
  * Online autotuning of steps: where several kernels that are marked `tuned` accept a node, its first runs try them in
- * turns, and the fastest stays. What is found holds for all steps of one kind: the same operator, dtypes, whole-number
+ * turn, and the fastest stays. What is found holds for all steps of one kind: the same operator, dtypes, whole-number
  * attributes, kernels and number of threads, with sizes within a factor of 1.4. Nothing is measured on other memory, or
  * while a program is built.
  */
@@ -22,14 +22,15 @@ ont_tuner *ont_tuner_find(const ont_node *node, const ont_kernel *const *kernels
 int ont_tuner_winner(const ont_tuner *tuner);
 /* The index of the kernel that the next run is to use. */
 int ont_tuner_next(ont_tuner *tuner);
-/* A run with this kernel took so many seconds. */
-void ont_tuner_record(ont_tuner *tuner, int kernel, double seconds);
+/* A run with this kernel took so many seconds. False if it does not count: it used another number of threads. */
+bool ont_tuner_record(ont_tuner *tuner, int kernel, double seconds);
 
 /* All decisions as text, one line each, for another process on the same machine. NULL without memory; ont_free(). */
 char *ont_tuner_export(void);
 /*
- * Adds decisions of an exported text, and returns how many were new. Lines that do not parse are skipped; a line whose
- * kernels are not those of this process is never looked up. No text leads to wrong results.
+ * Adds decisions of an exported text, also about kinds that are undecided here, and returns how many were new. Lines
+ * that do not parse are skipped; a line whose kernels are not those of this process is never looked up. A text fills at
+ * most half of the table. No text leads to wrong results.
  */
 int ont_tuner_import(const char *text);
 

@@ -1,4 +1,4 @@
-"""Which kernels of products won, kept on disk beside exports: the next process on the same machine knows it.
+"""Which kernels of products won, kept on disk beside exports: the next process on the same machine knows them.
 
 Only in a folder that the user names: what was measured while other programs used the processor stays wrong for every
 process that reads it, which is not to happen unasked.

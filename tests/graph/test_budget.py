@@ -39,7 +39,7 @@ def kernels_by_rule():
     _C.set_deterministic(False)
 
 
-def test_levels_differ_and_give_the_same_bits():
+def test_levels_differ_and_give_the_same_bits(kernels_by_rule):
     model, tensors = network(256, 1024, layers=6)
     slabs, shares, results = [], [], []
     for level in (0, 1, 2):

@@ -14,8 +14,7 @@ from seeds import drawn_seed
 
 from onnxtrain import _C
 
-NATIVE = "native" in _C.build_info()["gemm"]
-needs_rivals = pytest.mark.skipif(not NATIVE, reason="one kernel: nothing competes")
+needs_rivals = pytest.mark.skipif(not {"onednn", "native"} <= set(_C.build_info()["gemm"]), reason="fewer kernels")
 RIVALS = ["matmul_native", "matmul_primitive", "matmul_blas"]
 
 
@@ -120,6 +119,37 @@ def test_lines_are_taken_once():
     assert _C.remember_products(known) == 0
 
 
+# Arguments: text of a kind that takes turns. Prints the kernels of its runs, of which the first is before the text.
+MEANWHILE = """
+import json, sys, torch
+from harness import Case, R, _arrays, session_of
+from onnxtrain import _C
+torch.set_num_threads(1)
+arrays = _arrays(case := Case("MatMul", [R(1024, 1024), R(1024, 1024)]), "float32")
+session, used = session_of(case, arrays), []
+for run in range(3):
+    session.forward([torch.from_numpy(a) for a in arrays], b"\\0\\0")
+    used += [kernel for _, kernel, _ in session.kernels()]
+    taken = _C.remember_products(sys.argv[1])
+print(json.dumps([taken, used[1:], _C.measured_products()]))
+"""
+
+
+def script(code, text):
+    done = subprocess.run([sys.executable, "-c", code, text], capture_output=True, text=True,
+                          env={key: value for key, value in os.environ.items() if key != "ONNXTRAIN_GEMM"})
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@needs_rivals
+@pytest.mark.parametrize("winner", RIVALS)
+def test_a_text_decides_a_kind_that_takes_turns(winner):
+    """As when another process has decided it in the meantime."""
+    text = line(threads=1, winner=winner).replace("[256,362] float[362,91]", "[1024,1024] float[1024,1024]")
+    assert script(MEANWHILE, text) == [0, [winner] * 2, text]
+
+
 BAD = ["", "\n\n", "61", line(m=8)[:-14], line(m=8, winner="x"), line(m=8, winner=""), line(m=8, kernels=["matmul_blas"]),
        line(m=8, kernels=[*RIVALS, "fourth"]), line(m=8).replace(" : ", " "), line(m=8).replace(" > ", " "),
        line(m=8, op="M" * 300), line(m=8, winner="matmul_blas " + "x" * 600),
@@ -151,10 +181,7 @@ print(json.dumps([taken, used, _C.measured_products()]))
 @pytest.mark.parametrize("winner", RIVALS)
 def test_another_process_uses_what_the_text_says(winner):
     text = line(threads=2, winner=winner)
-    done = subprocess.run([sys.executable, "-c", TOLD.replace("\\\\", "\\"), text], capture_output=True, text=True,
-                          env={key: value for key, value in os.environ.items() if key != "ONNXTRAIN_GEMM"})
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout.splitlines()[-1]) == [1, [winner] * 4, text]
+    assert script(TOLD, text) == [1, [winner] * 4, text]
 
 
 # Arguments: text, seed. What it learns of mutants stays in this process.

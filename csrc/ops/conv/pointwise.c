@@ -37,7 +37,7 @@ const char *ont_pointwise_accept(const ont_node *node)
     ont_conv c;
     ont_conv_kind kind;
     if (ont_node_in(node, 0)->dtype != ONT_BFLOAT16) return "dtype";
-    if (!ont_gemm_native_kernel(ONT_GEMM_NATIVE, ONT_BFLOAT16)) return "no native GEMM";
+    if (!ont_gemm_native_kernel(ONT_BFLOAT16)) return "no native GEMM";
     if (ont_simd_gemm_bf16x3()) return "oneDNN has AMX tiles, which are faster";
     if (ont_node_in(node, 2)) return "a bias, which would be along rows of the product";
     if (ont_conv_read(node, &c, &kind) != ONT_OK) return "the window does not fit";
@@ -99,7 +99,7 @@ ont_status ont_pointwise_prepare(const ont_node *node, ont_arena *arena, ont_pre
     s->slots = !sums && (c->n % threads == 0 || c->n >= 4 * threads) ? threads : 1;
     ont_gemm g = product_of(s);
     bool adds = sums && !s->joined && c->n > 1;
-    ont_gemm_native_init(&s->native, ont_gemm_native_kernel(ONT_GEMM_NATIVE, ONT_BFLOAT16), &g,
+    ont_gemm_native_init(&s->native, ont_gemm_native_kernel(ONT_BFLOAT16), &g,
                          adds ? ONT_FLOAT32 : ONT_BFLOAT16, s->slots > 1 ? 1 : threads);
     int64_t copied = s->joined ? c->n * s->cells : s->cells;
     s->x_bytes = s->strided || s->joined ? lines(c->c * copied * SIZE) : 0;

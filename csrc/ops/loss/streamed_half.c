@@ -34,7 +34,7 @@ const char *ont_stream_half_refuses(const ont_stream_state *s)
 {
     const char *requested = ont_gemm_requested(), *refusal = ont_dnnl_matmul_refuses(s->operand);
     if (refusal) return refusal;
-    if (requested && *requested && strcmp(requested, "onednn") && strcmp(requested, "native"))
+    if (requested && strcmp(requested, "onednn") && strcmp(requested, "native"))
         return "ONNXTRAIN_GEMM names another implementation";
     return s->width && s->labels.classes && s->labels.count ? NULL : "a dim is 0";
 }
@@ -77,7 +77,7 @@ static ont_status create_primitive(const ont_gemm *g, ont_dtype out, bool bias, 
 static ont_status prepare_product(half_product *p, const ont_gemm *g, ont_dtype out, bool bias)
 {
     if (ont_gemm_half_is_native(g)) {
-        ont_gemm_native_init(&p->native, ont_gemm_native_kernel(ONT_GEMM_NATIVE, g->dtype), g, out,
+        ont_gemm_native_init(&p->native, ont_gemm_native_kernel(g->dtype), g, out,
                              ont_parallel_threads());
         return ONT_OK;
     }

@@ -3,8 +3,6 @@
  * that no operand is transposed in memory. Its optional third input is a bias (n). Its optional second output is op(A)
  * summed over k: the gradient of a linear layer's bias (passes/fuse_sums.c).
  */
-#include <string.h>
-
 #include "base/parallel.h"
 #include "device/gemm.h"
 #include "device/matmul.h"
@@ -65,7 +63,7 @@ static const char *int_accept(const ont_node *node)
 
 bool ont_matmul_has_bf16x3(void)
 {
-    return ont_gemm_native_kernel(ONT_GEMM_BF16X3, ONT_FLOAT32) != NULL;
+    return ont_simd_gemm_bf16x3() != NULL;
 }
 
 /* Bytes between matrices of the operand, for each dim of the broadcast batch. */
@@ -119,7 +117,7 @@ static const char *bf16x3_accept(const ont_node *node)
 static const char *native_accept(const ont_node *node)
 {
     matmul_state s;
-    if (!ont_gemm_native_kernel(ONT_GEMM_NATIVE, ONT_FLOAT32)) return "no such instructions";
+    if (!ont_gemm_native_kernel(ONT_FLOAT32)) return "no such instructions";
     const char *refusal = refuse_single(node, &s);
     return refusal ? refusal : ont_gemm_refuses("native", &s.gemm);
 }
@@ -127,10 +125,19 @@ static const char *native_accept(const ont_node *node)
 static const char *primitive_accept(const ont_node *node)
 {
     matmul_state s;
-    const char *refusal = ont_dnnl_matmul_refuses(ONT_FLOAT32);
-    if (!refusal) refusal = refuse_single(node, &s);
+    const char *refusal = refuse_single(node, &s);
     if (!refusal) refusal = ont_gemm_refuses("primitive", &s.gemm);
-    return !refusal && ont_gemm_is_deterministic() ? "its sums may depend on the number of threads" : refusal;
+    if (!refusal && !ont_gemm_requested() && ont_gemm_is_deterministic())
+        refusal = "its sums may depend on the number of threads";
+    return refusal ? refusal : ont_dnnl_matmul_refuses(ONT_FLOAT32); /* last: it opens oneDNN */
+}
+
+static const char *blas_accept(const ont_node *node)
+{
+    matmul_state s;
+    const char *refusal = ont_accept_float(node);
+    if (refusal || read_product(node, &s) != ONT_OK || is_empty(&s.gemm)) return refusal;
+    return ont_gemm_choose(&s.gemm) == ont_gemm_reference() ? "no library" : NULL;
 }
 
 static ont_status new_state(const ont_node *node, ont_arena *arena, ont_prepared *out, matmul_state **s)
@@ -155,24 +162,23 @@ static ont_status matmul_prepare_ref(const ont_node *node, ont_arena *arena, ont
     return ONT_OK;
 }
 
-static ont_status prepare_own(const ont_node *node, ont_gemm_impl impl, ont_arena *arena, ont_prepared *out)
+static ont_status prepare_own(const ont_node *node, const ont_gemm_kernel *kernel, ont_arena *arena, ont_prepared *out)
 {
     matmul_state *s;
     ONT_TRY(new_state(node, arena, out, &s));
-    ont_gemm_native_init(&s->native, ont_gemm_native_kernel(impl, ONT_FLOAT32), &s->gemm, ONT_FLOAT32,
-                         ont_parallel_threads());
+    ont_gemm_native_init(&s->native, kernel, &s->gemm, ONT_FLOAT32, ont_parallel_threads());
     out->work_bytes = ont_gemm_native_work_bytes(&s->native);
     return ONT_OK;
 }
 
 static ont_status matmul_prepare_native(const ont_node *node, ont_arena *arena, ont_prepared *out)
 {
-    return prepare_own(node, ONT_GEMM_NATIVE, arena, out);
+    return prepare_own(node, ont_gemm_native_kernel(ONT_FLOAT32), arena, out);
 }
 
 static ont_status matmul_prepare_bf16x3(const ont_node *node, ont_arena *arena, ont_prepared *out)
 {
-    return prepare_own(node, ONT_GEMM_BF16X3, arena, out);
+    return prepare_own(node, ont_simd_gemm_bf16x3(), arena, out);
 }
 
 static ont_status matmul_prepare_primitive(const ont_node *node, ont_arena *arena, ont_prepared *out)
@@ -180,7 +186,12 @@ static ont_status matmul_prepare_primitive(const ont_node *node, ont_arena *aren
     matmul_state *s;
     ont_prepared primitive = {0};
     ONT_TRY(new_state(node, arena, out, &s));
-    ONT_TRY(ont_matmul_prepare_primitive(node, &primitive));
+    ont_status status = ont_matmul_prepare_primitive(node, &primitive);
+    if (status == ONT_EUNSUPPORTED) { /* another oneDNN than ours, without an implementation for this shape */
+        s->backend = ont_gemm_choose(&s->gemm);
+        return ONT_OK;
+    }
+    ONT_TRY(status);
     s->primitive = primitive.state;
     out->work_bytes = primitive.work_bytes;
     return ONT_OK;
@@ -319,7 +330,7 @@ static const ont_kernel matmul_kernels[] = {
      .run = ont_matmul_batch_run},
     {.name = "matmul_bf16x3", .accept = bf16x3_accept, .prepare = matmul_prepare_bf16x3, .run = matmul_run},
     PRODUCT_KERNELS("matmul"),
-    {.name = "matmul_blas", .accept = ont_accept_float, .prepare = matmul_prepare, .run = matmul_run, .tuned = true},
+    {.name = "matmul_blas", .accept = blas_accept, .prepare = matmul_prepare, .run = matmul_run, .tuned = true},
     {.name = "matmul_ref", .accept = ont_accept_float, .prepare = matmul_prepare_ref, .run = matmul_run},
     {.name = "matmul_int", .accept = int_accept, .prepare = matmul_prepare_ref, .run = matmul_run},
 };
@@ -401,7 +412,7 @@ static const ont_kernel gemm_kernels[] = {
     {.name = "gemm_small", .accept = ont_matmul_small_accept, .prepare = ont_matmul_small_prepare,
      .run = ont_matmul_small_run},
     PRODUCT_KERNELS("gemm"),
-    {.name = "gemm_blas", .accept = ont_accept_float, .prepare = matmul_prepare, .run = gemm_run, .tuned = true},
+    {.name = "gemm_blas", .accept = blas_accept, .prepare = matmul_prepare, .run = gemm_run, .tuned = true},
     {.name = "gemm_ref", .accept = ont_accept_float, .prepare = matmul_prepare_ref, .run = gemm_run},
     {.name = "gemm_int", .accept = int_accept, .prepare = matmul_prepare_ref, .run = gemm_run},
 };

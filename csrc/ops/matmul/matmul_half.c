@@ -1,7 +1,7 @@
 /*
- * MatMul, Gemm and FusedMatMul of 16-bit floats by oneDNN's primitive, and by the native GEMM. Both
- * accumulate in float32 and round once. Where the processor does not multiply such numbers, the kernel declines, and
- * passes/promote.c converts the operands to float32.
+ * MatMul, Gemm and FusedMatMul of 16-bit floats by oneDNN's primitive, and by the native GEMM. Both accumulate in
+ * float32 and round once. Where the processor does not multiply such numbers, the kernels decline, and passes/promote.c
+ * converts the operands to float32.
  */
 #include <string.h>
 
@@ -87,7 +87,7 @@ ont_status ont_matmul_half_native_prepare(const ont_node *node, ont_arena *arena
     ont_gemm_native *s = ont_arena_alloc(arena, sizeof *s);
     if (!s) return ONT_ENOMEM;
     ONT_TRY(read_gemm(node, &g, &count));
-    ont_gemm_native_init(s, ont_gemm_native_kernel(ONT_GEMM_NATIVE, g.dtype), &g, node->outputs[0]->dtype,
+    ont_gemm_native_init(s, ont_gemm_native_kernel(g.dtype), &g, node->outputs[0]->dtype,
                          ont_parallel_threads());
     out->state = s;
     out->work_bytes = ont_gemm_native_work_bytes(s);

@@ -3,9 +3,8 @@
  * gradient of a classifier's last layer takes 18 us in a BLAS and 5 here. B must not be transposed: lanes of a vector
  * are columns of C, and a dot product of two rows would need a horizontal sum.
  */
-#include <stdlib.h>
-
 #include "base/parallel.h"
+#include "device/gemm.h"
 #include "ops/matmul/matmul.h"
 #include "simd/gemm/gemm_small.h"
 
@@ -34,7 +33,7 @@ const char *ont_matmul_small_accept(const ont_node *node)
     if (p.k > MAX_K) return "k is too large";
     if (p.trans_b) return "B is transposed";
     if (p.n < ONT_GEMM_SMALL_MIN_N) return "too few columns";
-    return getenv("ONNXTRAIN_GEMM") ? "ONNXTRAIN_GEMM names another" : NULL;
+    return ont_gemm_requested() ? "ONNXTRAIN_GEMM names another" : NULL;
 }
 
 ont_status ont_matmul_small_prepare(const ont_node *node, ont_arena *arena, ont_prepared *out)
@@ -95,7 +94,7 @@ const char *ont_matmul_batch_accept(const ont_node *node)
     if (node->n_outputs > 1 || ont_node_in(node, 2)) return "bias or sums of A";
     if ((double)p.m * (double)p.n * (double)p.k > MAX_MULTIPLICATIONS) return "large matrices";
     if (p.n < 1 || p.n > ONT_GEMM_BATCH_MAX_N) return "too many columns";
-    return getenv("ONNXTRAIN_GEMM") ? "ONNXTRAIN_GEMM names another" : NULL;
+    return ont_gemm_requested() ? "ONNXTRAIN_GEMM names another" : NULL;
 }
 
 ont_status ont_matmul_batch_prepare(const ont_node *node, ont_arena *arena, ont_prepared *out)

@@ -112,7 +112,7 @@ static void choose(steps_state *s, bool plain, product *p, ont_gemm gemm)
     *p = (product){.gemm = gemm, .backend = ont_gemm_reference()};
     if (plain || !gemm.m || !gemm.n || !gemm.k) return;
     p->backend = ont_gemm_choose(&gemm);
-    if (!ont_gemm_refuses("native", &gemm)) p->native = ont_gemm_native_kernel(ONT_GEMM_NATIVE, s->dtype);
+    if (!ont_gemm_refuses("native", &gemm)) p->native = ont_gemm_native_kernel(s->dtype);
     if (!p->native) return;
     p->threads = ont_parallel_threads();
     for (int threads = p->threads; threads; threads = threads > 1) { /* that many, then one */
