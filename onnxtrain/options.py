@@ -177,8 +177,8 @@ _NAMES = [
     Variable("ORTMODULE_SKIPPED_AUTOGRAD_FUNCTIONS", (), _names, "full names of classes, joined by commas",
              "these are traced through like plain functions: autograd differentiates their forward"),
     Variable("ORTMODULE_CACHE_DIR", default_cache, os.path.expanduser, "a folder; empty: none",
-             "keeps exports on disk for the next process; if this variable is set, also GEMM measurements and compiled "
-             "CUDA kernels; the default is in $XDG_CACHE_HOME if that is set", default_text="~/.cache/onnxtrain"),
+             "keeps exports on disk for the next process; if this variable is set, also which kernels of products won "
+             "and compiled CUDA kernels; the default is in $XDG_CACHE_HOME if that is set", default_text="~/.cache/onnxtrain"),
     Variable("ORTMODULE_SKIPCHECK_POLICY", _default_skip_check, _skip_check, "SKIP_CHECK_* names joined by |",
              "`skip_check` of a module's runtime options, for scripts that read it: all checks run at every step, and "
              "take microseconds",

@@ -36,7 +36,7 @@ from step_table import WRAPS, geometric_mean, jemalloc, make_optimizer, resident
 import onnxtrain
 
 PEERS = {"eager": "eager", "eager, jemalloc": "eager", "torch.compile": "torch.compile", "onnxtrain": "onnxtrain"}
-WARM_UP = 8  # steps: the engine's first ones measure ways of its largest products
+WARM_UP = 8  # steps: kernels of the largest products compete in the engine's first ones
 TURN = 0.5  # seconds
 BATCHES = 4
 

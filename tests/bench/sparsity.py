@@ -112,7 +112,7 @@ def measure(args: argparse.Namespace, task: str, density: float) -> None:
         data = batches(args, task, density, args.steps)
         for name in names[turn % len(names):] + names[:turn % len(names)]:
             seconds = train(*found[name], data, args)
-            if turn:  # the first one measures products and builds programs
+            if turn:  # kernels of products compete in the first one, and programs are built
                 times[name].append(seconds)
     medians = {name: statistics.median(values) for name, values in times.items()}
     print(f"{task}, {args.layers} layers of {args.width}, {args.batch} x {args.length}, density {density}, "

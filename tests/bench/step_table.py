@@ -271,7 +271,7 @@ def median(values: list[float]) -> float:
     return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
 
 
-WARM_UP = 12  # steps: the engine's first ones measure ways of its largest products
+WARM_UP = 12  # steps: kernels of the largest products compete in the engine's first ones
 
 
 @dataclasses.dataclass
