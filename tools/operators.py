@@ -225,7 +225,11 @@ def passes() -> list[str]:
     """The table of operators that passes look for, read from the source: ONT_IS(node, name)."""
     found: dict[str, set[str]] = {}
     for path in (ROOT / "csrc" / "passes").glob("*.c"):
-        for name in re.findall(r"\bONT_IS\([^,()]+(?:\([^()]*\))?[^,()]*, (\w+)\)", path.read_text(encoding="utf-8")):
+        text = path.read_text(encoding="utf-8")
+        if re.search(r"\bont_is_matmul(_or_gemm)?\(", text):
+            for name in ("MatMul", "FusedMatMul", *["Gemm"] * ("ont_is_matmul_or_gemm(" in text)):
+                found.setdefault(name, set()).add(path.stem)
+        for name in re.findall(r"\bONT_IS\([^,()]+(?:\([^()]*\))?[^,()]*, (\w+)\)", text):
             found.setdefault(name, set()).add(path.stem)
     return ["## Passes", "", "Which passes look for an operator by its name, as files of `csrc/passes`. Elementwise operators,",
             "reductions and views are also met by their kind.", "", "| Operator | Passes |", "| --- | --- |",

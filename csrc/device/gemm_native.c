@@ -73,7 +73,7 @@ static void choose_blocks(ont_gemm_native *t)
     int64_t acc = cache / 8 / (int64_t)sizeof(float); /* elements of a block's accumulators */
     int64_t packed = cache / (t->unpacked_a ? 2 : 4) / kernel->packed_size; /* elements of a packed block */
     int64_t m = t->tile_m, n = t->tile_n;
-    bool longer = t->unpacked_a || (kernel->unpacked_a && k <= 2 * kernel->kc);
+    bool longer = t->unpacked_a || (kernel->is_full && k <= 2 * kernel->kc);
     t->kc = even_blocks(k, longer ? 2 * kernel->kc : kernel->kc, ont_max(kernel->kr, 16));
     t->kc = ont_min(t->kc, k);
     int64_t whole = ont_min(PACKED_BYTES, PACKED_TOTAL_BYTES / (t->grid_m * t->grid_n));
@@ -109,7 +109,7 @@ static bool has_narrow_tail(const ont_gemm_native *t)
 {
     const ont_gemm *g = &t->gemm;
     int64_t nr = t->kernel->nr, rest = g->n % nr;
-    return t->kernel->unpacked_a && g->trans_a && !g->trans_b && g->n > nr && g->n <= TRANS_C_MC && rest &&
+    return t->kernel->is_full && g->trans_a && !g->trans_b && g->n > nr && g->n <= TRANS_C_MC && rest &&
            rest <= nr / 4 && g->m >= 16 * g->n;
 }
 
@@ -126,7 +126,7 @@ void ont_gemm_native_init(ont_gemm_native *t, const ont_gemm_kernel *kernel, con
                           int threads)
 {
     *t = (ont_gemm_native){.gemm = *g, .kernel = kernel, .out = out,
-                           .unpacked_a = kernel->unpacked_a && !g->trans_a};
+                           .unpacked_a = kernel->is_full && !g->trans_a};
     bool wide = prefers_trans_c(t);
     t->interleave_tail = t->unpacked_a && !wide; /* not by trans_c: rounding must not depend on `threads` */
     if (wide ? g->n > threads * g->m : has_narrow_tail(t)) transpose_problem(t);
@@ -141,7 +141,7 @@ void ont_gemm_native_init(ont_gemm_native *t, const ont_gemm_kernel *kernel, con
     t->tile_bytes = t->a_bytes + t->b_bytes + (size_t)(t->mc * t->nc) * sizeof(float) + LINE;
     int64_t summed = t->trans_c ? t->tile_n : t->tile_m;
     t->k_sum_bytes =
-        kernel->unpacked_a && !t->unpacked_a ? (size_t)ont_round_up(summed * (int64_t)sizeof(float), LINE) : 0;
+        kernel->is_full && !t->unpacked_a ? (size_t)ont_round_up(summed * (int64_t)sizeof(float), LINE) : 0;
     t->tile_bytes += t->k_sum_bytes;
     t->nontemporal = (!t->unpacked_a || t->trans_c) &&
                      (double)g->m * (double)g->n * (double)ont_dtype_size(out) >= NONTEMPORAL_BYTES;

@@ -2,7 +2,7 @@
  * The contract of an operator: what a descriptor contains, what its functions may rely on.
  *
  * A file ops/<family>/<file>.c holds attributes, shape inference, gradient rule and kernels (best first, the reference
- * kernel last), and ends in descriptors, each of which is listed once in ops.def. Passes, planner and executor access
+ * kernel behind all of its dtypes), and ends in descriptors, each of which is listed once in ops.def. Passes, planner and executor access
  * operators through this header alone.
  *
  * Graphs are specialised before anything here runs: every input of infer() has a dtype and a static shape. Shapes that
@@ -176,7 +176,7 @@ typedef struct ont_prepared {
 } ont_prepared;
 
 struct ont_kernel {
-    const char *name; /* <op>_<dtype>_<isa>, or <op>_ref */
+    const char *name; /* <op>_<what is special about it>; <op>_ref: the reference */
     /* NULL if the kernel supports the node, else the reason why not. */
     const char *(*accept)(const ont_node *node);
     /*

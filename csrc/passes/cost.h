@@ -8,10 +8,10 @@
 
 /* The levels of rematerialization. */
 enum {
-    /* elementwise nodes, norms and layout operators, at most 2% of the cost of a step; on a device, elementwise nodes
-     * that are fused with their users */
+    /* elementwise nodes, norms, layout operators and attention, at most 2% of the cost of a step; on a device,
+     * elementwise nodes that are fused with their users */
     ONT_RECOMPUTE_MEMORY_BOUND,
-    ONT_RECOMPUTE_LAYERS,  /* also matmuls and attention, on every device: up to 20% of the cost of a step */
+    ONT_RECOMPUTE_LAYERS,  /* also matmuls, on every device: up to 20% of the cost of a step */
     ONT_RECOMPUTE_SEGMENTS, /* the same, several times where need be: up to 45% */
     ONT_RECOMPUTE_LEVELS,
 };

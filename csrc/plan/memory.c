@@ -137,7 +137,7 @@ static bool is_sole_input(const planner *p, uint32_t t, uint32_t index)
 
 /*
  * Whether storage `from` of the value, whose live range ends at step t, may become part of output block `to`. The block
- * of an early gradient is there from forward on, as it would be in the slab; but not on devices, where each phase is a
+ * of an early gradient exists from forward on, as it would be in the slab; but not on devices, where each phase is a
  * captured graph with static buffers of its own for its results (run/replay.h).
  */
 static bool may_join_output(const planner *p, const ont_value *v, const storage *from, const storage *to)

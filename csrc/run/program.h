@@ -92,7 +92,6 @@ typedef struct ont_program {
     uint32_t n_known;
     double build_seconds;
     size_t budget_bytes; /* that the slab should stay within; 0: no budget */
-    uint64_t last_used;
     /* Shared: the cache holds one reference, every run one. `idle` are finished runs, kept for reuse. */
     int refs;
     pthread_mutex_t lock;

@@ -1,8 +1,8 @@
 /*
  * Online autotuning of steps: where several kernels that are marked `tuned` accept a node, its first runs try them in
  * turn, and the fastest stays. What is found holds for all steps of one kind: the same operator, dtypes, whole-number
- * attributes, kernels and number of threads, with sizes within a factor of 1.4. Nothing is measured on other memory, or
- * while a program is built.
+ * attributes, kernels and number of threads, with sizes within a factor of 1.4. It measures nothing on
+ * other memory, or while a program is built, as ops/conv/winograd_choice.c does.
  */
 #ifndef ONT_RUN_TUNER_H
 #define ONT_RUN_TUNER_H

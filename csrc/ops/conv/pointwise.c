@@ -39,7 +39,7 @@ const char *ont_pointwise_accept(const ont_node *node)
     if (ont_node_in(node, 0)->dtype != ONT_BFLOAT16) return "dtype";
     if (!ont_gemm_native_kernel(ONT_BFLOAT16)) return "no native GEMM";
     if (ont_simd_gemm_bf16x3()) return "oneDNN has AMX tiles, which are faster";
-    if (ont_node_in(node, 2)) return "a bias, which would be along rows of the product";
+    if (ont_node_in(node, 2)) return "a bias: the native GEMM adds one for each column, not for each row";
     if (ont_conv_read(node, &c, &kind) != ONT_OK) return "the window does not fit";
     if (c.groups > 1) return "groups";
     for (int d = 0; d < 3; d++)

@@ -62,9 +62,9 @@ const ont_op ont_op_MarkRows = {.domain = ONT_DOMAIN, .name = "MarkRows", .since
 /* ---- VisibleKeys(-, -, -, bias, mask, masked_rows; as FusedAttention, inner, n) -> marks (n) of keys ---- */
 
 /*
- * Marks the rows of K's tensor, of `inner` elements each, that some query attends to. A score below FAR from any real
- * one has a probability of exactly 0 in a row with another score. A row without such a score attends to all its keys,
- * unless it counts as masked.
+ * Marks the rows of K's tensor, of `inner` elements each, that some query attends to. A score below FAR has the
+ * probability 0 in a row with a larger one. A row whose scores are all below FAR attends to all its keys, unless it
+ * counts as masked.
  */
 #define FAR (-1e30)
 
@@ -116,7 +116,7 @@ static void mark_keys(const visible_row *r, uint8_t *out, int64_t row, int64_t s
         if (!any || is_visible(r, j, &finite)) __atomic_store_n(&out[row + j * stride], 1, __ATOMIC_RELAXED);
 }
 
-/* Whether index bh differs from an earlier one in a dim along which nothing that is read here varies. */
+/* Whether an earlier bh reads the same keys, bias and masks, so that this one can be skipped. */
 static bool is_repeated(const ont_attention *a, const ont_call *call, int64_t inner, int64_t bh)
 {
     for (int d = a->n_batch_dims - 1; d >= 0; d--) {
@@ -276,8 +276,8 @@ const ont_op ont_op_RowsWithin = {.domain = ONT_DOMAIN, .name = "RowsWithin", .s
  * ---- PackRows(x (n, ...), rows (r), inverse (n); shape, fill) -> (r, ...) and UnpackRows(x (r, ...), rows, inverse;
  * shape, zero) -> (n, ...) ----
  *
- * Without `fill` the spare rows are copies too. UnpackRows leaves copies of row 0 in the rows that are not there, which
- * are finite where the packed rows are, or zeros with `zero`.
+ * Without `fill` the spare rows are copies too. UnpackRows makes missing rows copies of packed row 0, which
+ * are finite if the packed rows are, or zeros with `zero`.
  */
 
 static ont_value *build_rows(ont_grad *g, const char *op_type, const char *attribute)

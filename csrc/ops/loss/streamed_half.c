@@ -34,7 +34,7 @@ const char *ont_stream_half_refuses(const ont_stream_state *s)
 {
     const char *requested = ont_gemm_requested(), *refusal = ont_dnnl_matmul_refuses(s->operand);
     if (refusal) return refusal;
-    if (requested && strcmp(requested, "onednn") && strcmp(requested, "native"))
+    if (requested && strcmp(requested, "onednn") && strcmp(requested, "primitive") && strcmp(requested, "native"))
         return "ONNXTRAIN_GEMM names another implementation";
     return s->width && s->labels.classes && s->labels.count ? NULL : "a dim is 0";
 }

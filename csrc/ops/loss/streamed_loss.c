@@ -10,11 +10,11 @@
  *
  * With attribute "rows", StreamedCrossEntropy computes the gradients itself, in forward: outputs 2 to 4 are dh, dW and
  * drow of a loss whose own gradient is 1. A tile is then that many rows of all classes, so that the scores are computed
- * once: three matmuls instead of four. ScaleGradient multiplies them by the gradient of the loss in backward, in place,
- * and leaves them alone where that is 1.
+ * once: three matmuls instead of four. ScaleGradient multiplies dh, dW and drow by the gradient of the loss in
+ * backward, in place, and leaves them alone where that is 1.
  *
  * With 16-bit operands, loss, statistics and gradients are float32, and scores have the type of the operands or are
- * float32, by attribute "to". streamed_half.c has bfloat16; float16 has kernels on devices alone. So has attribute
+ * float32, by attribute "to". streamed_half.c has bfloat16. Only devices have kernels for float16 and for attribute
  * "classes": the first so many columns of W are classes, as in loss.c.
  *
  * Source of the sum over tiles: Milakov and Gimelshein, Online normalizer calculation for softmax, 2018.
@@ -307,7 +307,7 @@ static void add_to_w(ont_stream_job *j)
     s->backends[ONT_STREAM_TO_W]->run(&gemm, a, b, element(s, j->dw, ont_stream_in_w(j)));
 }
 
-/* From the last row on, since rows move to later places. */
+/* Backwards, because rows move to higher indices. */
 static void spread(const ont_stream_job *j)
 {
     const ont_stream_state *s = j->s;
@@ -489,14 +489,14 @@ static bool has_more_columns(const ont_node *node)
 static const char *accept_half(const ont_node *node)
 {
     ont_stream_state s;
-    if (has_more_columns(node)) return "columns that are no classes";
+    if (has_more_columns(node)) return "W has more columns than classes";
     if (ont_node_in(node, IN_W)->dtype != ONT_BFLOAT16) return "dtype";
     return read_state(node, &s) == ONT_OK ? ont_stream_half_refuses(&s) : "operands";
 }
 
 static const char *accept_wide(const ont_node *node)
 {
-    if (has_more_columns(node)) return "columns that are no classes";
+    if (has_more_columns(node)) return "W has more columns than classes";
     return ont_dtype_is_half(ont_node_in(node, IN_W)->dtype) ? "dtype" : NULL;
 }
 

@@ -237,7 +237,7 @@ static ont_status matmul_run(const ont_call *call)
         if (sums) ont_gemm_sum_a(&s->gemm, a, sums);
         return ONT_OK;
     }
-    bool summed = s->native.kernel && s->native.kernel->unpacked_a;
+    bool summed = s->native.kernel && s->native.kernel->is_full;
     if (s->native.kernel)
         ont_gemm_native_run(&s->native, a, b, bias, call->out[0], summed ? sums : NULL, call->work);
     else if (s->primitive)

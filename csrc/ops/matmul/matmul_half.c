@@ -33,7 +33,7 @@ const char *ont_matmul_half_accept(const ont_node *node)
     const char *refusal = ont_dnnl_matmul_refuses(dtype);
     if (refusal) return refusal;
     const char *requested = ont_gemm_requested();
-    if (requested && strcmp(requested, "onednn") && strcmp(requested, "native"))
+    if (requested && strcmp(requested, "onednn") && strcmp(requested, "primitive") && strcmp(requested, "native"))
         return "ONNXTRAIN_GEMM names another implementation";
     if (ont_matmul_desc_read(node, &p) != ONT_OK) return "operands";
     if (!(p.m && p.n && p.k && ont_shape_count(&p.batch))) return "a dim is 0";
@@ -77,7 +77,7 @@ const char *ont_matmul_half_native_accept(const ont_node *node)
     const char *refusal = ont_matmul_half_accept(node);
     if (refusal) return refusal;
     if (read_gemm(node, &g, &count) != ONT_OK || count != 1) return "a batch of matrices";
-    return ont_gemm_half_is_native(&g) ? NULL : "oneDNN's primitive by rule";
+    return ont_gemm_half_is_native(&g) ? NULL : "by rule oneDNN's primitive is used";
 }
 
 ont_status ont_matmul_half_native_prepare(const ont_node *node, ont_arena *arena, ont_prepared *out)

@@ -4,8 +4,8 @@
  *
  * Columns are summed over units of rows in the dtype, and the sums of the units in double and in order. Units depend on
  * the shape alone, so any number of threads gives the same bits. Short rows are folded: several are taken as one. The
- * squares of a unit are of differences from its own first row. The further that row is from the mean, the larger the
- * variance itself; so the error stays below the number of rows of a unit times the rounding error, whatever the mean.
+ * squares of a unit are summed about its first row. A first row far from the mean enlarges the variance as well, so the
+ * relative error stays below the number of rows of a unit times the rounding error, whatever the mean.
  * Units are joined as in Chan, Golub and LeVeque, Updating Formulae and a Pairwise Algorithm for Computing Sample
  * Variances, 1979.
  */

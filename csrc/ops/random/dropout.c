@@ -1,6 +1,6 @@
 /*
- * Dropout, counter-based: word e of a Philox stream decides about element e. The key is the run's seed, the stream the
- * node's number, so no mask is stored and the gradient regenerates it.
+ * Dropout, counter-based: word e of a Philox stream decides about element e. The run has the key, the node the stream
+ * (random.h), so no mask is stored and the gradient generates the words again.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -119,7 +119,7 @@ static ont_status dropout_prepare_ref(const ont_node *node, ont_arena *arena, on
 }
 
 /*
- * n elements from `first` on, of which the first takes the random word `word`. float64: the float32 loop writes the
+ * n elements from `first` on; element `first` takes word `word` of the stream. float64: the float32 loop writes the
  * mask in pieces.
  */
 static void drop(const dropout_state *s, const ont_call *call, uint8_t *mask, int64_t first, int64_t n, int64_t word)

@@ -54,11 +54,6 @@ ont_value *ont_build_concat(ont_builder *b, ont_value *const *pieces, uint32_t n
     return ont_build_done(b, node);
 }
 
-ont_value *ont_build_reverse(ont_builder *b, ont_value *x, int axis)
-{
-    return ont_build_slice(b, x, axis, -1, INT64_MIN, -1);
-}
-
 ont_value *ont_build_matmul(ont_builder *b, ont_value *x, bool trans_x, ont_value *y, bool trans_y, double alpha)
 {
     if (b->status != ONT_OK || !x || !y) return NULL;

@@ -17,7 +17,6 @@ void ont_build_split(ont_builder *b, ont_value *x, int axis, const int64_t *size
 void ont_build_split_even(ont_builder *b, ont_value *x, int axis, uint32_t n, ont_value **pieces);
 /* Returns the piece itself where n is 1. */
 ont_value *ont_build_concat(ont_builder *b, ont_value *const *pieces, uint32_t n, int axis);
-ont_value *ont_build_reverse(ont_builder *b, ont_value *x, int axis);
 /* alpha * op(x) op(y), with broadcast batch dims. */
 ont_value *ont_build_matmul(ont_builder *b, ont_value *x, bool trans_x, ont_value *y, bool trans_y, double alpha);
 /* x y^T + c for matrices; c may be NULL. */

@@ -17,7 +17,7 @@ enum { BLOCK = 16 }; /* points whose taps are kept while all channels use them *
 typedef struct grid_block {
     int taps[BLOCK];
     int each; /* number of taps of every point, or -1 where points differ */
-    int64_t index[BLOCK * ONT_SAMPLE_TAPS]; /* by point, as many apart as a point may have taps */
+    int64_t index[BLOCK * ONT_SAMPLE_TAPS]; /* [point][tap], a point having ONT_SAMPLE_TAPS places */
     double weight[BLOCK * ONT_SAMPLE_TAPS];
     double slope[ONT_SAMPLE_RANK * BLOCK * ONT_SAMPLE_TAPS];
 } grid_block;

@@ -61,7 +61,7 @@ typedef struct ont_gemm_kernel {
     int kr;     /* k is packed in multiples of it */
     int kc;     /* preferred block of k */
     int element_size, packed_size; /* bytes of an element as stored, and packed */
-    bool unpacked_a; /* supports unpacked A, trans_c and k_sums */
+    bool is_full; /* supports unpacked A, trans_c and k_sums */
     void (*pack_a)(const ont_gemm_pack_source *s, void *panels);
     void (*pack_b)(const ont_gemm_pack_source *s, void *panels);
     void (*multiply)(const ont_gemm_block *b); /* the macro-kernel */

@@ -296,7 +296,7 @@ static void multiply_f32(const ont_gemm_block *p)
 
 extern const ont_gemm_kernel PASTE(ont_gemm_kernel_, ONT_ISA);
 const ont_gemm_kernel PASTE(ont_gemm_kernel_, ONT_ISA) = {
-    .mr = MR, .nr = NR, .kr = 1, .kc = 512, .element_size = 4, .packed_size = 4, .unpacked_a = true,
+    .mr = MR, .nr = NR, .kr = 1, .kc = 512, .element_size = 4, .packed_size = 4, .is_full = true,
     .pack_a = pack_a, .pack_b = pack_b, .multiply = multiply_f32};
 
 #if WIDE
