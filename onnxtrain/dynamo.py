@@ -169,8 +169,8 @@ class Prepared(NamedTuple):
     graph: torch.fx.GraphModule
     numbers: Results  # that were among the results
     kept: list[int]  # which of the arguments of Dynamo's graph it has
-    wholes: frozenset[int]  # those of Dynamo's that are whole numbers, and tensors of the graph
-    floats: frozenset[int]  # those of Dynamo's that are tensors, and numbers of the graph
+    wholes: frozenset[int]  # positions where Dynamo has an int, and the graph a 0-dim tensor
+    floats: frozenset[int]  # positions where Dynamo has a 0-dim tensor, and the graph a number
     numbered: bool  # whether numbers are tensors of the graph
     constants: list[int]  # which of the graph's own arguments are numbers
     plain: bool  # whether it takes Dynamo's arguments as they are
@@ -641,7 +641,7 @@ def key(graph: torch.fx.GraphModule) -> tuple[Any, ...]:
                                              for part in own])
 
 
-# Of whole numbers, as a condition's text has it: an upper bound, or one number. Operators have lower bounds for sizes.
+# A condition on an integer: an upper bound, or equal to one number. Lower bounds are checks of operators' sizes.
 _OF_ONE_NUMBER = re.compile(r"expression (u\d+ <=? -?\d{1,9}|-?\d{1,9} >=? u\d+|(Eq|Ne)\(u\d+, -?\d+\)) on node")
 
 _OF_A_TRUTH = re.compile(r"expression u\d+ (>= 0|<= 1) on node")  # a truth value's number, which has no other ones

@@ -178,7 +178,8 @@ _NAMES = [
              "these are traced through like plain functions: autograd differentiates their forward"),
     Variable("ORTMODULE_CACHE_DIR", default_cache, os.path.expanduser, "a folder; empty: none",
              "keeps exports on disk for the next process; if this variable is set, also which kernels of products won "
-             "and compiled CUDA kernels; the default is in $XDG_CACHE_HOME if that is set", default_text="~/.cache/onnxtrain"),
+             "and compiled CUDA kernels; the default is in $XDG_CACHE_HOME if that is set",
+             default_text="~/.cache/onnxtrain"),
     Variable("ORTMODULE_SKIPCHECK_POLICY", _default_skip_check, _skip_check, "SKIP_CHECK_* names joined by |",
              "`skip_check` of a module's runtime options, for scripts that read it: all checks run at every step, and "
              "take microseconds",
@@ -256,7 +257,8 @@ IGNORED = {
     "ORTMODULE_CONV_ALGO_SEARCH": "the engine measures the candidates: on the CPU Winograd and oneDNN, on CUDA the "
     "algorithms of cuDNN",
     "ORTMODULE_DEEPCOPY_BEFORE_MODEL_EXPORT": "an export restores the module exactly, so no copy is needed",
-    "ORTMODULE_ENABLE_TUNING": "kernels of matrix products always compete, in the first runs of each kind",
+    "ORTMODULE_ENABLE_TUNING": "kernels of matrix products compete in the first runs of each kind, unless "
+    "ONNXTRAIN_GEMM names one or torch.use_deterministic_algorithms() asks for a rule",
     "ORTMODULE_ENABLE_ZERO_STAGE3": "ZeRO 3 is not supported; stages 1 and 2 need no setting",
     "ORTMODULE_MAX_TUNING_DURATION_MS": "kernels compete in a fixed number of runs, nine at most",
     "ORTMODULE_TRITON_CONFIG_FILE": "there are no Triton kernels",

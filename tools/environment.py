@@ -16,7 +16,8 @@ def page() -> str:
     lines = ["# Environment variables", "",
              "`python tools/environment.py` makes this page from `onnxtrain/options.py`. If a value is not one of the",
              "choices, a warning lists them, and the default applies. Variables are read when a module is wrapped or",
-             "exported, not at import.", "", "| variable | default | choices | effect |", "| --- | --- | --- | --- |"]
+             "exported; those that are \"read by the core\" at import or later, so set them before.", "",
+             "| variable | default | choices | effect |", "| --- | --- | --- | --- |"]
     lines += [row(variable) for variable in options.VARIABLES.values()]
     lines += ["", "These have no effect, which a warning says if they are set:", "", "| variable | instead |",
               "| --- | --- |"]

@@ -2,8 +2,8 @@
  * The contract of an operator: what a descriptor contains, what its functions may rely on.
  *
  * A file ops/<family>/<file>.c holds attributes, shape inference, gradient rule and kernels (best first, the reference
- * kernel behind all of its dtypes), and ends in descriptors, each of which is listed once in ops.def. Passes, planner and executor access
- * operators through this header alone.
+ * kernel behind all of its dtypes), and ends in descriptors, each of which is listed once in ops.def. Passes, planner
+ * and executor access operators through this header alone.
  *
  * Graphs are specialised before anything here runs: every input of infer() has a dtype and a static shape. Shapes that
  * a model computes (Shape, Gather, Concat ... into Reshape) have been folded to constants.

@@ -41,8 +41,8 @@ class Call:
 
     @property
     def convention(self) -> str:
-        """As onnxruntime's nodes have it: a letter for each argument, d of a tensor and c of a constant, after three c
-        for what its kernel was given in front of them.
+        """As onnxruntime's nodes have it: three times c for the fixed arguments of its kernel, then a letter for each
+        argument, d for a tensor and c for a constant.
         """
         return "ccc" + "".join("d" if place in self.tensors else "c" for place in range(len(self.leaves)))
 

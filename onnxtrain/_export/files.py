@@ -33,7 +33,7 @@ def _refusal(found: os.stat_result) -> str | None:
 
 
 def level(folder: str) -> int:
-    """Of what is said of a folder that does not work: the user did not ask for the default one."""
+    """The log level for a folder that cannot be used: INFO for the default one, which the user did not ask for."""
     return logging.INFO if folder == options.default_cache() else logging.WARNING
 
 

@@ -85,7 +85,7 @@ def places(reason: str, found_by: str, noted: int | None) -> list[str]:
     """A reason for which Dynamo has cut a graph, in one line, with each of the user's lines that it cut there.
 
     Args:
-        found_by: the beginning of what Dynamo has noted for it, or a part of that.
+        found_by: a part of its text in Dynamo's list of reasons.
         noted: how much Dynamo had noted before; None: the reason itself names the line.
     """
     text, part = " ".join(reason.split("\n")[0].split()), found_by.split("\n")[0]

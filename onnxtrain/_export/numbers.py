@@ -126,8 +126,8 @@ def sizes_from_tensors(graph: torch.fx.GraphModule) -> list[int]:
 
 def without_unread(graph: torch.fx.GraphModule, kept: Sequence[int]) -> list[int]:
     """Takes out whole numbers that no operation reads, each of which would be a constant of an export: where arguments
-    are views of one tensor Dynamo gives their offsets, which are others in each batch. Returns the arguments that are
-    left of those that were kept.
+    are views of one tensor Dynamo gives their offsets, which are others in each batch. Returns the arguments of
+    `kept` that remain.
     """
     left = []
     for index, placeholder in zip(kept, placeholders(graph), strict=True):

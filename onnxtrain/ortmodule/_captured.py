@@ -94,8 +94,8 @@ class _Call:
     training: bool
     before: contextlib.ExitStack | None = None  # puts torch's settings back; None while Dynamo has captured nothing
     cuts: list[str] = dataclasses.field(default_factory=list)  # why Dynamo has cut graphs, in captures that are over
-    counted: dict[str, int] | None = None  # the process's cuts when the capture began that goes on
-    error: BaseException | None = None  # which was being handled then
+    counted: dict[str, int] | None = None  # cut counts of the process at the start of the current capture
+    error: BaseException | None = None  # the exception that was already active at that time
     failed: list[str] = dataclasses.field(default_factory=list)  # why captures ended in an exception, of each
     raised: bool = False  # forward raised it
     captures: int = 0  # of the entry, before this call
@@ -456,7 +456,7 @@ class Parts:
         self.seeds = self.seeds or any(map(_SEEDS.search, cuts))
 
     def _settled(self, mode: tuple[bool, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether PyTorch runs this call since Dynamo captured nothing of one like it."""
+        """True while calls of this kind wait for their next try, after Dynamo captured nothing of one."""
         refused = self._refused.get((mode, kind_of(args, kwargs)))
         if refused is None or self._model()._fallback.retry:
             return False
@@ -469,7 +469,7 @@ class Parts:
         self._nothing.discard(mode)
 
     def _refuse(self, mode: tuple[bool, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Notes that Dynamo captured nothing of this call: it would leave out every later one of this code as well."""
+        """Notes that Dynamo captured nothing of this call: from now on it skips this code object."""
         self._drop(mode)
         if self.keeps_contents:  # the next call may be captured in parts
             self.keeps_contents = False

@@ -40,9 +40,9 @@ class Stage:
                 raise ValueError(f"a segment has the inputs {given}, expected {self.inputs}")
         self._device = device
 
-    def name(self, index: int) -> str:
-        """Of one input, for a message."""
-        return self.inputs[index]
+    def name(self, index: int, tensor: Tensor) -> str:
+        """Of one input of the segment, which is this tensor in a call, for a message."""
+        return f"input {self.inputs[index]}"
 
     def seed(self) -> int | torch.Generator:
         """What this run's dropout follows from."""
@@ -93,7 +93,7 @@ class Chain:
 
 
 class Run:
-    """A run of all segments below one autograd node, whose gradients can be asked of PyTorch instead, as a whole.
+    """A run of all segments below one autograd node, so that create_graph can run the whole module again in PyTorch.
 
     Args:
         chain: what runs.

@@ -55,7 +55,7 @@ def has_checks(graph: torch.fx.GraphModule) -> bool:
 
 
 def checked(run: Callable[..., Any]) -> Callable[..., Any]:
-    """What runs a graph that has such checks; it raises CheckError where one fails, whatever else is wrong then."""
+    """What runs a graph that has such checks; it raises CheckError where one fails, in place of any other exception."""
     def call(*given: Any) -> Any:
         _failed.yes = False
         try:

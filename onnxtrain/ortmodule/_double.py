@@ -84,7 +84,7 @@ def is_of_a_cut(error: Exception) -> bool:
 
 
 def has_paths(graph: torch.fx.GraphModule) -> bool:
-    """Whether one of the graph's results is computed from another one, of which autograd sees nothing."""
+    """Whether one result is computed from another: both come from one node, so autograd cannot see the path."""
     (results,) = next(node for node in reversed(graph.graph.nodes) if node.op == "output").args
     wanted = {node for node in results if isinstance(node, torch.fx.Node) and node.op != "placeholder"}
     behind: set[torch.fx.Node] = set()  # what is computed from a result

@@ -1,5 +1,5 @@
-"""Functions that are gone, of which Dynamo has to forget what it compiled: it keeps that by their code, and with it the
-graphs and the module. Used by _captured.py and _whole.py.
+"""Functions that are gone, of which Dynamo has to forget what it compiled: it keeps compiled code for each code object,
+which keeps the graphs and the module alive. Used by _captured.py and _whole.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The engine's dropout in PyTorch: for _double.py, which runs a module again and has to drop what its forward dropped.
+"""The engine's dropout masks in PyTorch: for _double.py, which runs a module again with the masks of its forward.
 
 The graph, with the masks as further outputs, gives them from the seed of the forward. PyTorch's dropouts come in the
 order of the graph's nodes; that each has had its own mask shows in the results, which are the engine's then.

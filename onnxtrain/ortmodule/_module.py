@@ -33,7 +33,7 @@ class ORTModule(FallsBack, torch.nn.Module):
     """Runs a module's forward and backward in onnxtrain's engine; otherwise it is the module.
 
     Args:
-        module: any torch.nn.Module on the CPU. This object has its signature, parameters, buffers, state_dict and
+        module: any torch.nn.Module. This object has its signature, parameters, buffers, state_dict and
             attributes. Wrap it before DistributedDataParallel.
         debug_options: see DebugOptions.
         outputs: names or positions of the results that the caller reads in training, such as "loss", 0 or

@@ -57,7 +57,7 @@ def made(model: Any, names: str | Iterable[str]) -> dict[str, Any]:
 
 
 def note(model: Any, name: str) -> None:
-    """Says once where a method is called and called, and forward is not: PyTorch runs it, and no count shows it."""
+    """Says once that a method is called NOTED times before forward: PyTorch runs it, and no count shows it."""
     counters = model._counters
     seen = counters.methods
     if seen is None or counters.engine_steps or counters.fallback_steps or name.startswith("_") or not (

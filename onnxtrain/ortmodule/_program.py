@@ -334,7 +334,7 @@ class Program:
                          and ("user" if source.kind == "user" else "weight", source.target) in targets)
 
     def _changing(self) -> frozenset[int]:
-        """Of those, which results or gradients depend on as they were."""
+        """The inputs that are written and whose earlier value results or gradients need."""
         own = frozenset(i for i in self.writes if self.exported.inputs[i].kind != "user")
         if not own:
             return self.writes

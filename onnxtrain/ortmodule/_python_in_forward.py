@@ -2,7 +2,7 @@
 have them, what a method of a text returns, calls with wrong arguments, and Variable, which was a tensor's class once.
 And what it would get wrong, so that it has to cut: a deque that has a largest length, shuffle().
 
-A text of sizes is a constant: each size is a capture of its own. Used by _captured.py while it captures.
+A text of sizes is a constant: each size is a capture of its own. Used by _numbers.py while it captures.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Captures without what they import or compute and do not use: parts of PyTorch's compiler, its minifier, distributed
+"""Captures without imports and work that they do not need: parts of PyTorch's compiler, its minifier, distributed
 tensors, words for logs that are off; and without the garbage collector.
 
 Dynamo imports these modules, of which some take longer than the capture of a small model and stay in memory, to compare

@@ -93,8 +93,8 @@ def _number(value: Any) -> Any:
 
 
 def _described(value: Any, tensors: list[FakeTensor]) -> Any:
-    """An argument as a part of a key; its tensors are added to `tensors`. Where one begins in its memory matters to no
-    tensor that is made of it.
+    """An argument as a part of a key; its tensors are added to `tensors`. Offsets in memory are left out: no result
+    depends on them.
     """
     kind = type(value)
     if kind in _PLAIN or kind in _SYMBOLIC:

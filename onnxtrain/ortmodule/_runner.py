@@ -48,7 +48,8 @@ class GraphRunner(FallsBack):
         parts: gives the Parts of the ORTModule that the graph is one of; None for torch.compile's.
 
     Attributes:
-        numbered: whether tensors of the graph stand for numbers of Python's: without them it may have an export.
+        numbered: whether tensors of the graph stand for numbers of Python's. If the export fails, it is tried again
+            with the numbers as constants.
     """
 
     def __init__(self, graph: Graph, parts: Callable[[], Any] | None = None) -> None:

@@ -78,7 +78,7 @@ def _names(kind: type, wrapped: type) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _is_own(kind: type, name: str) -> bool:
-    """Whether ORTModule, or a subclass of it, has a name that torch.nn.Module has not, or not so."""
+    """Whether ORTModule, or a subclass of it, defines or overrides a name of torch.nn.Module."""
     return any(name in vars(base) for base in kind.__mro__[:kind.__mro__.index(torch.nn.Module)])
 
 

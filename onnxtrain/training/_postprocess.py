@@ -1,7 +1,7 @@
 """A module whose exported graphs a function of the user's changes before they are trained, run and saved:
 ORTTrainerOptions' extra_postprocess, and _extra_postprocess of the older form.
 
-Used by orttrainer.py and legacy.py. The function gets what save_as_onnx would write, but for the operators that make
+Used by orttrainer.py. The function gets what save_as_onnx would write, but for the operators that make
 training and random numbers; the engine differentiates what the function leaves.
 """
 
