@@ -12,10 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import torch
 from torch import Tensor
 
 from onnxtrain import options
+from onnxtrain._export.domain import DOMAIN
+from onnxtrain.ortmodule._program import Program
 from onnxtrain.training._distributed import Processes, Shards
 from onnxtrain.training._models import TorchModel
 from onnxtrain.training._onnx_model import OnnxModel
@@ -46,7 +49,7 @@ class Engine:
 
     Attributes:
         peers: the processes; None where there is one. shards: who keeps what of the optimizer's state with ZeRO; else
-            None. graphs: files of save_graphs(), with the stage of the graph.
+            None. graphs: files of save_graphs(), with the stage of the graph and whether it has the update.
 
     Raises:
         RuntimeError: a frozen weight is none of the model's; device is one of CUDA, and torch has none.
@@ -98,7 +101,7 @@ class Engine:
         self._scale = 1.0  # of the latest forward, and its rate
         self._rate: Callable[[], float] = float
         self._whole: WholeStep | None = None
-        self.graphs: dict[str, str] = {}
+        self.graphs: dict[str, tuple[str, bool]] = {}
         if self.device.type == "cpu" and "whole_step" not in options.read("ONNXTRAIN_DISABLE"):
             self._whole = WholeStep(self._trained.values(), self._scaled_one, self._update_within,
                                     None if self.peers is None else self._reduce, self.reducer)
@@ -154,7 +157,7 @@ class Engine:
     def save_graphs(self) -> None:
         """Writes `graphs`, once, of the step that has been taken; a warning says which file cannot be written."""
         graphs, self.graphs = self.graphs, {}
-        for path, stage in graphs.items():
+        for path, (stage, update) in graphs.items():
             program = self.model.latest()
             if program is None or program.session is None:
                 _log.warning("ORTTrainer did not write %s: the module does not run as one graph", path)
@@ -162,10 +165,22 @@ class Engine:
             if cuts := self.model.cuts():
                 _log.warning("ORTTrainer: %s holds one of several graphs, because Dynamo cut the module: %s", path,
                              cuts[0])
+            data = program.save(stage)
             try:
-                Path(path).write_bytes(program.save(stage))
+                Path(path).write_bytes(self._with_update(data, program) if update else data)
             except OSError as error:
                 _log.warning("ORTTrainer did not write %s: %s", path, error)
+
+    def _with_update(self, data: bytes, program: Program) -> bytes:
+        """The graph with a node for the update of each weight, which is a call of onnxtrain.optim after it."""
+        model = onnx.load_model_from_string(data)
+        wanted = [source for source, wants in zip(program.exported.inputs, program.latest_mask) if wants]
+        gradients = [value.name for value in model.graph.output][-len(wanted):] if wanted else []
+        for source, gradient in zip(wanted, gradients):
+            if source.kind == "parameter":
+                model.graph.node.append(onnx.helper.make_node(
+                    self.update.name, [source.name, gradient], [f"{source.name}_updated"], domain=DOMAIN))
+        return model.SerializeToString()
 
     # ---- steps ----
 

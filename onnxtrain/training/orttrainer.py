@@ -34,13 +34,12 @@ from onnxtrain.training.orttrainer_options import ORTTrainerOptions, refuse_unsu
 
 __all__ = ["ORTTrainer", "ORTTrainerOptions", "TrainStepInfo"]
 
-# Of debug.graph_save_paths: the engine's stage. The update is a call behind the graph, and in no file. The last one is
-# legacy.py's.
-_STAGES = {"model_after_graph_transforms_path": "optimized_pre_grad",
-           "model_with_gradient_graph_path": "optimized",
-           "model_with_training_graph_path": "optimized",
-           "model_with_training_graph_after_optimization_path": "execution_model",
-           "optimized_model_filepath": "execution_model"}
+# Of debug.graph_save_paths: the engine's stage, and whether the file has the update. The last one is legacy.py's.
+_STAGES = {"model_after_graph_transforms_path": ("optimized_pre_grad", False),
+           "model_with_gradient_graph_path": ("optimized", False),
+           "model_with_training_graph_path": ("optimized", True),
+           "model_with_training_graph_after_optimization_path": ("execution_model", True),
+           "optimized_model_filepath": ("execution_model", False)}
 
 
 class ORTTrainer:
