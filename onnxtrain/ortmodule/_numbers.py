@@ -3,8 +3,8 @@ tensor.
 
 Most operators of torch want such numbers, a slope, a probability or a shift, as constants: each value would be a
 capture and an export of its own. Where, and only where, a number is symbolic, Dynamo captures the functions below
-instead: those whose numbers scripts change by a schedule. They compute what torch's do. Under autocast most of torch's
-own stay, whose types autocast decides. Used by _captured.py while it captures.
+instead. They compute what torch's do. Under autocast most of torch's own stay, whose types autocast decides. Used by
+_captured.py while it captures.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -28,6 +28,7 @@ from onnxtrain.ortmodule import _python_in_forward
 from onnxtrain.ortmodule._utils import leave_alone
 
 _HALVES = (torch.float16, torch.bfloat16)
+_Axes: TypeAlias = int | tuple[int, ...] | None
 
 
 def _require(holds: object, what: str) -> None:
@@ -36,19 +37,54 @@ def _require(holds: object, what: str) -> None:
         raise RuntimeError(f"{what} is out of its range")
 
 
+def _wide(input: Tensor) -> Tensor:
+    """As torch's kernels compute: in float32 at least, rounded once."""
+    return input.float() if input.dtype in _HALVES else input
+
+
 def _reduced(losses: Tensor, reduction: int) -> Tensor:
     return losses if reduction == 0 else losses.mean() if reduction == 1 else losses.sum()
 
 
 def _elu(input: Tensor, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Tensor:
-    x = input.float() if input.dtype in _HALVES else input  # as torch's kernel computes, rounded once
+    x = _wide(input)
     negative = torch.expm1(torch.where(x <= 0, x, 0.0) * input_scale) * alpha
     return (torch.where(x <= 0, negative, x) * scale).to(input.dtype)
+
+
+def _celu(input: Tensor, alpha: float = 1.0) -> Tensor:
+    x = _wide(input)
+    return torch.where(x <= 0, torch.expm1(torch.where(x <= 0, x, 0.0) / alpha) * alpha, x).to(input.dtype)
 
 
 def _hardtanh(input: Tensor, min_val: float = -1.0, max_val: float = 1.0) -> Tensor:
     """Flat at its bounds, where a clamp is not, before torch 2.14."""
     return torch.where(input <= min_val, min_val, torch.where(input >= max_val, max_val, input)).to(input.dtype)
+
+
+def _softshrink(input: Tensor, lambd: float = 0.5) -> Tensor:
+    return torch.where(input.abs() <= lambd, input * 0.0, input - input.sign() * lambd)
+
+
+def _logit(input: Tensor, eps: float) -> Tensor:
+    return torch.logit(torch.where(input < eps, eps, torch.where(input > 1.0 - eps, 1.0 - eps, input)))
+
+
+def _nan_to_num(input: Tensor, nan: float | None = None, posinf: float | None = None,
+                neginf: float | None = None) -> Tensor:
+    limits = torch.finfo(input.dtype)
+    high, low = limits.max if posinf is None else posinf, limits.min if neginf is None else neginf
+    finite = torch.where(input == math.inf, high, torch.where(input == -math.inf, low, input))
+    return torch.where(input.isnan(), 0.0 if nan is None else nan, finite).to(input.dtype)
+
+
+def _round(input: Tensor, *, decimals: float = 0) -> Tensor:
+    power = torch.full((), 10.0, dtype=torch.float64, device=input.device)
+    if decimals < 0:
+        power = power.pow(-decimals).to(input.dtype)
+        return torch.round(input / power) * power
+    power = power.pow(decimals).to(input.dtype)
+    return torch.round(input * power) / power
 
 
 def _roll(input: Tensor, shifts: int | Sequence[int], dims: int | Sequence[int] = ()) -> Tensor:
@@ -62,6 +98,31 @@ def _roll(input: Tensor, shifts: int | Sequence[int], dims: int | Sequence[int] 
         if size > 1:
             input = input.index_select(dim, (torch.arange(size, device=input.device) - shift) % size)
     return input
+
+
+def _vector_norm(x: Tensor, ord: float = 2, dim: _Axes = None, keepdim: bool = False, *,
+                 dtype: torch.dtype | None = None) -> Tensor:
+    """Flat in an entry that is zero, and where the norm is zero."""
+    if ord == 0.0:
+        return torch.linalg.vector_norm(x, 0.0, dim, keepdim, dtype=dtype)
+    given = x if dtype is None else x.to(dtype)
+    wide = _wide(given).abs()
+    axes = list(range(x.dim())) if dim is None else dim
+    at_zero = wide == 0
+    powers = torch.where(at_zero, torch.zeros_like(wide).pow(ord), torch.where(at_zero, 1.0, wide).pow(ord))
+    sums = powers.sum(axes, keepdim)
+    empty = (sums == 0) | (sums == math.inf)
+    roots = torch.where(empty, 1.0, sums).pow(1.0 / ord)
+    return torch.where(empty, sums.detach().pow(1.0 / ord), roots).to(given.dtype)
+
+
+def _norm(input: Tensor, p: Any = "fro", dim: _Axes = None, keepdim: bool = False,
+          dtype: torch.dtype | None = None) -> Tensor:
+    return _vector_norm(input, p, dim, keepdim, dtype=dtype)
+
+
+def _dist(input: Tensor, other: Tensor, p: float = 2) -> Tensor:
+    return _vector_norm(input - other, p)
 
 
 def _addmm(input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
@@ -102,6 +163,16 @@ def _feature_dropout(input: Tensor, p: float, train: bool) -> Tensor:
 
 def _bernoulli_(self: Tensor, p: float = 0.5, *, generator: torch.Generator | None = None) -> Tensor:
     return self.copy_(torch.rand_like(self, dtype=torch.float32) < p)
+
+
+def _layer_norm(input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None,
+                bias: Tensor | None = None, eps: float = 1e-5, cudnn_enable: bool = True) -> Tensor:
+    axes = list(range(-len(normalized_shape), 0))
+    x = _wide(input)
+    apart = x - x.mean(axes, keepdim=True)
+    y = apart * torch.rsqrt((apart * apart).mean(axes, keepdim=True) + eps)
+    y = y if weight is None else y * weight
+    return (y if bias is None else y + bias).to(input.dtype)
 
 
 def _batch_norm(input: Tensor, weight: Tensor | None, bias: Tensor | None, running_mean: Tensor | None,
@@ -168,6 +239,13 @@ def _cosine_embedding_loss(input1: Tensor, input2: Tensor, target: Tensor, margi
     return _reduced(near + torch.where(target == -1, (alike - margin).clamp_min(0.0), 0.0), reduction)
 
 
+def _quantile(input: Tensor, q: float, dim: int | None = None, keepdim: bool = False, *,
+              interpolation: str = "linear") -> Tensor:
+    _require(q >= 0.0 and q <= 1.0, "q")
+    at = torch.full((), 1.0, dtype=input.dtype, device=input.device) * q
+    return torch.quantile(input, at, dim, keepdim, interpolation=interpolation)
+
+
 def _assert(condition: object, message: object) -> None:
     assert condition, message
 
@@ -210,13 +288,21 @@ class _Instead(NamedTuple):
 _nn = nn_functions
 _INSTEAD: dict[Any, _Instead] = {
     _nn.elu: _Instead(_elu, ("alpha", "scale", "input_scale")),
+    torch.celu: _Instead(_celu, ("alpha",)),
     _nn.hardtanh: _Instead(_hardtanh, ("min_val", "max_val")),
+    _nn.softshrink: _Instead(_softshrink, ("lambd",)),
+    torch.logit: _Instead(_logit, ("eps",)),
+    torch.nan_to_num: _Instead(_nan_to_num, ("nan", "posinf", "neginf")),
+    torch.round: _Instead(_round, ("decimals",)),
     torch.roll: _Instead(_roll, ("shifts",), True),
+    torch.linalg.vector_norm: _Instead(_vector_norm, ("ord",)),
+    torch.dist: _Instead(_dist, ("p",)),
     torch.addmm: _Instead(_addmm, ("beta", "alpha")),
     _nn.scaled_dot_product_attention: _Instead(_attention, ("scale",), True),
     _nn.pad: _Instead(_pad, ("value",), True),
     torch.dropout: _Instead(_dropout, ("p",), True),
     torch.feature_dropout: _Instead(_feature_dropout, ("p",), True),
+    torch.layer_norm: _Instead(_layer_norm, ("eps",)),
     torch.batch_norm: _Instead(_batch_norm, ("momentum",)),
     _nn.cross_entropy_loss: _Instead(_cross_entropy_loss, ("label_smoothing",), True),
     _nn.huber_loss: _Instead(_huber_loss, ("delta",)),
@@ -225,12 +311,13 @@ _INSTEAD: dict[Any, _Instead] = {
     torch.margin_ranking_loss: _Instead(_margin_ranking_loss, ("margin",)),
     torch.hinge_embedding_loss: _Instead(_hinge_embedding_loss, ("margin",)),
     torch.cosine_embedding_loss: _Instead(_cosine_embedding_loss, ("margin",)),
+    torch.quantile: _Instead(_quantile, ("q",)),
     # Python functions of torch's, which lead to those above.
-    **{getattr(F, function): _Instead(getattr(F, function), (name,), True) for name, functions in {
-        "p": "dropout dropout1d dropout2d dropout3d", "label_smoothing": "cross_entropy", "alpha": "elu",
-        "momentum": "batch_norm", "delta": "huber_loss", "beta": "smooth_l1_loss",
-        "margin": "triplet_margin_loss margin_ranking_loss hinge_embedding_loss cosine_embedding_loss",
-    }.items() for function in functions.split()},
+    **{function: _Instead(function, (name,), True) for name, functions in {
+        "p": (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.normalize), "label_smoothing": (F.cross_entropy,),
+        "alpha": (F.elu, F.celu), "eps": (F.layer_norm,), "momentum": (F.batch_norm,), "delta": (F.huber_loss,),
+        "beta": (F.smooth_l1_loss,), "margin": (F.triplet_margin_loss, F.margin_ranking_loss, F.hinge_embedding_loss,
+                                                F.cosine_embedding_loss)}.items() for function in functions},
     F.hardtanh: _Instead(F.hardtanh, ("min_val", "max_val"), True),
 }
 # Functions and methods that Dynamo would call while it captures, or in a graph, or cut the graph at.
@@ -238,8 +325,9 @@ _IN_PYTHON: dict[Any, Any] = {python_assert: _assert, is_tracing: _is_tracing,
                               torch.equal: _equal, "equal": _equal, torch.allclose: _allclose, "allclose": _allclose}
 # NumPy's, of sizes: Dynamo would make tensors of these, whose results would be no numbers.
 _OF_SIZES: dict[Any, Any] = {np.prod: _prod, np.max: _max, np.min: _min, np.sqrt: _sqrt}
-_METHODS = {"bernoulli_": _Instead(_bernoulli_, ("p",), True), "roll": _INSTEAD[torch.roll],
-            "addmm": _INSTEAD[torch.addmm]}
+_METHODS = {"norm": _Instead(_norm, ("p",)), "bernoulli_": _Instead(_bernoulli_, ("p",), True),
+            **{name: _INSTEAD[getattr(torch, name)]
+               for name in ("roll", "round", "nan_to_num", "logit", "addmm", "dist", "quantile")}}
 _signature = functools.cache(inspect.signature)
 
 

@@ -181,11 +181,10 @@ def test_what_python_decides_is_eagers(forward):
     assert counts["exports"] <= MAX_CAPTURES + 1
 
 
-# What decides how many operators or results there are, or their shapes; a list's length; interpolate's scale; numbers
-# that torch's functions take and no schedule changes. After the captures that there may be, PyTorch runs them.
+# What decides how many operators or results there are, or their shapes; a list's length; interpolate's scale. After the
+# captures that there may be, PyTorch runs them.
 CONSTANTS = {"the length of a growing list", "the latest of a growing list", "a list of losses", "a tuple",
-             "a string of many", "interpolate's scale", "chunks", "a norm's p", "celu's alpha", "softshrink's lambda",
-             "decimals", "normalize's p", "an eps", "logit's eps", "nan_to_num", "a quantile", "dist's p"}
+             "a string of many", "interpolate's scale", "chunks"}
 CUT = {"layers that are dropped", "a branch by random.random()", "a branch by NumPy's", "a layer that NumPy chooses",
        "layers in a drawn order", "a sample", "a generator of the script", "a time", "frozen by requires_grad_()"}  # where Python draws, asks the time, freezes
 
@@ -211,7 +210,8 @@ def test_state_that_changes_is_eagers(name, tmp_path, monkeypatch):
 @pytest.mark.parametrize("forward", [
     lambda m, x: F.huber_loss(m.fc(x), x, delta=1.0 - 0.2 * m.calls),
     lambda m, x: F.cross_entropy(m.fc(x), torch.tensor([0, 1, 2]), label_smoothing=0.3 * m.calls),
-    lambda m, x: F.dropout(m.fc(x), 0.3 * m.calls)], ids=["huber", "label smoothing", "dropout"])
+    lambda m, x: F.dropout(m.fc(x), 0.3 * m.calls), lambda m, x: m.fc(x).quantile(0.3 * m.calls)],
+    ids=["huber", "label smoothing", "dropout", "quantile"])
 def test_a_number_out_of_its_range_raises_torchs_error(forward):
     said = []
     for model in (Counting(forward), ORTModule(Counting(forward))):
@@ -257,18 +257,27 @@ def test_a_number_among_results_is_its_formula(formula):
 
 
 EDGES = torch.tensor([[-3.0, -1.0, -0.5, -0.0, 0.0, 0.25], [0.5, 1.0, 3.0, float("nan"), float("inf"), -float("inf")]])
+SHARES = torch.tensor([[0.0, 0.1, 0.3], [0.7, 0.9, 1.0]])
 OTHER = torch.tensor([[-1.0, -1.0, 0.5, 0.5, 1.0, 0.25]])
 SIGNS, CLASSES = torch.tensor([1.0, -1.0]), torch.tensor([1, -100])
 _nn = torch._C._nn
 FORMS = {
-    "elu": (_nn.elu, EDGES, 0.5), "hardtanh": (_nn.hardtanh, EDGES, -0.5, 1.0),
+    "elu": (_nn.elu, EDGES, 0.5), "celu": (torch.celu, EDGES, 0.5), "hardtanh": (_nn.hardtanh, EDGES, -0.5, 1.0),
+    "softshrink": (_nn.softshrink, EDGES, 0.5), "logit": (torch.logit, SHARES, 0.1),
+    "nan_to_num": (torch.nan_to_num, EDGES, 0.5, 7.0, -7.0), "nan alone": (torch.nan_to_num, EDGES, 0.5),
+    "decimals": (lambda f, x: f(x, decimals=1), torch.round, EDGES),
+    "tens": (lambda f, x: f(100 * x, decimals=-1), torch.round, EDGES),
     "roll": (torch.roll, EDGES, -8, 1), "roll of all": (torch.roll, EDGES, 3),
     "roll of two": (torch.roll, EDGES, (1, -2), (0, 1)),
+    **{f"norm {p}": (torch.linalg.vector_norm, EDGES[:1], p, [1]) for p in (0.0, 0.5, 1.0, 1.5, 2.0, 3.5)},
+    "norm of zeros": (torch.linalg.vector_norm, torch.zeros(2, 3), 1.5, [1], True),
+    "dist": (torch.dist, EDGES[:1], OTHER, 2.5),
     "addmm": (lambda f, x: f(x, x, torch.eye(2, dtype=x.dtype), beta=0.5, alpha=2.0), torch.addmm, EDGES[:, :2]),
     "addmm, nothing of it": (lambda f, x: f(EDGES[:, 3:5].to(x.dtype), x, torch.eye(2, dtype=x.dtype), beta=0.0),
                              torch.addmm, EDGES[:, :2]),
     "attention": (lambda f, x: f(x, x, x, scale=0.3), _nn.scaled_dot_product_attention, EDGES[None, :1]),
     "padding": (_nn.pad, EDGES, [1, -2], "constant", 0.5),
+    "layer norm": (torch.layer_norm, EDGES[:1], [6], OTHER[0], OTHER[0], 0.1),
     **{f"cross entropy, {reduction}": (
         _nn.cross_entropy_loss, EDGES[:1].repeat(2, 1), CLASSES, None, reduction, -100, 0.2) for reduction in range(3)},
     "cross entropy of shares": (_nn.cross_entropy_loss, EDGES[:1], OTHER.softmax(-1), None, 1, -100, 0.2),
@@ -279,6 +288,7 @@ FORMS = {
     "ranking": (torch.margin_ranking_loss, EDGES[0, :2], OTHER[0, 2:4], SIGNS, 0.5, 1),
     "hinge": (torch.hinge_embedding_loss, EDGES[0, 4:], SIGNS, 0.2, 0),
     "cosine": (torch.cosine_embedding_loss, EDGES[:1].repeat(2, 1), OTHER.repeat(2, 1), SIGNS, 0.1, 0),
+    "quantile": (torch.quantile, EDGES[:1], 0.3, 1),
 }
 
 
