@@ -27,6 +27,10 @@ class CustomFunctionError(Untraceable):
     """A torch.autograd.Function was reached; tracing through it would lose its backward."""
 
 
+class DefinitionError(ValueError):
+    """A gradient that the user registered is not a definition; PyTorch, which would ignore it, is no way out."""
+
+
 class NotKept(Exception):
     """Something of an export cannot be written down, or compared in another process; the message says what."""
 

@@ -1,29 +1,31 @@
-"""register_gradient(), for scripts that import it."""
+"""Gradients that scripts register for operators of a graph, by the name that they import."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from onnxtrain import UnsupportedError
-
-_log = logging.getLogger("onnxtrain")
-_Function = TypeVar("_Function", bound=Callable[..., object])
+from onnxtrain._export import gradients
 
 
-def register_gradient(domain: str, name: str, *attributes: str) -> Callable[[_Function], _Function]:
-    """A decorator that says what it cannot do. Onnxruntime-training takes gradients of ATen operators by it; here
-    PyTorch runs the operators that the engine does not have, and computes their gradients: one line says that such a
-    registration has no effect.
+def register_gradient(domain: str, name: str, *attributes: str) -> Callable[[Callable[[], Sequence[Any]]],
+                                                                            Callable[[], Sequence[Any]]]:
+    """A decorator: the function under it gives the gradient of the operator `name` of `domain` ("" is ai.onnx).
 
-    Raises:
-        UnsupportedError: the operator is one of ONNX, whose gradient is the engine's; the message says what to use.
+    It returns a list of (operator or (operator, domain), inputs, outputs[, attributes]). I(n) and O(n) are the node's
+    inputs and outputs, GO(n) the gradients of its outputs, GI(n) those of its inputs; an attribute is a value, or
+    {"value": ..., "dtype": "int", "is_tensor": True}. Modules whose graph is made from now on use it in place of the
+    engine's rule: such a node then runs by itself, between the parts of the graph before and after it.
+
+    Where `attributes` are given, or for ATen operators, there is one line that says that it has no effect: there are no
+    such nodes here.
+
+    Raises, when a graph that has the operator is made:
+        ValueError: a step has another form. UnsupportedError: the engine does not have an operator of it.
     """
-    operator = ", ".join(map(repr, (domain, name, *attributes)))
-    if not attributes and domain != "org.pytorch.aten":
-        raise UnsupportedError(f"register_gradient({operator}) is not supported: the engine has the gradients of "
-                               "ONNX's operators. For another gradient, call a torch.autograd.Function in forward")
-    _log.warning("register_gradient(%s) has no effect in onnxtrain: an exported graph has no ATen nodes. PyTorch runs "
-                 "the operators that the engine does not have, and computes their gradients.", operator)
-    return lambda function: function
+
+    def keep(function: Callable[[], Sequence[Any]]) -> Callable[[], Sequence[Any]]:
+        gradients.register(domain, name, attributes, function)
+        return function
+
+    return keep

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from onnxtrain import _C, UnsupportedError, _timing, _torch, options
-from onnxtrain._export import recompute_regions, views
+from onnxtrain._export import gradients, recompute_regions, views
 from onnxtrain._export.captured import names_of_weights
 from onnxtrain._export.errors import StaleError
 from onnxtrain._export.exported import Exported
@@ -227,7 +227,7 @@ class Program:
         start = time.perf_counter()
         model = exported.model if model is None else model
         model = graph_optimizer_registry.applied(model, type(module).__name__, device)
-        calls = exported.functions
+        model, calls = gradients.applied(model, exported.functions)
         parameters = {i.name for i in exported.inputs if i.kind == "parameter"}
         self.chain: Chain | None = None
         self.warnings = recompute_regions.cut(model) if calls else []

@@ -19,6 +19,7 @@ from onnxtrain._export.captured import Graph, names_of_weights
 from onnxtrain._export.errors import (
     ArgumentError,
     ConstantsWanted,
+    DefinitionError,
     ExportError,
     NothingToCompute,
     StaleError,
@@ -215,7 +216,7 @@ class GraphRunner(FallsBack):
             except NothingToCompute:
                 self._idle.add(key)
                 return self._eager(inputs)
-            except (VerificationError, ORTModuleFallbackException):
+            except (DefinitionError, VerificationError, ORTModuleFallbackException):
                 raise  # meant for the user
             except Exception as error:
                 if not isinstance(error, (ExportError, UnsupportedError, StaleError)):
@@ -340,6 +341,8 @@ class GraphRunner(FallsBack):
             program = self._bound(exported, device)
         except UnsupportedError as error:
             error.exported = exported  # type: ignore[attr-defined]
+            raise
+        except DefinitionError:
             raise
         except ValueError as error:
             raise ExportError(f"The exported graph is not valid: {error}{exported.line(error)}.") from error
