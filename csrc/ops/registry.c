@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/assert.h"
 #include "base/log.h"
 #include "device/device.h"
 #include "device/gemm.h"
@@ -179,6 +180,7 @@ uint32_t ont_op_rivals(const ont_node *node, const ont_device *device, const ont
 {
     uint32_t n_kernels, n = 0;
     const ont_kernel *kernels = ont_op_kernels(node->op, device, &n_kernels);
+    ONT_ASSERT(first >= kernels && first < kernels + n_kernels && capacity);
     bool compete = first->tuned && !ont_gemm_is_by_rule();
     rivals[n++] = first;
     for (const ont_kernel *k = first + 1; compete && k < kernels + n_kernels && n < capacity; k++)

@@ -72,6 +72,7 @@ static ont_status bind_kernels(ont_program *p, ont_step *step, ont_plan_step *pl
     if (n > 1) step->tuner = ont_tuner_find(node, rivals, n);
     int winner = step->tuner ? ont_tuner_winner(step->tuner) : 0;
     if (winner >= 0) kernels += winner, n = 1, step->tuner = NULL;
+    ONT_ASSERT((n > 1) == (step->tuner != NULL));
     step->is_short = ont_node_cost(node) <= SHORT_STEP;
     step->kernels = ont_arena_array(&p->arena, n, sizeof *step->kernels);
     if (!step->kernels) return ONT_ENOMEM;

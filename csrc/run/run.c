@@ -296,6 +296,13 @@ static void observe_end(const observer *o)
     ont_timing_end(o->record);
 }
 
+static ont_status run_kernel(const ont_step *step, uint32_t index, ont_call *call)
+{
+    ONT_ASSERT(index < step->n_kernels);
+    call->state = step->kernels[index].state;
+    return step->kernels[index].kernel->run(call);
+}
+
 /*
  * The kernels of an undecided step take turns. Those of a short one do so at once on the same operands, so that a
  * second call of a module has the bits of the first; the turns of a long one are its next runs, each of which
@@ -304,22 +311,18 @@ static void observe_end(const observer *o)
 static ont_status run_tuned(const ont_step *step, ont_call *call)
 {
     for (;;) {
-        bool decided = ont_tuner_winner(step->tuner) >= 0;
+        int winner = ont_tuner_winner(step->tuner);
+        if (winner >= 0) return run_kernel(step, (uint32_t)winner, call);
         int index = ont_tuner_next(step->tuner);
-        const ont_bound_kernel *bound = &step->kernels[index];
-        call->state = bound->state;
         double start = ont_seconds();
-        ONT_TRY(bound->kernel->run(call));
-        if (decided) return ONT_OK;
+        ONT_TRY(run_kernel(step, (uint32_t)index, call));
         if (!ont_tuner_record(step->tuner, index, ont_seconds() - start) || !step->is_short) return ONT_OK;
     }
 }
 
 static ont_status run_step(const ont_step *step, ont_call *call)
 {
-    if (step->tuner) return run_tuned(step, call);
-    call->state = step->kernels[0].state;
-    return step->kernels[0].kernel->run(call);
+    return step->tuner ? run_tuned(step, call) : run_kernel(step, 0, call);
 }
 
 static ont_status run_observed(const observer *o, const ont_program *p, ont_call *call)

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/alloc.h"
+#include "base/assert.h"
 #include "base/autotune.h"
 #include "base/log.h"
 #include "base/parallel.h"
@@ -76,6 +77,7 @@ static bool write_key(const ont_node *node, const ont_kernel *const *kernels, ui
 ont_tuner *ont_tuner_find(const ont_node *node, const ont_kernel *const *kernels, uint32_t n)
 {
     static bool full;
+    ONT_ASSERT(n > 1 && n <= ONT_MAX_RIVALS);
     ont_tuner fresh = {.threads = ont_parallel_threads(), .n = (int)n, .winner = -1};
     if (!write_key(node, kernels, n, fresh.key)) return NULL;
     ont_tuner *tuner = ont_tune_keep(&cache, &fresh);
@@ -124,6 +126,7 @@ int ont_tuner_next(ont_tuner *tuner)
     pthread_mutex_lock(&lock);
     next = tuner->winner >= 0 ? tuner->winner : next_kernel(tuner);
     pthread_mutex_unlock(&lock);
+    ONT_ASSERT(next >= 0 && next < tuner->n); /* the last run decides */
     return next;
 }
 
@@ -138,6 +141,7 @@ static void log_decision(const ont_tuner *tuner)
 
 bool ont_tuner_record(ont_tuner *tuner, int kernel, double seconds)
 {
+    ONT_ASSERT(kernel >= 0 && kernel < tuner->n);
     if (tuner->threads != ont_parallel_threads()) return false;
     pthread_mutex_lock(&lock);
     bool decided = false;
@@ -153,18 +157,11 @@ bool ont_tuner_record(ont_tuner *tuner, int kernel, double seconds)
 
 /* ---- export and import ---- */
 
-/* The names of a key's kernels, with spaces in between. */
-static const char *kernels_of(const char *key)
-{
-    const char *colon = strstr(key, " : ");
-    return colon ? colon + strlen(" : ") : NULL;
-}
-
-/* The kernel with this index, of `length` characters; NULL: there are fewer. */
+/* The kernel with this index, of `length` characters, among the names at the end of a key; NULL: there are fewer. */
 static const char *kernel_name(const char *key, int index, size_t *length)
 {
-    const char *at = kernels_of(key);
-    for (; at && *at; at += *length + (at[*length] == ' ')) {
+    const char *colon = strstr(key, " : "), *at = colon ? colon + strlen(" : ") : "";
+    for (; *at; at += *length + (at[*length] == ' ')) {
         *length = strcspn(at, " ");
         if (!index--) return at;
     }

@@ -168,22 +168,9 @@ def test_changes_between_two_backwards_are_an_error(change, text):
         loss.backward()
 
 
-class Cube(torch.autograd.Function):
-    """Python that cuts the graph."""
-
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return x ** 3
-
-    @staticmethod
-    def backward(ctx, dy):
-        return 3 * ctx.saved_tensors[0] ** 2 * dy
-
-
 def test_changes_in_a_graph_with_a_function_of_python_are_an_error():
     """The message names an input of the segment that reads the bias."""
-    model = ORTModule(module(lambda self, x: torch.tanh(self.fc(Cube.apply(x)))[:, :3].exp())())
+    model = ORTModule(module(lambda self, x: torch.tanh(self.fc(Doubling.apply(x)))[:, :3].exp())())
     loss = model(Y.clone().requires_grad_()).sum()
     loss.backward(retain_graph=True)
     with torch.no_grad():

@@ -3,6 +3,7 @@
  * that no operand is transposed in memory. Its optional third input is a bias (n). Its optional second output is op(A)
  * summed over k: the gradient of a linear layer's bias (passes/fuse_sums.c).
  */
+#include "base/assert.h"
 #include "base/parallel.h"
 #include "device/gemm.h"
 #include "device/matmul.h"
@@ -223,6 +224,7 @@ static void matmul_batch(void *context, int64_t first, int64_t last)
 static void run_backend(const ont_call *call, const void *bias)
 {
     const matmul_state *s = call->state;
+    ONT_ASSERT(s->backend);
     if (s->count > 1) ont_parallel(s->count, 1, matmul_batch, (void *)call);
     else s->backend->run(&s->gemm, call->in[0], call->in[1], call->out[0]);
     if (bias) ont_gemm_add_bias(&s->gemm, s->count, bias, call->out[0]);
