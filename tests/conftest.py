@@ -29,6 +29,16 @@ def fresh_dynamo() -> Iterator[None]:
     torch._dynamo.reset()
 
 
+@pytest.fixture
+def kernels_by_rule() -> Iterator[None]:
+    """Large products have one kernel from the first run on: two programs of one graph have the same bits and plan."""
+    from onnxtrain import _C
+
+    _C.set_deterministic(True)
+    yield
+    _C.set_deterministic(False)
+
+
 @pytest.fixture(autouse=True)
 def no_progress_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     """A test that counts lines must not depend on how fast the machine exports."""

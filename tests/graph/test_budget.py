@@ -31,14 +31,6 @@ def run(model, tensors, seed=7, **kwargs):
     return session, [bits(y) for y in outputs] + [None if g is None else bits(g) for g in found]
 
 
-@pytest.fixture
-def kernels_by_rule():
-    """Where kernels are chosen by measurement, two programs of one graph may need different work memory."""
-    _C.set_deterministic(True)
-    yield
-    _C.set_deterministic(False)
-
-
 def test_levels_differ_and_give_the_same_bits(kernels_by_rule):
     model, tensors = network(256, 1024, layers=6)
     slabs, shares, results = [], [], []

@@ -18,6 +18,8 @@ from onnxtrain.ortmodule import ORTModule, _program
 SEED = drawn_seed()
 MODELS = random.Random(SEED).sample(sorted(ZOO), 4)
 
+pytestmark = pytest.mark.usefixtures("kernels_by_rule")
+
 
 @pytest.fixture(autouse=True)
 def passes_as_they_were():
