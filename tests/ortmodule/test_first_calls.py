@@ -53,7 +53,7 @@ def train(model, shape=(4, 8)):
         model.zero_grad()
         want = model(x)
         want.backward()
-        if not torch.allclose(loss, want, rtol=1e-4) or not all(
+        if not torch.allclose(loss, want, rtol=1e-4, atol=1e-5) or not all(  # a sum of 32 numbers may be near 0
                 torch.allclose(g, p.grad, rtol=1e-3, atol=1e-5) for g, p in zip(grads, model.parameters())):
             wrong.append(model)
         counts = onnxtrain.stats(ours)
