@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Cross-builds the wheel for aarch64 on an x86-64 Debian or Ubuntu and tries it under qemu: the unit tests in C against
 # the loops for NEON, then tests/smoke.py with PyPI's torch for aarch64, in an environment that has nothing else.
-# Arguments go to pytest, which then runs there, too: `tests/aarch64.sh tests/ops/test_norms.py`. Tests that start
+# Arguments go to pytest, which then runs there, too: `tests/aarch64.sh tests/ops/test_groupnorm.py`. Tests that start
 # processes fail there, since the kernel cannot start programs of another processor by itself.
 #
 # ONNXTRAIN_AARCH64_TORCH is the torch of that environment (2.10.0, the last whose wheel needs no CUDA). What was

@@ -119,6 +119,18 @@ class Case:
                                       else f"v{self.opset}"]))
 
 
+def flat(op_type: str, *inputs: Any, **more: Any) -> Case:
+    """A case without gradient."""
+    return Case(op_type, list(inputs), grad=False, **more)
+
+
+def of_run_time_inputs(case: Case) -> Case:
+    """torch= of these cases takes the run-time inputs alone: shapes and axes stand in its text."""
+    n = sum(not getattr(i, "const", False) for i in case.inputs)
+    f = case.torch
+    return dataclasses.replace(case, torch=f and (lambda *inputs: f(*inputs[:n])))
+
+
 # ---- model and call ------------------------------------------------------------------------------------------------
 
 

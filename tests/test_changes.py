@@ -13,9 +13,10 @@ TESTS = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "tests").rg
     ("tests/ops/test_pad.py", {"tests/ops/test_pad.py"}),
     ("csrc/ops/loss/ctc.c", {"tests/ops/test_ctc.py"}),
     ("onnxtrain/_export/messages.py", {"tests/export/test_messages.py"}),
-    ("tests/unit/plan.c", {"tests/unit/test_unit.py"}),
-    ("csrc/ops/vision/resize_taps.c", {"tests/ops/test_resize.py", "tests/ops/test_grid_sample.py"}),
-    ("csrc/optim/rules.c", {"tests/optim/test_step.py", "tests/optim/test_trajectory.py"}),
+    ("tests/unit/order.c", {"tests/unit/test_unit.py"}),
+    ("csrc/ops/reduce/reduce_desc.c", {"tests/ops/test_reduce.py", "tests/ops/test_softmax.py"}),
+    ("csrc/optim/rules.c", {"tests/optim/test_rules.py"}),
+    ("csrc/py/optim_device.c", {"tests/optim/test_step.py", "tests/optim/test_stage.py"}),
     ("README.md", set()), ("csrc/threads.md", set()),
 ])
 def test_the_touched_a_file(changed, expected):

@@ -89,13 +89,6 @@ def test_misspelt_names_and_values_are_said_once(monkeypatch, caplog):
     assert "fuse_elementwise" in said[0]
 
 
-def test_passes_are_those_of_the_core():
-    text = (ROOT / "csrc/passes/pipeline.c").read_text(encoding="utf-8")
-    found = set(re.findall(r'^    \{"(\w+)", ont_pass_\w+, false', text, re.M)) | set(
-        re.findall(r'is_disabled\("(\w+)"\)', text + (ROOT / "csrc/run/schedule.c").read_text(encoding="utf-8")))
-    assert {*options.PASSES} == {*found, "winograd", "whole_step"} and list(options.PASSES) == sorted(options.PASSES)
-
-
 # --- effects ----------------------------------------------------------------------------------------------------------
 
 

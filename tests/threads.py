@@ -14,7 +14,8 @@ import time
 from pathlib import Path
 
 TESTS = Path(__file__).resolve().parent
-SUITES = ["ops/test_gradient_sweep.py", "ops/test_attention.py", "ops/test_conv.py", "optim", "ortmodule/test_distributed.py"]
+OPERATORS = ("gradient_sweep", "broadcast", "strided", "attention", "rotary", "rmsnorm", "conv", "depthwise")
+SUITES = [*(f"ops/test_{name}.py" for name in OPERATORS), "optim", "ortmodule/test_distributed.py"]
 IN_TURN = ["models/test_models.py"]
 
 

@@ -1,8 +1,9 @@
-"""Attention on a device: the graphs of tests/graph/test_fuse_attention.py there, and on tensor cores against float64.
+"""Attention on a device: the graphs of tests/graph/test_fuse_attention.py, and of three files that compare by it, there,
+and on tensor cores against float64.
 
     python tests/cuda/flash.py PLUGIN DEVICE [part/parts]
 
-Every comparison of that file's cases is between the nodes one by one on the CPU and FusedAttention on the device.
+Every comparison of those files' cases is between the nodes one by one on the CPU and FusedAttention on the device.
 Prints what checks.py says.
 """
 
@@ -11,10 +12,10 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-from pathlib import Path
 
 import pytest
 import test_fuse_attention as graphs
+import test_fused_attention as node
 import torch
 from checks import Report, every_nth, in_part
 
@@ -81,9 +82,15 @@ def cases_of_the_graph(part: str) -> None:
     def fewer(*arguments, every_subset: bool = True, **options):
         return compare(*arguments, every_subset=every_subset and results.n % 8 == 0, **options)
 
-    graphs.step, graphs.compare, _C.disable_passes = step, fewer, remember
-    file = Path(graphs.__file__)
-    status = pytest.main(["-q", "-s", "-p", "no:cacheprovider", "--no-header", "-o", "addopts=", str(file)],
+    for module in (graphs, node):
+        module.step, module.compare = step, fewer
+    _C.disable_passes = remember
+    import test_causal_mask  # these take compare() from there, as it is now
+    import test_move_transpose
+    import test_strides
+
+    files = [module.__file__ for module in (graphs, node, test_causal_mask, test_move_transpose, test_strides)]
+    status = pytest.main(["-q", "-s", "-p", "no:cacheprovider", "--no-header", "-o", "addopts=", *files],
                          plugins=[results])
     assert status in (0, 1, pytest.ExitCode.NO_TESTS_COLLECTED), status  # none: a part may have no case
 

@@ -15,14 +15,18 @@ import numpy as np
 import onnx
 import test_attention_rows
 import test_pack_rows
+import test_pack_rows_build
+import test_row_rules
 import torch
 
 from onnxtrain import _C, _report
 from onnxtrain.ortmodule import ORTModule, _runner
 
 ASKED = ("ORTMODULE_ENABLE_LABEL_SPARSE_OPTIMIZER", "ORTMODULE_ENABLE_EMBEDDING_SPARSE_OPTIMIZER")
-GRAPHS = ("selected_by_data", "labels_behind_a_slice", "two_readers_read_the_union", "broadcast_operands",
-          "layout_operators", "counts_share_programs", "overlapping_runs_of_programs_that_share_memory")
+GRAPHS = (test_pack_rows.test_selected_by_data, test_pack_rows.test_labels_behind_a_slice,
+          test_pack_rows_build.test_two_readers_read_the_union, test_row_rules.test_broadcast_operands,
+          test_row_rules.test_layout_operators, test_pack_rows.test_counts_share_programs,
+          test_pack_rows.test_overlapping_runs_of_programs_that_share_memory)
 MASKS = (*test_attention_rows.MASKS, "gaps heads", "right first", "hidden")
 SIZES = (2, 2, 40, 8)
 OPERATORS = {"MarkRows", "CountRows", "SelectRows", "RowsWithin", "PackRows", "UnpackRows", "RowDropout", "VisibleKeys"}
@@ -65,8 +69,8 @@ def graphs(device: str, place: str) -> set[str]:
                 test_pack_rows.test_no_label_and_nearly_all_labels(labelled)
             for kind in test_pack_rows.SELECTIONS:
                 test_pack_rows.test_selections(kind)
-            for name in GRAPHS:
-                getattr(test_pack_rows, f"test_{name}")()
+            for graph in GRAPHS:
+                graph()
             exact_gradient()
         small_graphs()
         for each in made:

@@ -17,8 +17,6 @@ import pytest
 from planted import environment
 from seeds import drawn_seed
 
-from onnxtrain import _C
-
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "build" / "emulated"
 SLOW = os.environ.get("ONNXTRAIN_SLOW") == "1"
@@ -242,12 +240,3 @@ def test_every_claimed_operator_ran(plugin, cases, programs):
     assert unproven([*claimed, ["", "Nothing", ["cuda_elementwise"]]], ran) == ["Nothing:cuda_elementwise"]
     known = {f"{name}:{kernel}" for _, name, kernels in claimed for kernel in kernels}
     assert all(unproven(claimed, ran - {one}) == [one] for one in sorted(known)[:3])
-
-
-def test_names_of_devices():
-    with pytest.raises(ValueError, match="no device 'tpu'"):
-        _C.Session(b"", 1, "tpu")
-    with pytest.raises(ValueError, match="expected a kind and a number"):
-        _C.Session(b"", 1, "cuda:x")
-    with pytest.raises(OSError, match="nowhere.so"):
-        _C.open_plugin("/nowhere.so")

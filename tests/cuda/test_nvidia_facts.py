@@ -106,15 +106,3 @@ def test_generated_dropout_divides_no_64_bits(sources):
     assert not facts.divided_of_text(source)
     unknown = re.sub(r"\(g\.stream\[0\] & \d+ull\) \|", "g.stream[0] |", source)
     assert unknown != source and facts.divided_of_text(unknown)
-
-
-@needs_nvrtc
-def test_nvrtc_compiles_generated_kernels(sources):
-    kept = facts.drawn(sources, 24)
-    assert not facts.check_generated(facts.nvrtc(), kept)
-
-
-@needs_nvrtc
-def test_nvrtc_refuses_what_is_wrong(sources):
-    refused = facts.check_generated(facts.nvrtc(), [sources[0].replace("ont_fused", "ont_fused(", 1)])
-    assert len(refused) == len(facts.ARCHITECTURES)

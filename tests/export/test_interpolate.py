@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 
-import onnx
 import pytest
 import torch
 import torch.nn as nn
@@ -15,7 +14,6 @@ import torch.nn.functional as F
 
 import onnxtrain
 from onnxtrain.ortmodule import ORTModule
-from onnxtrain.ortmodule._whole import export_whole
 
 
 class Scaled(nn.Module):
@@ -81,30 +79,3 @@ def test_a_size_and_scales(resize, size, scale):
     counts = onnxtrain.stats(model)
     agreeing = size == (14, 12)
     assert counts["engine_steps"] == agreeing and (agreeing or "not the quotients of sizes" in counts["reasons"][0])
-
-
-class Means(nn.Module):
-    """By sizes known, by one that is the image's, and by a factor of it."""
-
-    def forward(self, x):
-        return (F.adaptive_avg_pool2d(x, (5, 3)), F.adaptive_avg_pool2d(x, (None, 4)), F.adaptive_avg_pool2d(x[0], 3),
-                F.interpolate(x, scale_factor=2, mode="area"), F.adaptive_avg_pool1d(x[:, :, 0], 3),
-                F.adaptive_avg_pool3d(x.unsqueeze(1), (2, 3, 4)))
-
-
-def test_means_over_parts_of_any_size():
-    """One operator each, where the exporter would gather every window."""
-    eager = Means()
-    model = ORTModule(eager)
-    for shape in (2, 3, 7, 11), (3, 3, 13, 6):
-        given = torch.randn(shape, requires_grad=True)
-        expected = given.detach().clone().requires_grad_()
-        ours, theirs = model(given), eager(expected)
-        torch.testing.assert_close(ours, theirs)
-        weights = [torch.randn_like(y) for y in theirs]
-        torch.autograd.backward(ours, weights)
-        torch.autograd.backward(theirs, weights)
-        torch.testing.assert_close(given.grad, expected.grad)
-    assert onnxtrain.stats(model)["fallback_steps"] == 0
-    exported = onnx.load_from_string(export_whole(eager, (given,), {}).model)
-    assert sum(node.op_type in ("AdaptiveAveragePool", "AveragePool") for node in exported.graph.node) == 6

@@ -14,7 +14,6 @@ from seeds import drawn_seed
 from torch_functions import FUNCTIONS
 
 import onnxtrain
-from onnxtrain._export.decompositions import SPECIAL
 from onnxtrain.ortmodule import ORTModule
 
 SEED = drawn_seed()
@@ -70,29 +69,3 @@ def test_function(name):
     assert counts["engine_steps"] + counts["fallback_steps"] == 1
     assert (name in IN_PYTORCH) == bool(counts["fallback_steps"]), counts["reasons"]
     assert not counts["fallback_steps"] or counts["reasons"], "in PyTorch, and no reason given"
-
-
-EDGES = torch.cat([torch.linspace(-7.3, 20, 150), torch.tensor([1e-8, 0.5, 1.0, 2.0, 1e5])]).double()
-PAIRS = (torch.tensor([0.0, -0.0, 1.5, -2.0, 3.0, float("nan"), 1.0, 0.5]).double(),
-         torch.tensor([-0.0, 0.0, -0.0, 2.0, float("nan"), 1.0, 1.0, -0.5]).double())
-
-
-@pytest.mark.parametrize("ours, theirs, inputs", [
-    (lambda x: SPECIAL[torch.polygamma](1, x), lambda x: torch.polygamma(1, x), (EDGES[5:],)),
-    (SPECIAL[torch.hypot], torch.hypot, (EDGES, EDGES.flip(0))),
-    (SPECIAL[torch.copysign], torch.copysign, PAIRS),
-    (SPECIAL[torch.fmax], torch.fmax, PAIRS),
-    (SPECIAL[torch.fmin], torch.fmin, PAIRS),
-], ids=["polygamma", "hypot", "copysign", "fmax", "fmin"])
-def test_replacement_in_eager(ours, theirs, inputs):
-    results = []
-    for function in (ours, theirs):
-        leaves = [x.clone().requires_grad_() for x in inputs]
-        y = function(*leaves)
-        y.backward(torch.linspace(0.5, 1, y.numel(), dtype=y.dtype).view_as(y))
-        results.append([y.detach(), *(torch.zeros_like(x) if x.grad is None else x.grad for x in leaves)])
-    for got, want in zip(*results, strict=True):
-        ok = want.isfinite() & got.isfinite()
-        assert ok.sum() >= 0.5 * ok.numel()
-        torch.testing.assert_close(got[ok], want[ok], rtol=1e-9, atol=1e-9)
-        assert torch.equal(got.isnan(), want.isnan()) or theirs is torch.copysign

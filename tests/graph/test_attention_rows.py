@@ -7,7 +7,8 @@ import math
 import pytest
 import torch
 from seeds import drawn_seed
-from test_fuse_attention import Model, added, lower, plain_attention
+from test_causal_mask import added, lower
+from test_fuse_attention import Model, plain_attention
 
 from onnxtrain import _C
 

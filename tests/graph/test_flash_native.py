@@ -12,7 +12,8 @@ import onnx
 import pytest
 import torch
 from seeds import drawn_seed
-from test_fuse_attention import Model, added, lower, plain_attention, rough, step
+from test_causal_mask import added, lower
+from test_fuse_attention import Model, plain_attention, rough, step
 
 from onnxtrain import _C
 
@@ -74,42 +75,6 @@ def test_against_rows_one_by_one(sizes, how):
     q, k, v = m.random(1, heads, S, D), m.random(1, heads, T, D), m.random(1, heads, T, E)
     y = plain_attention(m, q, k, v, d=D, drop=0.25 if (S + T) % 2 else 0.0, **masked(m, S, T, how))
     agree(m, y, [], TILES, threads=2, hint=heads)
-
-
-@pytest.mark.parametrize("pair", [(TILES[:1], TILES[1:]), (TILES[1:], TILES[:1]), (TILES, [])],
-                         ids=["backward", "forward", "neither"])
-def test_statistics_are_those_of_the_other_kernels(pair):
-    """A forward in tiles may be followed by a gradient of the reference, and the other way round."""
-    torch.manual_seed(SEED)
-    m = Model(torch.float32)
-    q, k, v = m.random(2, 2, 150, 20), m.random(2, 2, 500, 20), m.random(2, 2, 500, 20)
-    y = plain_attention(m, q, k, v, d=20, drop=0.3, **masked(m, 150, 500, "bias"))
-    agree(m, y, pair[0], pair[1], threads=2, hint=pair)
-
-
-@pytest.mark.parametrize("threads", [1, 4])
-def test_heads_that_share_keys_add_up(threads):
-    torch.manual_seed(SEED)
-    m = Model(torch.float32)
-    q, k, v = m.random(2, 6, 140, 24), m.random(2, 2, 400, 24), m.random(2, 2, 400, 24)
-
-    def repeated(x: str) -> str:
-        wide = m("Expand", m("Unsqueeze", x, m.ints(2)), m.ints(2, 2, 3, 400, 24))
-        return m("Reshape", wide, m.ints(2, 6, 400, 24))
-
-    y = plain_attention(m, q, repeated(k), repeated(v), d=24, **masked(m, 140, 400, "causal 260"))
-    agree(m, y, [], TILES, threads, "shared")
-
-
-def test_hidden_blocks_give_the_bias_no_gradient():
-    torch.manual_seed(SEED)
-    m = Model(torch.float32)
-    q, k, v = m.random(1, 2, 300, 16), m.random(1, 2, 900, 16), m.random(1, 2, 900, 16)
-    bias = m.input(torch.randn(1, 2, 300, 900))
-    s = m("Add", m("MatMul", q, m("Transpose", k, perm=[0, 1, 3, 2])), added(m, lower(m, 300, 900, 0), 300, 900))
-    y = m("MatMul", m("Softmax", m("Add", s, bias), axis=-1), v)
-    assert "causal = 1" in step(m.bytes(y), m.tensors, [1, 1, 1, 1])[2]
-    agree(m, y, [], TILES, 2, "causal and bias")
 
 
 def test_rows_without_a_column_and_values_that_are_not_finite():

@@ -2,7 +2,6 @@
 
 import random
 
-import numpy as np
 import onnx
 import pytest
 import torch
@@ -121,38 +120,3 @@ def test_short_rows_stay_apart():
     nodes = [helper.make_node("Add", ["x", "b"], ["a"]), helper.make_node("Relu", ["a"], ["y"])]
     text = both(model_of(nodes, [("x", (64, 5)), ("b", (5,))], ["y"]), [torch.randn(64, 5), torch.randn(5)])
     assert "FusedElementwise" not in text.split("# backward")[0]
-
-
-def test_half_precision_stays_in_the_tile():
-    """Nodes that compute 16-bit floats through float32 convert within the group."""
-    nodes = [helper.make_node("Add", ["x", "b"], ["a"]), helper.make_node("Tanh", ["a"], ["t"]),
-             helper.make_node("Mul", ["t", "x"], ["y"])]
-    model = model_of(nodes, [("x", (4, 128)), ("b", (128,))], ["y"], onnx.TensorProto.BFLOAT16)
-    text = both(model, [torch.randn(4, 128).bfloat16(), torch.randn(128).bfloat16()])
-    assert "Cast Add Cast Cast Tanh Cast Cast Mul Cast" in text.split("# backward")[0]
-
-
-def test_a_model_cannot_bring_steps_of_its_own():
-    """The attributes are trusted once a pass has written them: a model cannot name the operator."""
-    node = helper.make_node("FusedElementwise", ["x"], ["y"], domain="ai.onnxtrain", steps=[1, 50, 1, 1, 0, 9, 0, 0],
-                            parameters=[0.0, 0.0], results=[0])
-    graph = helper.make_graph([node], "g", [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, (4,))],
-                              [onnx.ValueInfoProto(name="y")])
-    model = helper.make_model(graph,
-                              opset_imports=[helper.make_opsetid("", 20), helper.make_opsetid("ai.onnxtrain", 1)],
-                              ir_version=10)
-    with pytest.raises(ValueError, match="is an internal operator, which a model cannot use"):
-        _C.Session(model.SerializeToString())
-
-
-def test_result_over_an_operand():
-    """The last result takes an operand's place while earlier steps still read it, tile by tile."""
-    nodes = [helper.make_node("Exp", ["x"], ["e"]), helper.make_node("MatMul", ["e", "w"], ["m"]),
-             helper.make_node("Tanh", ["m"], ["t"]), helper.make_node("Add", ["t", "m"], ["s"]),
-             helper.make_node("Mul", ["s", "m"], ["y"])]
-    x, w = torch.randn(300, 64) * 0.1, torch.randn(64, 64) * 0.1
-    model = model_of(nodes, [("x", (300, 64)), ("w", (64, 64))], ["y"])
-    both(model, [x, w], wants=b"\0\0")
-    m = (x.double().exp() @ w.double()).float().numpy()
-    got = _C.Session(model).forward([x, w], b"\0\0")[0][0].numpy()
-    np.testing.assert_allclose(got, (np.tanh(m) + m) * m, rtol=1e-4, atol=1e-5)

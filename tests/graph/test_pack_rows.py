@@ -95,22 +95,6 @@ def test_labels(reduction, dtype, tolerance):
     assert "RowDropout" in made.text("program")
 
 
-def test_text():
-    """Before: the product of every row. After: rows packed in front of it, and labels as they are."""
-    tensors = {name: value for name, value in tensors_of(np.float32).items() if name in ("x", "head", "labels")}
-    nodes = [helper.make_node("MatMul", ["x", "head"], ["s"]), *loss()]
-    made, plain = session(nodes, tensors, constants=constants()), session(nodes, tensors, constants=constants(), rows=0)
-    run(made, tensors), run(plain, tensors)
-    assert made.stats()["packed_nodes"] == 2
-    count = int((tensors["labels"] != -100).sum())
-    lines = [line.strip() for line in made.text("program").splitlines()]
-    assert [line.split(" = ")[1].split(" ")[0] for line in lines if "ai.onnxtrain." in line and "Rows" in line] == [
-        "ai.onnxtrain.SelectRows", "ai.onnxtrain.PackRows", "ai.onnxtrain.PackRows", "ai.onnxtrain.UnpackRows"]
-    assert any(line.startswith(f"float[{count},1,{CLASSES}]") and "MatMul" in line for line in lines)
-    assert f"[{BATCH},{LENGTH},{CLASSES}]" in plain.text("program")
-    assert f"[{BATCH},{LENGTH},{CLASSES}]" not in made.text("program")
-
-
 @pytest.mark.parametrize("reason", ["none", "weights", "no ignore_index", "class labels"])
 def test_losses_that_read_all_rows(reason):
     tensors = tensors_of()
@@ -211,54 +195,6 @@ def test_labels_behind_a_slice():
     made = same(nodes, tensors, 1e-12, constants=constants(**{"from": np.array([0]), "to": np.array([-1]),
                                                              "axes": np.array([1])}))
     assert f"[{BATCH},{LENGTH},{CLASSES}]" not in made.text("program")
-
-
-def test_two_readers_read_the_union():
-    tensors = tensors_of()
-    nodes = [*layer(), *loss(), helper.make_node("Gather", ["s", "i"], ["z"], axis=1)]
-    made = same(nodes, tensors, 1e-12, outputs=("y", "z"), constants=constants(i=np.array(0)))
-    rows = tensors["labels"] != -100
-    rows[:, 0] = True
-    assert made.stats()["label_rows"] == rows.sum()
-
-
-def test_no_rule_reads_all():
-    """A sum along the rows: each row of its result depends on rows before."""
-    tensors = tensors_of()
-    nodes = layer()
-    nodes[-1].output[0] = "before"
-    nodes += [helper.make_node("CumSum", ["before", "axis"], ["s"]), *loss()]
-    made = same(nodes, tensors, 1e-12, constants=constants(axis=np.array(1)))
-    assert not made.stats()["packed_nodes"]
-
-
-def test_broadcast_operands():
-    """Positions (1, length, width) and a factor of each sequence (batch, 1, 1): entries by row."""
-    tensors = tensors_of()
-    rng = np.random.default_rng(2)
-    tensors |= {"position": rng.normal(size=(1, LENGTH, WIDTH)), "factor": rng.normal(size=(BATCH, 1, 1)),
-                "length_width": rng.normal(size=(LENGTH, WIDTH))}
-    nodes = [helper.make_node("Tanh", ["x"], ["t"]), helper.make_node("Add", ["position", "t"], ["t1"]),
-             helper.make_node("Mul", ["t1", "factor"], ["t2"]), helper.make_node("Add", ["t2", "length_width"], ["t3"]),
-             helper.make_node("MatMul", ["t3", "head"], ["s"]), *loss()]
-    made = same(nodes, tensors, 1e-12, constants=constants())
-    assert made.stats()["packed_nodes"] >= 6
-
-
-def test_layout_operators():
-    """Reshape, Transpose, Split, Concat, reductions behind the rows."""
-    tensors = tensors_of()
-    nodes = [helper.make_node("MatMul", ["x", "w"], ["p"]),
-             helper.make_node("Split", ["p"], ["a", "b"], axis=2, num_outputs=2),
-             helper.make_node("Concat", ["b", "a"], ["c"], axis=-1), helper.make_node("Reshape", ["c", "four"], ["d"]),
-             helper.make_node("Transpose", ["d"], ["e"], perm=[0, 1, 3, 2]),
-             helper.make_node("Reshape", ["e", "three"], ["f"]),
-             helper.make_node("ReduceMean", ["f", "last"], ["m"]), helper.make_node("Sub", ["f", "m"], ["h"]),
-             helper.make_node("Softmax", ["h"], ["k"], axis=2),
-             helper.make_node("MatMul", ["k", "head"], ["s"]), *loss()]
-    made = same(nodes, tensors, 1e-12, constants=constants(four=np.array([BATCH, LENGTH, 4, 2]), last=np.array([-1]),
-                                                           three=np.array([BATCH, LENGTH, WIDTH])))
-    assert made.stats()["packed_nodes"] >= 11
 
 
 def test_switches():

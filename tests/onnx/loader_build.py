@@ -1,4 +1,4 @@
-"""Builds loader_check.c with address and undefined-behaviour sanitizers. For test_load.py and fuzz.py."""
+"""Builds and runs loader_check.c with address and undefined-behaviour sanitizers, for the tests here and fuzz.py."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+import onnx
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "third_party"))
@@ -56,3 +58,25 @@ def _build(folder: Path) -> Path:
         return program
     subprocess.run([*cc, *FLAGS, *map(str, objects), str(library), "-lm", "-o", str(program)], check=True)
     return program
+
+
+def run(check: Path, *arguments) -> str:
+    result = subprocess.run([check, *map(str, arguments)], capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
+
+
+def answers(check: Path, models: list[bytes]) -> list[str]:
+    """One line of "STATUS message" a model, after load, write, load and write."""
+    data = b"".join(len(m).to_bytes(8, "little") + m for m in models)
+    result = subprocess.run([check, "stream"], input=data, capture_output=True, timeout=120)
+    assert result.returncode == 0, result.stderr.decode()
+    lines = result.stdout.decode().splitlines()
+    assert len(lines) == len(models), lines
+    return lines
+
+
+def text(check: Path, tmp_path: Path, m: onnx.ModelProto) -> str:
+    path = tmp_path / "model.onnx"
+    path.write_bytes(m.SerializeToString())
+    return run(check, "text", path)

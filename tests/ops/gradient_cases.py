@@ -1,5 +1,5 @@
 """The gradient cases of all test files here, and further ones made of them: empty, rank 0, broadcast,
-and one value given twice.
+and one value given twice; and their check against torch, of which a run takes a sample.
 """
 
 from __future__ import annotations
@@ -8,17 +8,68 @@ import dataclasses
 import functools
 import importlib
 import itertools
+import os
+import random
+import re
 from pathlib import Path
 from typing import Iterator, Sequence
 
 import numpy as np
-from harness import C, Case, R, V, _arrays, _grad_inputs, _is_const, _run_inputs, _tensor, _torch_outputs
+import pytest
+from harness import (
+    C,
+    Case,
+    R,
+    V,
+    _arrays,
+    _grad_inputs,
+    _is_const,
+    _run_inputs,
+    _tensor,
+    _tol,
+    _torch_outputs,
+    assert_close,
+    call,
+    check_gradients,
+    session_of,
+)
+from seeds import fixed_seed
 
 from onnxtrain import _C
 
 SHAPES = [(), (1,), (4,), (3, 1), (3, 4), (1, 4), (2, 1, 4), (2, 3, 1), (2, 3, 4), (0, 1), (2, 0, 1), (0,)]
 #: Operators whose inputs broadcast against each other.
 BROADCAST = ("Add", "Sub", "Mul", "Div", "Pow", "Mod", "Min", "Max", "Sum", "Mean", "Where", "PRelu", "BitShift")
+
+SEED = fixed_seed()
+SLOW = os.environ.get("ONNXTRAIN_SLOW") == "1"
+
+# What shapes that torch's function accepts may be refused with: the specification asks for more than the function does.
+REFUSALS = [re.compile(p) for p in (
+    r"axis -?\d+ is out of range for rank 0", r"axis -?\d+ is out of range: B has rank \d and A has rank \d",
+    r"must have \d+ entries of", r"does not fit", r"do not fit", r"differ in shape",
+    r"the batch sizes of Q, K and V differ", r"broadcast is 0", r"would be broadcast",
+    r"does not broadcast to the input's", r"must be a vector",
+    r"input \d is .*\], expected", r"updates are .*(the data|expected)", r"hidden_size is \d+, R has 0",
+    r"kernel_shape differs from the shape of the weight", r"the time axis has 0",
+    r"axis \d has 0 entries, not 1", r"must have rank 3",
+    r"rotary_embedding_dim is \d+, an even number of at most 0 is expected",
+    r"must have one entry per head", r"past_state must have the shape", r"update is .*the cache",
+    r"\d+ repeats, the input has rank 0", r"\d+ entries for 0 axes",
+    r"the input has rank 0, expected", r"axis \d of the input is empty, but the result would have \d",
+    # Means, norms and windows of nothing: PyTorch gives NaN, or refuses too.
+    r"planes of the input are empty", r"kernel dim \d is 0", r"has 0 cells, the kernel \d",
+    r"end \d+ of group 0 is outside 0 to 0", r"0 matrices, \d+ ends",  # groups of rows or of matrices that are gone
+    r"Expand 'node': shapes .* do not broadcast",  # to a constant shape, where the case's function takes the input's
+)]
+# Where torch's result for empty operands has a wrong shape or no gradient (torch 2.13): (operator, part of its
+# variant's name).
+TORCH_IS_WRONG = [("Conv", "empty"), ("SpaceToDepth", "empty"), ("DepthToSpace", "empty"),
+                  ("AdaptiveAveragePool", "empty"),
+                  # Its gradient of the scale is NaN, that of InstanceNormalization 0.
+                  *(("GroupNormalization", f"empty_0.{k}") for k in (2, 3, 4))]
+# The case's function does not broadcast what the operator does.
+FUNCTION_DIFFERS = [("Expand", "scalar"), ("Sub", "scalar")]
 
 
 @functools.cache
@@ -143,3 +194,42 @@ def every_case() -> list[tuple[str, Case]]:
                 if name != "ERRORS" and isinstance(value, list):
                     found += [(path.stem[5:], case) for case in value if isinstance(case, Case)]
     return found
+
+
+def excused(variant) -> bool:
+    return any(variant.op_type == op and part in variant.name for op, part in TORCH_IS_WRONG + FUNCTION_DIFFERS)
+
+
+def check(variant) -> None:
+    """Forward and gradients against torch; or a refusal that stands in REFUSALS."""
+    dtype = variant.dtypes[-1]
+    arrays = _arrays(variant, dtype)
+    run = _run_inputs(variant, arrays)
+    try:
+        outputs, _ = call(session_of(variant, arrays), [_tensor(arrays[i]) for i in run], bytes(len(run)), None)
+    except (ValueError, IndexError, _C.UnsupportedError) as error:
+        assert any(p.search(str(error)) for p in REFUSALS), f"{variant}: refused with {error}"
+        return
+    wanted = _torch_outputs(variant, [None if a is None else _tensor(a) for a in arrays])
+    if any(g.shape != w.shape for g, w in zip(outputs, wanted)):
+        shapes, theirs = [tuple(o.shape) for o in outputs], [tuple(w.shape) for w in wanted]
+        assert excused(variant), f"{variant}: shapes {shapes}, torch's {theirs}"
+        return
+    for k, (got, want) in enumerate(zip(outputs, wanted)):
+        assert_close(got.numpy(), want.detach().to(got.dtype).numpy(), f"{variant} output {k}", _tol(variant, dtype))
+    if (any(variant.op_type == op and part in variant.name for op, part in TORCH_IS_WRONG)
+        and not all(o.numel() for o in outputs)):
+        return  # nor can torch differentiate these
+    check_gradients(variant, dtype)
+
+
+def sampled(cases, count):
+    chosen = cases if SLOW else random.Random(SEED).sample(cases, min(count, len(cases)))
+    return [pytest.param(case, id=f"seed{SEED}-{file}-{case}") for file, case in chosen]
+
+
+def one_of_each(cases):
+    seen = {}
+    for file, case in cases:
+        seen.setdefault(plain(case), (file, case))
+    return list(seen.values())

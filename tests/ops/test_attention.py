@@ -1,22 +1,10 @@
-"""Attention, RotaryEmbedding and RMSNormalization: operators that stand for others."""
-
+"""Attention has the values and gradients of the specification's formula."""
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from harness import C, Case, R, V, expect_error, run_case
-
-CASES = [
-    Case("RMSNormalization", [R(2, 3, 8), R(8)], opset=23, torch=lambda x, s: F.rms_norm(x, (8,), s, 1e-5)),
-    Case("RMSNormalization", [R(2, 3, 4), R(3, 4)], {"axis": 1, "epsilon": 0.125}, opset=23, name="axis 1",
-         torch=lambda x, s: F.rms_norm(x, (3, 4), s, 0.125)),
-    Case("RMSNormalization", [R(2, 4), R(1)], {"axis": 0}, opset=23, name="all",
-         torch=lambda x, s: F.rms_norm(x, (2, 4), None, 1e-5) * s),
-]
-
-
-# ---- Attention -----------------------------------------------------------------------------------------------------
 
 NAMES = ("Q", "K", "V", "mask", "past_k", "past_v", "lens")
 
@@ -91,7 +79,7 @@ def attention(name, q=(2, 2, 3, 4), k=None, v=None, mask=None, past=0, lens=None
 
 
 BOOLS = np.array([[True, False, True], [False, False, False], [True, True, True]])
-CASES += [
+CASES = [
     attention("plain", alloc=True),
     attention("v23", opset=23),
     attention("causal", causal=1),
@@ -120,44 +108,6 @@ CASES += [
 ]
 
 
-# ---- RotaryEmbedding -----------------------------------------------------------------------------------------------
-
-
-def rotate(heads=None, interleaved=0, turned=0):
-    def run(x, cos, sin, ids=None):
-        if ids is not None:
-            cos, sin = cos[ids], sin[ids]
-        packed = x.dim() == 3
-        h = x.unflatten(2, (heads, -1)) if packed else x.transpose(1, 2)
-        size = turned or h.shape[3]
-        first, rest = h[..., :size], h[..., size:]
-        a, b = (first[..., 0::2], first[..., 1::2]) if interleaved else first.chunk(2, -1)
-        cos, sin = cos[:, :, None], sin[:, :, None]
-        pair = [cos * a - sin * b, sin * a + cos * b]
-        joined = torch.stack(pair, -1).flatten(-2) if interleaved else torch.cat(pair, -1)
-        y = torch.cat([joined, rest], -1)
-        return y.flatten(2) if packed else y.transpose(1, 2)
-
-    return run
-
-
-def rotary(name, x, *caches, **attrs):
-    names = {"heads": "num_heads", "interleaved": "interleaved", "turned": "rotary_embedding_dim"}
-    return Case("RotaryEmbedding", [R(*x), *caches], {names[k]: v for k, v in attrs.items()}, opset=23,
-                torch=rotate(**attrs), name=name)
-
-
-IDS = V([[2, 0, 1], [4, 4, 3]], np.int64)
-CASES += [
-    rotary("4d", (2, 2, 3, 4), R(2, 3, 2), R(2, 3, 2)),
-    rotary("3d", (2, 3, 8), R(2, 3, 2), R(2, 3, 2), heads=2),
-    rotary("interleaved", (2, 2, 3, 4), R(2, 3, 2), R(2, 3, 2), interleaved=1),
-    rotary("ids", (2, 2, 3, 4), R(5, 2), R(5, 2), IDS),
-    rotary("ids 3d interleaved part", (2, 3, 12), R(5, 2), R(5, 2), IDS, heads=2, interleaved=1, turned=4),
-    rotary("part", (2, 2, 3, 6), R(2, 3, 1), R(2, 3, 1), turned=2),
-]
-
-
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_op(case):
     run_case(case)
@@ -175,9 +125,6 @@ ERRORS = [
     (shaped("Attention", *QKV, R(2, 2, 2)), ValueError, "attn_mask"),
     (shaped("Attention", *QKV, None, R(2, 2, 1, 4)), ValueError, "must be given together"),
     (shaped("Attention", *QKV, qk_matmul_output_mode=4), ValueError, "qk_matmul_output_mode"),
-    (shaped("RotaryEmbedding", R(2, 3, 8), R(2, 3, 2), R(2, 3, 2)), ValueError, "num_heads"),
-    (shaped("RotaryEmbedding", R(2, 2, 3, 4), R(2, 3, 1), R(2, 3, 1)), ValueError, "2 columns"),
-    (shaped("RMSNormalization", R(2, 3), R(4)), ValueError, "roadcast"),
 ]
 
 

@@ -122,9 +122,9 @@ def test_op(case):
 
 # Gradients of these have test functions of their own.
 ELSEWHERE = {
-    "AffineGrid": "ops/test_grid_sample.py", "Col2Im": "ops/test_rearrange.py", "Dropout": "ops/test_random.py",
-    "If": "control/test_control_flow.py", "Loop": "control/test_control_flow.py",
-    "Scan": "control/test_control_flow.py",
+    "AffineGrid": "ops/test_grid_sample.py", "Col2Im": "ops/test_col2im.py", "Dropout": "ops/test_dropout.py",
+    "If": "control/test_control.py", "Loop": "control/test_control.py",
+    "Scan": "control/test_control.py",
     **dict.fromkeys((
         "SequenceConstruct", "SequenceEmpty", "SequenceInsert", "SequenceErase", "SequenceAt", "SequenceLength",
         "SplitToSequence", "ConcatFromSequence", "SequenceMap", "Optional", "OptionalHasElement",

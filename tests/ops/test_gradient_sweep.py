@@ -6,116 +6,42 @@ ONNXTRAIN_TEST_SEED, which stands in each test's name; ONNXTRAIN_SLOW=1 takes al
 """
 
 import itertools
-import os
 import random
-import re
 
 import numpy as np
 import onnx
 import pytest
-import torch
 from gradient_cases import (
-    BROADCAST,
-    broadcast,
+    REFUSALS,
+    SEED,
+    check,
     emptied,
     empty,
     every_case,
     gradient_cases,
-    plain,
     repeated,
+    sampled,
     scalar,
     with_arrays,
 )
 from harness import (
     _arrays,
-    _expanded,
     _grad_inputs,
-    _offset,
     _output_grads,
     _run_inputs,
     _tensor,
     _tol,
     _torch_grads,
     _torch_outputs,
-    _transposed,
     assert_close,
     call,
-    check_gradients,
     model_of,
     session_of,
 )
-from seeds import fixed_seed
 
 from onnxtrain import _C
 
-SEED = fixed_seed()
-SLOW = os.environ.get("ONNXTRAIN_SLOW") == "1"
 CASES = list(gradient_cases())
-
-# What shapes that torch's function accepts may be refused with: the specification asks for more than the function does.
-REFUSALS = [re.compile(p) for p in (
-    r"axis -?\d+ is out of range for rank 0", r"axis -?\d+ is out of range: B has rank \d and A has rank \d",
-    r"must have \d+ entries of", r"does not fit", r"do not fit", r"differ in shape",
-    r"the batch sizes of Q, K and V differ", r"broadcast is 0", r"would be broadcast",
-    r"does not broadcast to the input's", r"must be a vector",
-    r"input \d is .*\], expected", r"updates are .*(the data|expected)", r"hidden_size is \d+, R has 0",
-    r"kernel_shape differs from the shape of the weight", r"the time axis has 0",
-    r"axis \d has 0 entries, not 1", r"must have rank 3",
-    r"rotary_embedding_dim is \d+, an even number of at most 0 is expected",
-    r"must have one entry per head", r"past_state must have the shape", r"update is .*the cache",
-    r"\d+ repeats, the input has rank 0", r"\d+ entries for 0 axes",
-    r"the input has rank 0, expected", r"axis \d of the input is empty, but the result would have \d",
-    # Means, norms and windows of nothing: PyTorch gives NaN, or refuses too.
-    r"planes of the input are empty", r"kernel dim \d is 0", r"has 0 cells, the kernel \d",
-    r"Expand 'node': shapes .* do not broadcast",  # to a constant shape, where the case's function takes the input's
-)]
-# Where torch's result for empty operands has a wrong shape or no gradient (torch 2.13): (operator, part of its
-# variant's name).
-TORCH_IS_WRONG = [("Conv", "empty"), ("SpaceToDepth", "empty"), ("DepthToSpace", "empty"),
-                  ("AdaptiveAveragePool", "empty"),
-                  # Its gradient of the scale is NaN, that of InstanceNormalization 0.
-                  *(("GroupNormalization", f"empty_0.{k}") for k in (2, 3, 4))]
-# The case's function does not broadcast what the operator does.
-FUNCTION_DIFFERS = [("Expand", "scalar"), ("Sub", "scalar")]
-
-
-def excused(variant) -> bool:
-    return any(variant.op_type == op and part in variant.name for op, part in TORCH_IS_WRONG + FUNCTION_DIFFERS)
-
-
-def check(variant) -> None:
-    """Forward and gradients against torch; or a refusal that stands in REFUSALS."""
-    dtype = variant.dtypes[-1]
-    arrays = _arrays(variant, dtype)
-    run = _run_inputs(variant, arrays)
-    try:
-        outputs, _ = call(session_of(variant, arrays), [_tensor(arrays[i]) for i in run], bytes(len(run)), None)
-    except (ValueError, IndexError, _C.UnsupportedError) as error:
-        assert any(p.search(str(error)) for p in REFUSALS), f"{variant}: refused with {error}"
-        return
-    wanted = _torch_outputs(variant, [None if a is None else _tensor(a) for a in arrays])
-    if any(g.shape != w.shape for g, w in zip(outputs, wanted)):
-        shapes, theirs = [tuple(o.shape) for o in outputs], [tuple(w.shape) for w in wanted]
-        assert excused(variant), f"{variant}: shapes {shapes}, torch's {theirs}"
-        return
-    for k, (got, want) in enumerate(zip(outputs, wanted)):
-        assert_close(got.numpy(), want.detach().to(got.dtype).numpy(), f"{variant} output {k}", _tol(variant, dtype))
-    if (any(variant.op_type == op and part in variant.name for op, part in TORCH_IS_WRONG)
-        and not all(o.numel() for o in outputs)):
-        return  # nor can torch differentiate these
-    check_gradients(variant, dtype)
-
-
-def sampled(cases, count):
-    chosen = cases if SLOW else random.Random(SEED).sample(cases, min(count, len(cases)))
-    return [pytest.param(case, id=f"seed{SEED}-{file}-{case}") for file, case in chosen]
-
-
-def one_of_each(cases):
-    seen = {}
-    for file, case in cases:
-        seen.setdefault(plain(case), (file, case))
-    return list(seen.values())
 
 
 @pytest.mark.parametrize("case", sampled(CASES, 160))
@@ -127,15 +53,6 @@ def test_empty(case):
 @pytest.mark.parametrize("case", sampled(CASES, 200))
 def test_scalar(case):
     for variant in scalar(case):
-        check(variant)
-
-
-@pytest.mark.parametrize("case",
-                         sampled(one_of_each([c for c in CASES if c[1].op_type in BROADCAST and c[1].opset >= 7 and all(
-s is not None and np.prod(s.shape, dtype=int) for s in c[1].inputs)]), 12))
-def test_broadcast(case):
-    variants = list(broadcast(case))
-    for variant in variants if SLOW else random.Random(SEED).sample(variants, min(60, len(variants))):
         check(variant)
 
 
@@ -185,28 +102,6 @@ def test_repeated(case):
         assert_close(np.zeros_like(arrays[i]) if both is None else both.numpy(),
                      (wanted[i] + wanted[j]).astype(arrays[i].dtype), f"{variant} gradient of both",
                      _tol(variant, dtype))
-
-
-@pytest.mark.parametrize("case", sampled(CASES, 200))
-def test_strided_gradients(case):
-    """Inputs and gradients of outputs transposed, at an offset, with gaps and of stride 0:
-    the numbers of contiguous ones.
-    """
-    dtype = case.dtypes[-1]
-    arrays = _arrays(case, dtype)
-    run, inputs = _run_inputs(case, arrays), _grad_inputs(case, arrays)
-    session, mask = session_of(case, arrays), bytes(i in inputs for i in run)
-    outputs, _ = call(session, [_tensor(arrays[i]) for i in run], bytes(len(run)), None)
-    grads = _output_grads(case, outputs)
-    for how in (_transposed, _offset, _expanded):
-        tensors = [how(_tensor(arrays[i])) if how is not _expanded else _tensor(arrays[i]) for i in run]
-        strided = [None if g is None else how(g) for g in grads]
-        _, want = call(session, [t.contiguous() for t in tensors], mask,
-                       [None if g is None else g.contiguous() for g in strided])
-        _, got = call(session, tensors, mask, strided)
-        for i, g, w in zip(run, got, want):
-            assert (g is None) == (w is None)
-            assert g is None or torch.equal(g.nan_to_num(), w.nan_to_num()), f"{case} gradient of {i}, {how.__name__}"
 
 
 @pytest.mark.parametrize("case",

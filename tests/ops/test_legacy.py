@@ -1,8 +1,6 @@
 """Operators of opsets 1 to 6: converted up, with their gradients."""
 
-
 import numpy as np
-import onnx.defs
 import pytest
 import torch
 import torch.nn.functional as F
@@ -120,17 +118,3 @@ ERRORS = [
 @pytest.mark.parametrize("case,error,match", ERRORS, ids=str)
 def test_errors(case, error, match):
     expect_error(case, error, match)
-
-
-def test_every_version_of_every_operator_that_we_have_is_covered():
-    """No opset of ai.onnx in which an operator of ours has no descriptor."""
-    since = {}
-    for op in _C.operators():
-        if op["domain"] == "":
-            since[op["name"]] = min(op["since"], since.get(op["name"], 1000))
-    first = {}
-    for schema in onnx.defs.get_all_schemas_with_history():
-        if schema.domain == "":
-            first[schema.name] = min(schema.since_version, first.get(schema.name, 1000))
-    late = {name: (version, first[name]) for name, version in since.items() if name in first and version > first[name]}
-    assert not late, f"(ours, the first of the specification): {late}"

@@ -2,7 +2,6 @@
 quantisation.
 """
 
-
 import numpy as np
 import onnx
 import pytest
@@ -43,18 +42,6 @@ x.astype(np.float16) / s.astype(np.float16)).astype(np.int8)),
          opset=21, torch=lambda x, s: x * s.repeat_interleave(3, 1)[:, :5], dtypes=[np.float32]),
     Case("DequantizeLinear", [R(4, low=-100, high=100, dtype=np.int32), R()], opset=21, torch=lambda x, s: x * s,
          dtypes=[np.float32]),
-    flat("MatMulInteger", R(3, 4, dtype=np.uint8, high=255, low=0), R(4, 2, dtype=np.int8, low=-128, high=127),
-         V([9, 8, 7], np.uint8), V(3, np.int8), opset=10,
-         reference=lambda a, b, za, zb: (a.astype(np.int32) - za[:, None]) @ (b.astype(np.int32) - zb)),
-    flat("MatMulInteger", R(2, 3, 4, dtype=np.uint8, high=255, low=0), R(4, 2, dtype=np.uint8, low=0, high=255), None,
-         V([1, 200], np.uint8), opset=10,
-         reference=lambda a, b, za, zb: a.astype(np.int32) @ (b.astype(np.int32) - zb)),
-    flat("ConvInteger", R(1, 2, 5, 5, dtype=np.uint8, high=255, low=0), R(3, 2, 3, 3, dtype=np.uint8, high=255, low=0),
-         V(3, np.uint8),
-         V([1, 2, 3], np.uint8), attrs={"pads": [1, 1, 1, 1], "strides": [2, 1]}, opset=10,
-         reference=lambda x, w, zx, zw: torch.conv2d(
-torch.tensor(x).double() - float(zx), torch.tensor(w).double() - torch.tensor(zw)[:, None, None, None].double(),
-padding=1, stride=(2, 1)).int().numpy()),
 ]
 
 

@@ -141,6 +141,10 @@ def test_threads_may_change_after_the_program_is_built():
             assert torch.equal(got, want)
 
 
+def chosen(s):
+    return sorted(k for _, k, _ in s.kernels() if k.startswith("conv"))
+
+
 # volumes, channels, channels of the result, depth of filter and volume, height, width, pads (begins, ends)
 VOLUMES = [
     (2, 16, 32, 3, 4, 12, 12, [1, 1, 1, 1, 1, 1]), (1, 48, 16, 2, 5, 9, 7, [0, 1, 2, 2, 0, 1]),
@@ -171,15 +175,6 @@ def check_volume(case):
 def test_volumes(case, threads):
     torch.set_num_threads(threads)
     check_volume(case)
-
-
-@pytest.mark.parametrize(("c", "k", "depth"), [(20, 64, 4), (64, 24, 4), (64, 64, 1)])
-def test_volumes_that_are_left_to_others(c, k, depth):
-    """Blocks of sixteen channels in more than one slice; two of three slices of the filter outside."""
-    x, w = torch.randn(2, c, depth, 6, 6), torch.randn(k, c, 3, 3, 3)
-    s = session(x, w, [1] * 6, bias=False)
-    step(s, [x, w], torch.randn(2, k, depth, 6, 6))
-    assert not any("winograd" in kernel for _, kernel, _ in s.kernels())
 
 
 @pytest.mark.parametrize("isa", ["plain", "avx2"])
@@ -217,69 +212,6 @@ def test_accuracy_beside_the_direct_way(shape):
                          for a, e in zip(got, want)][:3]
     for ours, direct in zip(found["f32_winograd"], found["f32_onednn"]):
         assert ours < 6 * direct + 1e-9, found
-
-
-def large():
-    pads = [1, 1, 1, 1]
-    return (*data(4, 64, 64, 32, 32, pads), pads)
-
-
-def chosen(s):
-    return sorted(k for _, k, _ in s.kernels() if k.startswith("conv"))
-
-
-def test_disabled_by_name():
-    x, w, b, dy, pads = large()
-    _C.disable_passes(["cse", "winograd"])
-    s = session(x, w, pads)
-    step(s, [x, w, b], dy)
-    assert chosen(s) == sorted(f"{part}_f32_onednn" for part in PARTS)
-    _C.disable_passes(["winograds"])
-    s = session(x, w, pads)
-    only("f32_winograd")
-    step(s, [x, w, b], dy)
-    assert chosen(s) == sorted(f"{part}_f32_winograd" for part in PARTS)
-
-
-def test_disabled_by_environment():
-    code = """
-import test_winograd as t
-x, w, b, dy, pads = t.large()
-s = t.session(x, w, pads)
-t.step(s, [x, w, b], dy)
-assert t.chosen(s) == sorted(f"{part}_f32_onednn" for part in t.PARTS), t.chosen(s)
-"""
-    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "ONNXTRAIN_DISABLE": "winograd"})
-
-
-def test_a_shape_has_one_choice():
-    """Measured once: every program of one shape has the same kernels, those of another batch too."""
-    found = set()
-    for images in (4, 4, 7, 4):
-        x, w, b, dy = data(images, 64, 64, 32, 32, [1, 1, 1, 1])
-        s = session(x, w, [1, 1, 1, 1])
-        step(s, [x, w, b], dy)
-        found.add(tuple(chosen(s)))
-    assert len(found) == 1
-
-
-@pytest.mark.parametrize("shapes, pads, attributes", [
-    (((1, 16, 9, 9), (16, 16, 3, 3)), [1, 1, 1, 1], {"strides": [2, 2]}),
-    (((1, 16, 9, 9), (16, 16, 3, 3)), [1, 1, 1, 1], {"dilations": [1, 2]}),
-    (((1, 16, 9, 9), (16, 8, 3, 3)), [1, 1, 1, 1], {"group": 2}),
-    (((1, 16, 9, 9), (16, 16, 3, 3)), [3, 1, 1, 1], {}),
-    (((1, 16, 9, 9), (16, 16, 3, 2)), [1, 1, 1, 1], {}),
-    (((1, 16, 9), (16, 16, 3)), [1, 1], {}),
-    (((0, 16, 9, 9), (16, 16, 3, 3)), [1, 1, 1, 1], {}),
-], ids=["stride", "dilation", "groups", "padding", "kernel", "1-d", "empty"])
-def test_what_is_declined(shapes, pads, attributes):
-    x, w = (torch.randn(s) for s in shapes)
-    s = session(x, w, pads, bias=False, **attributes)
-    s.forward([x, w], b"\0\0")
-    assert all("winograd" not in k for k in chosen(s))
-    only("f32_winograd")
-    with pytest.raises(_C.UnsupportedError, match="f32_winograd: "):
-        session(x, w, pads, bias=False, **attributes).forward([x, w], b"\0\0")
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

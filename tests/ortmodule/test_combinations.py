@@ -189,18 +189,6 @@ def test_autocast_inside_out():
     in_engine(both(module(switched_off), within))
 
 
-def test_determinism_is_part_of_what_a_graph_holds_for():
-    model = ORTModule(Linear())
-    model(Y)
-    torch.use_deterministic_algorithms(True)
-    try:
-        model(Y)
-    finally:
-        torch.use_deterministic_algorithms(False)
-    model(Y)
-    assert in_engine(model, 3)["exports"] == 2
-
-
 def test_under_torch_compile():
     """What is around it is compiled; it is left as it is."""
     model = ORTModule(Linear())

@@ -1,10 +1,6 @@
-"""DebugOptions: files of every stage, verification, levels, and what is said at the start."""
+"""DebugOptions: files of every stage, verification and levels."""
 
 import logging
-import os
-import re
-import sys
-import threading
 
 import onnx
 import pytest
@@ -12,8 +8,8 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from onnxtrain import _C, explain
-from onnxtrain.ortmodule import DebugOptions, LogLevel, ORTModule, _announce
+from onnxtrain import _C
+from onnxtrain.ortmodule import DebugOptions, LogLevel, ORTModule
 from onnxtrain.ortmodule._debug import STAGES
 from onnxtrain.ortmodule._verify import VerificationError
 
@@ -141,73 +137,6 @@ def test_verify_raises_above_tolerance(monkeypatch):
         model(torch.randn(2, 3))
 
 
-@pytest.mark.parametrize(("rank", "lines"), [("0", 1), ("1", 0)])
-def test_a_long_export_is_said_while_it_goes_on(rank, lines, caplog, monkeypatch):
-    monkeypatch.setattr(_announce, "PROGRESS", (0.0, 3600.0))
-    monkeypatch.setenv("RANK", rank)
-    model = ORTModule(nn.Sequential(nn.Linear(3, 3)))
-    with caplog.at_level(logging.WARNING, "onnxtrain"):
-        for _ in range(2):
-            model(torch.randn(2, 3))
-    assert caplog.text.count("Sequential is being captured and exported, 0 s so far") == lines
-    with pytest.raises(ZeroDivisionError), _announce.start(model):
-        raise ZeroDivisionError
-    assert not [thread for thread in threading.enumerate() if thread.name == "onnxtrain-progress"]
-
-
-def test_start_is_one_line_per_mode_on_rank_0(caplog, monkeypatch):
-    model = ORTModule(nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.1)))
-    with caplog.at_level(logging.WARNING, "onnxtrain"):
-        for _ in range(2):
-            model(torch.randn(2, 3))
-            model(torch.randn(2, 2, 3))
-        model.eval()
-        model(torch.randn(2, 3))
-    lines = [re.sub(r"[\d.]+", "N", record.getMessage()) for record in caplog.records if record.name == "onnxtrain"]
-    assert lines == ["ORTModule: Sequential runs in the engine: N kernels, first call N s, N MiB planned",
-                     "ORTModule: Sequential runs in the engine without gradients: N kernels, first call N s, N MiB "
-                     "planned"]
-    for variable in ("RANK", "OMPI_COMM_WORLD_RANK"):
-        with monkeypatch.context() as patch:
-            patch.setenv(variable, "1")
-            caplog.clear()
-            with caplog.at_level(logging.WARNING, "onnxtrain"):
-                ORTModule(nn.Linear(3, 3))(torch.randn(2, 3))
-            assert "runs in" not in caplog.text
-
-
-def test_start_at_info_says_what_explain_says(caplog):
-    model = ORTModule(nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.1)), DebugOptions(LogLevel.INFO))
-    with caplog.at_level(logging.INFO, "onnxtrain"):
-        model(torch.randn(2, 3))
-    [told] = [record.getMessage() for record in caplog.records if "training graph: " in record.getMessage()]
-    assert told.removeprefix("ORTModule: ") in explain(model) and "OFF" not in caplog.text
-
-
-class Branching(nn.Sequential):
-    def forward(self, x):
-        x = self[0](x)
-        return self[1](x) if x.sum() > 0 else self[1](-x)
-
-
-def test_start_says_where_only_a_part_is_in_the_engine(caplog):
-    with caplog.at_level(logging.WARNING, "onnxtrain"):
-        ORTModule(Branching(nn.Linear(3, 3), nn.Linear(3, 3)))(torch.ones(2, 3))
-    assert "Branching runs partly in the engine: " in caplog.text and " in 2 graphs, " in caplog.text
-    assert "planned; onnxtrain.explain(model) names the rest" in caplog.text
-
-
-def test_start_says_nothing_of_a_call_that_fails(caplog):
-    model = ORTModule(nn.Embedding(3, 3))
-    with caplog.at_level(logging.WARNING, "onnxtrain"):
-        with pytest.raises(IndexError):
-            model(torch.tensor([7]))
-        assert "runs in" not in caplog.text
-        for _ in range(2):
-            model(torch.tensor([1]))
-    assert caplog.text.count("runs in the engine") == 1
-
-
 @pytest.mark.parametrize(("level", "info", "warning"),
                          [("INFO", True, True), ("WARNING", False, True), ("ERROR", False, False)])
 def test_log_level_and_its_variable(level, info, warning, caplog, monkeypatch):
@@ -222,17 +151,6 @@ def test_log_level_and_its_variable(level, info, warning, caplog, monkeypatch):
         assert ("Linear runs in the engine" in caplog.text) == warning
 
 
-def test_explain_names_opset_time_and_fallbacks(capsys):
-    model = ORTModule(nn.Linear(3, 3))
-    model(torch.randn(2, 3))
-    model(torch.randn(5, 3))
-    text = explain(model)
-    assert not capsys.readouterr().out and repr(text) == str(text)  # a notebook shows it, print() prints it once
-    for part in ("training graph: opset 20", "2 steps", "ms on average", "MiB", "2 in the engine, 0 in PyTorch",
-                 "captures: 1 in ", "with 1 export in "):
-        assert part in text
-
-
 def test_lines_of_the_level_asked_for_are_seen_whatever_the_loggers_level(caplog, capsys, monkeypatch):
     class Named(nn.Module):
         def forward(self, x, text):
@@ -245,33 +163,3 @@ def test_lines_of_the_level_asked_for_are_seen_whatever_the_loggers_level(caplog
     for level, times in ((LogLevel.INFO, 1), (LogLevel.WARNING, 0)):
         ORTModule(Named(), DebugOptions(level))(torch.ones(2), "four")
         assert capsys.readouterr().err.count(said) == times
-
-
-def test_the_report_of_a_build_holds_what_a_bug_report_needs(monkeypatch, capsys):
-    from onnxtrain.__main__ import main
-
-    for name in [name for name in os.environ if name.startswith(("ORTMODULE_", "ONNXTRAIN_"))]:
-        monkeypatch.delenv(name)
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    assert main([]) == 0
-    rows = dict(line.split(None, 1) for line in capsys.readouterr().out.splitlines())
-    assert rows["torch"] == torch.__version__ and rows["Python"].startswith(sys.version.split()[0])
-    assert onnx.__version__ in rows["onnx,"] and "hardware threads" in rows["processor"]
-    assert rows["variables"].startswith("no ORTMODULE_*")
-    assert all(name in rows for name in ("onnxtrain", "instruction", "threads", "matrix", "oneDNN", "CUDA", "MPI"))
-    monkeypatch.setenv("ORTMODULE_MEMORY_OPT_LEVEL", "1")
-    monkeypatch.setenv("ONNXTRAIN_MISSPELT", "1")
-    assert main([]) == 0
-    rows = dict(line.split(None, 1) for line in capsys.readouterr().out.splitlines())
-    assert rows["ORTMODULE_MEMORY_OPT_LEVEL"] == "1" and "variables" not in rows
-    assert rows["ONNXTRAIN_MISSPELT"] == "1 (not read at run time)"
-
-
-def test_commands_are_named_and_a_script_that_is_missing(capsys, tmp_path):
-    from onnxtrain.__main__ import main
-
-    assert main(["--help"]) == 0
-    text = capsys.readouterr().out
-    assert all(command in text for command in ("run ", "alias on ", "alias off", "migrate ", "doctor "))
-    with pytest.raises(SystemExit, match="nope.py: there is no such file"):
-        main(["run", str(tmp_path / "nope.py")])

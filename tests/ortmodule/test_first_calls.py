@@ -115,50 +115,6 @@ def test_a_pool_of_threads_inside_forward():
     """)
 
 
-def test_a_fork_while_another_thread_exports():
-    """The child has torch as it was, and none of the locks is held."""
-    run("""
-    import os
-    child = []
-    def fork():
-        pid = os.fork()
-        if pid == 0:
-            child.append(pid)  # it forks no other one
-            try:
-                left = [name for owner, name, value, own in before.values()
-                        if (name in vars(owner)) != own or vars(owner).get(name) is not value]
-                assert not left, left
-                errors.clear()
-                train(Net(2))
-                assert not errors and not wrong, errors
-                os._exit(0)
-            except BaseException as error:
-                print(repr(error), flush=True)
-                os._exit(1)
-        child.append(pid)
-
-    from onnxtrain._export import exclusive
-    from onnxtrain.ortmodule._runner import GraphRunner
-    plain = GraphRunner._program
-    def program(self, *args):
-        if not child:
-            helper = threading.Thread(target=fork)
-            helper.start()
-            helper.join()
-        return plain(self, *args)
-    GraphRunner._program = program
-    train(Net(2))
-    deadline = time.time() + 300
-    while (ended := os.waitpid(child[0], os.WNOHANG)) == (0, 0):
-        if time.time() > deadline:
-            os.kill(child[0], 9)
-            raise AssertionError("the child hangs")
-        time.sleep(0.1)
-    assert ended[1] == 0, ended
-    check()
-    """)
-
-
 def test_other_compiles_of_the_process_keep_working():
     """What a user compiles himself, whole, while wrapped modules have their first calls in two other threads. Neither
     a backward of AOTAutograd's nor a checkpoint is among them: PyTorch traces the one and runs the other with globals of

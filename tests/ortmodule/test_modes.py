@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from agree import Linear, X, Y, both, equal, in_engine, module, step
 from torch.utils.checkpoint import checkpoint
 
-import onnxtrain
 from onnxtrain.ortmodule import ORTModule
 
 
@@ -205,40 +204,6 @@ def test_inside_a_larger_eager_model():
     in_engine(mixed.inner)
 
 
-def test_backward_from_some_outputs_only():
-    """Parameters of the other outputs have no gradient, which is not the same to an optimizer as zeros."""
-
-    def forward(self, x):
-        h = self.fc(x)
-        return h, self.two(x), h.sum() + self.two(x).detach().sum(), self.third(x)
-
-    def use(model):
-        seen = []
-        for which in ((1,), (2,), (0, 3), (0, 1, 2, 3), (2,)):
-            outputs = model(X)
-            sum(outputs[i].sum() for i in which).backward()
-            seen.append([None if p.grad is None else p.grad.clone() for p in model.parameters()])
-            model.zero_grad()
-        torch.autograd.grad(model(X)[2], model.fc.bias)
-        return seen
-
-    in_engine(both(module(forward, two=lambda: nn.Linear(4, 4), third=lambda: nn.Linear(4, 2)), use), 6)
-
-
-def test_a_head_that_is_not_used_is_left_alone_by_the_optimizer():
-    made = module(lambda self, x: (self.fc(x), self.two(x)), two=lambda: nn.Linear(4, 4))
-
-    def use(model):
-        optimizer = torch.optim.AdamW(model.parameters(), 0.1, weight_decay=0.5)
-        for which in (0, 1, 0, 0):
-            optimizer.zero_grad()
-            model(Y)[which].square().mean().backward()
-            optimizer.step()
-        return [p.detach() for p in model.parameters()]
-
-    in_engine(both(made, use, 1e-4), 4)
-
-
 def test_saved_tensors_changed_in_place_are_an_error():
     model = ORTModule(module(lambda self, x: self.fc(x).exp())())
     out = model(Y)
@@ -253,26 +218,6 @@ def test_saved_tensors_changed_in_place_are_an_error():
         out.sum().backward()
 
 
-class Doubled(torch.overrides.TorchFunctionMode):
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        return out * 2 if func is F.relu else out
-
-
-@pytest.mark.parametrize("first", [False, True], ids=["after the export", "before it"])
-def test_function_modes_see_every_call(first):
-    def use(m):
-        with Doubled() if first else contextlib.nullcontext():
-            one = m(X)
-        with contextlib.nullcontext() if first else Doubled():
-            two = m(X)
-        with torch.device("cpu"):  # a mode of torch's own, which changes no function
-            return one, two, m(X)
-    model = both(module(lambda self, x: F.relu(self.fc(x))), use)
-    counts = onnxtrain.stats(model)
-    assert (counts["engine_steps"], counts["fallback_steps"]) == (2, 1) and "Doubled" in counts["reasons"][0]
-
-
 def test_functional_call():
     def use(m):
         fresh = {name: (p.detach() * 2).requires_grad_(True) for name, p in m.named_parameters()}
@@ -282,19 +227,6 @@ def test_functional_call():
 
     in_engine(both(Linear, use), 2)
     in_engine(both(Scaled, use), 2)
-
-
-def test_transforms_of_torch_func_run_in_pytorch():
-    def use(m):
-        weights = {name: p.detach() for name, p in m.named_parameters()}
-        loss = lambda w, x: torch.func.functional_call(m, w, (x,)).square().sum()  # noqa: E731
-        single = torch.func.grad(loss)(weights, Y)
-        each = torch.func.vmap(torch.func.grad(loss), (None, 0))(weights, Y)
-        return single, each
-
-    model = both(Linear, use)
-    (reason,) = onnxtrain.stats(model)["reasons"]
-    assert reason.startswith("torch.func differentiates and batches with its own interpreters")
 
 
 def test_batches_of_gradients_are_refused_by_name():
@@ -309,26 +241,6 @@ def test_batches_of_gradients_are_refused_by_name():
             use()
     y.sum().backward()
     torch.testing.assert_close(x.grad, model.weight.detach().sum(0).expand(3, 4))
-
-
-def test_what_a_transform_left_behind_is_an_argument_like_any():
-    """A tensor kept from within torch.func.grad is a wrapper whose level is gone; torch unwraps it wherever it comes."""
-    kept = []
-
-    def square(x):
-        kept.append(x * 2)
-        return (x * x).sum()
-
-    torch.func.grad(square)(Y)
-    assert torch._C._functorch.is_dead_tensor_wrapper(kept[0])
-
-    def use(m):
-        first = m(Y)
-        out = m(kept[0])
-        (first.sum() + out.square().sum()).backward()
-        return out, [p.grad for p in m.parameters()]
-
-    in_engine(both(Linear, use), 2)
 
 
 def test_threads_with_their_own_modes():
@@ -400,29 +312,6 @@ def test_scaler_schedulers_and_averages():
             average.update_parameters(model)
         results.append([p.detach() for p in model.parameters()] + [average(Y).detach()])
     equal(results[1], results[0], 1e-4)
-
-
-@pytest.fixture
-def double_by_default():
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
-
-
-def test_new_tensors_have_the_default_dtype(double_by_default):
-    def forward(self, x):
-        drawn = torch.bernoulli(torch.full((4,), 0.5)) * torch.rand(4)
-        grid = torch.linspace(0, 1, 4) + torch.arange(0, 1, 0.25) + torch.ones(4) + torch.eye(4)[0] + torch.zeros(4)
-        return self.fc(x) * drawn + grid / 3, grid
-
-    x = torch.randn(3, 4)
-    in_engine(both(module(forward), lambda m: [step(x)(m), step(x + 1)(m)], 1e-14), 2)
-
-
-def test_the_default_dtype_of_whole_numbers_is_pytorchs_and_draws_the_same(double_by_default):
-    x = torch.randn(3, 4)
-    model = both(module(lambda self, x: self.fc(x) * torch.rand(4) * (torch.arange(4) / 3)), step(x), 0)
-    assert "torch's default dtype" in onnxtrain.stats(model)["reasons"][0]
 
 
 @pytest.mark.parametrize("drop", [lambda h: F.dropout(h, 0.5, True, True), nn.Dropout(0.5, inplace=True),

@@ -233,7 +233,7 @@ def test_what_is_refused(more, error, message):
 
 def test_a_proto(tmp_path):
     """Changed in place before it is trained; equal losses from both trainers."""
-    from test_training_onnx import graph_of, proto_trainer
+    from test_onnx_model import graph_of, proto_trainer
 
     calls = []
     new, old = proto_trainer(graph_of(), optim.AdamConfig(lr=0.01)), legacy(

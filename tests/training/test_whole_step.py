@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from eager_training import DESCRIPTION, batches, cross_entropy, net, options, trainer_of
 from onnx import TensorProto, helper
 
-from onnxtrain import _C, optim
+from onnxtrain import optim
 from onnxtrain.training import ORTTrainer, _whole_step, amp
 from onnxtrain.training import optim as configs
 
@@ -217,22 +217,3 @@ def test_the_optimizers_of_their_own_clip_as_torch_does():
     optimizer = optim.SGD([ours], lr=1.0, max_grad_norm=1e-6)
     assert optimizer.step().item() == pytest.approx(2e-6)
     assert torch.allclose(ours.detach(), torch.full((4,), -1e-6 / 3), atol=0)
-
-
-def test_errors_of_the_core():
-    a, b = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [2]) for name in "ab")
-    graph = helper.make_graph([helper.make_node("Mul", ["a", "a"], ["b"])], "g", [a], [b])
-    session = _C.Session(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]).SerializeToString())
-    x = torch.tensor([1.0, 2.0])
-    with pytest.raises(ValueError, match="grad_mask has 2 bytes, expected 1"):
-        session.step((x,), b"\1\1", 0, 0, x)
-    with pytest.raises(IndexError, match="there is no output 1"):
-        session.step((x,), b"\1", 0, 1, x)
-    with pytest.raises(RuntimeError, match="no output of this graph has a gradient"):
-        session.step((x,), b"\0", 0, 0, x)
-    with pytest.raises(TypeError, match="the update is not a tuple"):
-        session.step((x,), b"\1", 0, 0, x, 3)
-    x.grad = None
-    for i in range(1, 3):
-        (y,), result = session.step((x,), b"\1", 0, 0, torch.ones(2), (max, (3, i)))
-        assert y.tolist() == [1, 4] and result == 3 and x.grad.tolist() == [2 * i, 4 * i]
