@@ -9,9 +9,12 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from onnxtrain import _C, _report
+
+if TYPE_CHECKING:
+    from onnxtrain.ortmodule._module import ORTModule
 
 MIB = 2**20
 BUDGETS = (0.8, 0.6, 0.4, 0.25, 0.15)  # of what the level plans
@@ -57,7 +60,7 @@ class MemoryReport:
         return "\n".join(lines)
 
 
-def _programs(model: Any, function: str) -> list[Any]:
+def _programs(model: ORTModule, function: str) -> list[Any]:
     """The programs of an ORTModule that have run a training step, the latest of each schema."""
     _report.check(model, function)
     found = [programs[-1] for _, programs in model._all_programs() if programs]
@@ -108,7 +111,7 @@ def _holders(plan: dict[str, Any], step: int) -> list[tuple[str, int]]:
     return sorted(held.items(), key=lambda item: (-item[1], item[0]))
 
 
-def memory_report(model: Any, *sizes: Sequence[int]) -> MemoryReport:
+def memory_report(model: ORTModule, *sizes: Sequence[int]) -> MemoryReport:
     """The planned memory of a training step of an ORTModule, which does not run.
 
     Args:
@@ -148,7 +151,7 @@ def memory_report(model: Any, *sizes: Sequence[int]) -> MemoryReport:
     return MemoryReport(plan["slab_bytes"], phases, _holders(plan, peak), levels, budgets, live, split, len(programs))
 
 
-def max_batch(model: Any, limit: float | str, *sizes: Sequence[int], most: int = 1 << 20) -> int:
+def max_batch(model: ORTModule, limit: float | str, *sizes: Sequence[int], most: int = 1 << 20) -> int:
     """The largest batch whose training step is planned within a limit, at the model's level and budget; nothing runs.
 
     Args:

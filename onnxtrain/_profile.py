@@ -9,11 +9,16 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from onnxtrain._timing import Kernel, Recorder, Span, module_of
+
+if TYPE_CHECKING:
+    import torch
+
+    from onnxtrain.ortmodule._module import ORTModule
 
 COLLECT_EVERY = 64  # calls after which the core's records are taken, which has a limit of them
 _GROUPS = ("module", "operator", "node")
@@ -36,13 +41,13 @@ def _name(kernel: Kernel, by: str, depth: int | None) -> str:
     return ".".join(module_of(kernel.node).split(".")[:depth]) or "(top)"
 
 
-def _line(name: str, row: list[Any], total: float) -> str:
+def _line(name: str, row: Sequence[float], total: float) -> str:
     forward, backward, calls, size = row
     return (f"{(forward + backward) * 1e3:10.3f} {(forward + backward) / total:6.1%} {forward * 1e3:10.3f} "
             f"{backward * 1e3:10.3f} {calls:7} {size / 2**20:9.1f}  {name}")
 
 
-def _engines(model: Any) -> list[Any]:
+def _engines(model: torch.nn.Module) -> list[ORTModule]:
     """The ORTModules that a module is or holds."""
     found: list[Any] = []
     left, seen = [model], set[int]()
@@ -70,7 +75,7 @@ class Profile:
         lost: forwards and backwards that are missing.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: torch.nn.Module) -> None:
         self._models = _engines(model)
         self._recorder: Recorder | None = None
         self.kernels: list[Kernel] = []
@@ -89,7 +94,7 @@ class Profile:
         self._start = time.monotonic()
         return self
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, *_: object) -> None:
         self.seconds, recorder = time.monotonic() - self._start, self._recorder
         assert recorder is not None
         self._recorder = None
@@ -142,7 +147,7 @@ class Profile:
         """
         if by not in _GROUPS:
             raise ValueError(f"by is {by!r}, expected 'module', 'operator' or 'node'")
-        rows: dict[str, list[Any]] = {}
+        rows: dict[str, list[float]] = {}
         for kernel in self.kernels:
             row = rows.setdefault(_name(kernel, by, depth), [0.0, 0.0, 0, 0])
             row[kernel.backward] += kernel.end - kernel.start
@@ -162,10 +167,10 @@ class Profile:
         """Writes a Chrome trace, for https://ui.perfetto.dev."""
         found = [kernel.thread for kernel in self.kernels] + [span.thread for span in self.spans]
         threads = {thread: i for i, thread in enumerate(dict.fromkeys(found))}
-        events: list[dict[str, Any]] = [
+        events: list[dict[str, object]] = [
             {"name": "thread_name", "ph": "M", "pid": os.getpid(), "tid": i, "args": {"name": f"thread {i}"}}
             for i in threads.values()]
-        timed: list[tuple[str, str, Any, dict[str, Any]]] = [
+        timed: list[tuple[str, str, Kernel | Span, dict[str, object]]] = [
             (s.name, "module" if s.kind == "call" else s.kind, s, {}) for s in self.spans]
         timed += [(k.node, "backward" if k.backward else "forward", k,
                    {"operator": k.operator, "kernel": k.kernel, "shape": k.shape, "bytes": k.bytes})
@@ -177,7 +182,7 @@ class Profile:
         fresh.replace(path)
 
 
-def _sessions(models: list[Any]) -> Iterator[tuple[Any, list[str]]]:
+def _sessions(models: list[ORTModule]) -> Iterator[tuple[Any, list[str]]]:
     """The sessions of modules, each with the paths of the modules whose weights it reads."""
     for program in [program for model in models for _, programs in model._all_programs() for program in programs]:
         paths = [source.target.rpartition(".")[0] for source in program.exported.inputs if source.kind == "parameter"]
@@ -185,7 +190,7 @@ def _sessions(models: list[Any]) -> Iterator[tuple[Any, list[str]]]:
             yield session, paths
 
 
-def _building(models: list[Any]) -> float:
+def _building(models: list[ORTModule]) -> float:
     """Seconds that exports and builds have taken so far."""
     from onnxtrain._report import stats
 
@@ -193,11 +198,11 @@ def _building(models: list[Any]) -> float:
     return sum(count["export_seconds"] + count["build_seconds"] + count["specialise_seconds"] for count in counts)
 
 
-def _timed_calls(model: Any, recorder: Recorder) -> Callable[[], None]:
+def _timed_calls(model: ORTModule, recorder: Recorder) -> Callable[[], None]:
     """Notes the calls of a module's forward, until the function that is returned is called."""
     before, plain, calls = model.__dict__.get("_call"), model._call, 0
 
-    def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call(args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         nonlocal calls
         with recorder.span("call", f"{type(model._module).__name__}.forward"):
             result = plain(args, kwargs)
@@ -215,7 +220,7 @@ def _timed_calls(model: Any, recorder: Recorder) -> Callable[[], None]:
     return restore
 
 
-def profile(model: Any) -> Profile:
+def profile(model: torch.nn.Module) -> Profile:
     """Records where the time of a module's steps goes, by the names of its modules.
 
         with onnxtrain.profile(model) as p:

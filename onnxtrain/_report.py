@@ -5,9 +5,13 @@ from __future__ import annotations
 import dataclasses
 import threading
 import weakref
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from onnxtrain import _torch
+
+if TYPE_CHECKING:
+    from onnxtrain.ortmodule._module import ORTModule
+    from onnxtrain.ortmodule._program import Program
 
 
 @dataclasses.dataclass
@@ -35,7 +39,7 @@ process = Counters()  # of all modules
 _lock = threading.Lock()
 
 
-def count(module_counters: Counters, **amounts: Any) -> None:
+def count(module_counters: Counters, **amounts: float) -> None:
     """Adds to a module's counters and to the process's."""
     with _lock:
         for name, amount in amounts.items():
@@ -58,15 +62,15 @@ def engine_step(module_counters: Counters) -> None:
     process.engine_steps += 1
 
 
-_programs: weakref.WeakSet[Any] = weakref.WeakSet()
+_programs: weakref.WeakSet[Program] = weakref.WeakSet()
 
 
-def register(program: Any) -> None:
+def register(program: Program) -> None:
     """Adds a program to stats() for as long as it lives."""
     _programs.add(program)
 
 
-def stats(model: Any = None) -> dict[str, Any]:
+def stats(model: ORTModule | None = None) -> dict[str, Any]:
     """Counts since the process started, or of one ORTModule.
 
     Returns:
@@ -109,11 +113,11 @@ def stats(model: Any = None) -> dict[str, Any]:
     return result
 
 
-def counted(number: int, what: str) -> str:
+def counted(number: float, what: str) -> str:
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
-def explained(training: bool, program: Any) -> list[str]:
+def explained(training: bool, program: Program) -> list[str]:
     """Lines on one export: where its nodes run, its times and memory."""
     totals, exported = program.totals(), program.exported
     rows = [
@@ -153,7 +157,7 @@ def explained(training: bool, program: Any) -> list[str]:
     return rows + [f"    note: {note}" for note in exported.notes]
 
 
-def check(model: Any, function: str) -> None:
+def check(model: object, function: str) -> None:
     """Raises TypeError where the model is no ORTModule."""
     if not hasattr(model, "_all_programs"):
         raise TypeError(f"{function}() takes an ORTModule, but was given a {type(model).__name__}: "
@@ -211,7 +215,7 @@ def _verdict(counts: dict[str, Any], seconds: float, sizes: list[str]) -> tuple[
     return f"runs in the engine{time}", "nothing; onnxtrain.profile(model) shows where the time goes"
 
 
-def explain(model: Any) -> str:
+def explain(model: ORTModule) -> str:
     """How an ORTModule runs: a verdict and the one thing to do, then counts, reasons, and each graph's time and memory.
 
     Returns:

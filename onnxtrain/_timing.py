@@ -52,13 +52,13 @@ class Recorder:
         sessions: gives the sessions that belong to it now, each with the paths of the modules whose weights it reads.
     """
 
-    def __init__(self, sessions: Callable[[], Iterable[tuple[Any, Sequence[str]]]]) -> None:
+    def __init__(self, sessions: Callable[[], Iterable[tuple[_C.Session, Sequence[str]]]]) -> None:
         self.kernels: list[Kernel] = []
         self.spans: list[Span] = []
         self.deliver_seconds = 0.0  # of updates and reductions of gradients within backward
         self.lost = 0  # forwards and backwards whose times the core has dropped
         self._begun = 0.0
-        self._held: dict[int, tuple[Any, Sequence[str]]] = {}
+        self._held: dict[int, tuple[_C.Session, Sequence[str]]] = {}
         self._sessions = sessions
 
     def start(self) -> None:
@@ -150,12 +150,12 @@ _begun = threading.local()  # .times: when the steps that are not over have begu
 _hooks: list[Any] = []
 
 
-def optimizer_begins(_optimizer: Any, _args: Any, _kwargs: Any) -> None:
+def optimizer_begins(_optimizer: object, _args: object, _kwargs: object) -> None:
     """A hook before step(). It changes nothing, so step_in_backward() allows it."""
     _begun.__dict__.setdefault("times", []).append(time.monotonic())
 
 
-def _optimizer_ends(optimizer: Any, _args: Any, _kwargs: Any) -> None:
+def _optimizer_ends(optimizer: object, _args: object, _kwargs: object) -> None:
     end, begun = time.monotonic(), _begun.__dict__.get("times")
     if begun:
         span = Span("optimizer", type(optimizer).__name__, begun.pop(), end, threading.get_ident())

@@ -18,13 +18,40 @@ import inspect
 import itertools
 import logging
 import threading
-from collections.abc import Iterator
-from typing import Any, Literal, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 
 _log = logging.getLogger("onnxtrain")
 CHECKED = ("2.10.0", "2.13.0", "2.15.0")  # releases of torch
+
+
+class Value(Protocol):
+    """What is used of Dynamo's variable for a value that it follows."""
+
+    def as_proxy(self) -> Any: ...
+    def as_python_constant(self) -> Any: ...
+    def is_python_constant(self) -> bool: ...
+    def python_type(self) -> type: ...
+    def call_method(self, tx: Translator, name: str, args: Values, kwargs: Named) -> Value: ...
+
+
+class Translator(Protocol):
+    """What is used of Dynamo's reader of a function's instructions."""
+
+    output: Any  # the graph that it writes
+    instructions: Sequence[Any]
+    indexof: Mapping[object, int]
+    instruction_pointer: Any
+    stack: list[Value]
+
+    def push(self, value: Value) -> None: ...
+    def pop(self) -> Value: ...
+
+
+Values = Sequence[Value]
+Named = dict[str, Value]  # arguments by name
 
 
 class Name(NamedTuple):

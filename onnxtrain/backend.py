@@ -30,7 +30,7 @@ _NARROW = {number: np.dtype(helper.tensor_dtype_to_np_dtype(number))
            if name.startswith(("FLOAT8", "FLOAT6", "FLOAT4", "INT4", "UINT4", "INT2", "UINT2"))}
 
 
-def _to_tensor(array: Any, name: str) -> torch.Tensor:
+def _to_tensor(array: object, name: str) -> torch.Tensor:
     """A torch tensor with the array's contents. NumPy and torch exchange bfloat16 and float8 by their bits; below 8
     bits
     int8 or uint8 carries an element."""
@@ -138,7 +138,7 @@ class OnnxtrainBackend(Backend):
         return cls.prepare(model, device, **kwargs).run(inputs, **kwargs)
 
     @classmethod
-    def run_node(cls, node: onnx.NodeProto, inputs: Any, device: str = "CPU", outputs_info: Any = None,
+    def run_node(cls, node: onnx.NodeProto, inputs: Any, device: str = "CPU", outputs_info: object = None,
                  **kwargs: Any) -> tuple[Any, ...]:
         """Runs one operator.
 

@@ -14,7 +14,7 @@ import logging
 import operator
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -46,6 +46,9 @@ from onnxtrain.ortmodule._captured import MAX_CAPTURES, changes
 from onnxtrain.ortmodule._key import function_mode
 from onnxtrain.ortmodule._runner import GraphRunner
 
+if TYPE_CHECKING:
+    from onnxtrain.ortmodule._captured import Parts
+
 _log = logging.getLogger("onnxtrain")
 _ONCE = once_differentiable(lambda _: None).__code__
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
@@ -53,8 +56,8 @@ _TRANSFORMS = ("_grad_increment_nesting", "_jvp_increment_nesting")
 _REARRANGE = ("contiguous", "reshape", "flatten")
 
 
-def backend(graph: torch.fx.GraphModule, example_inputs: Sequence[Any], *, mode: str | None = None,
-            options: dict[str, Any] | None = None) -> Callable[..., Any]:
+def backend(graph: torch.fx.GraphModule, example_inputs: Sequence[object], *, mode: str | None = None,
+            options: dict[str, object] | None = None) -> Callable[..., object]:
     """Compiles one graph of Dynamo's; torch.compile calls it.
 
     Args:
@@ -78,8 +81,8 @@ def backend(graph: torch.fx.GraphModule, example_inputs: Sequence[Any], *, mode:
     return compiled(graph)
 
 
-def compiled(graph: torch.fx.GraphModule, parts: Callable[[], Any] | None = None,
-             derivative: str | None = None) -> Callable[..., Any]:
+def compiled(graph: torch.fx.GraphModule, parts: Callable[[], Parts] | None = None,
+             derivative: str | None = None) -> Callable[..., object]:
     """A function of the graph's arguments. With `parts`, the graph is one of an ORTModule's. With `derivative`, where
     forward differentiates, PyTorch runs it.
     """
@@ -87,8 +90,8 @@ def compiled(graph: torch.fx.GraphModule, parts: Callable[[], Any] | None = None
     return _checks.checked(run) if _checks.has_checks(graph) else run
 
 
-def _compiled(graph: torch.fx.GraphModule, parts: Callable[[], Any] | None,
-              derivative: str | None) -> Callable[..., Any]:
+def _compiled(graph: torch.fx.GraphModule, parts: Callable[[], Parts] | None,
+              derivative: str | None) -> Callable[..., object]:
     if not _computes(graph):
         return graph.forward
     whole = graph
@@ -114,9 +117,9 @@ def _compiled(graph: torch.fx.GraphModule, parts: Callable[[], Any] | None,
     runner: GraphRunner | None = None
     pick = ready.picker()
     has_numbers = bool(ready.numbers)
-    seen: set[tuple[Any, ...]] = set()  # the numbers that exports have as constants
+    seen: set[tuple[object, ...]] = set()  # the numbers that exports have as constants
 
-    def call(*given: Any) -> Any:
+    def call(*given: object) -> object:
         nonlocal ready, pick, runner, seen
         inputs = given if pick is None else pick(given)
         if ready.constants:
@@ -148,15 +151,15 @@ def _compiled(graph: torch.fx.GraphModule, parts: Callable[[], Any] | None,
             return call(*given)
         return ready.numbers.put_back(results, given) if has_numbers else results
 
-    def made(inputs: Sequence[Any]) -> GraphRunner:
+    def made(inputs: Sequence[object]) -> GraphRunner:
         if parts is not None:
-            return cast(GraphRunner, parts().runner(ready.graph, inputs, ready.numbered))
+            return parts().runner(ready.graph, inputs, ready.numbered)
         alone = GraphRunner(graph_of(ready.graph, ready.graph, [()] * len(inputs)))
         alone.numbered = ready.numbered
         return alone
 
     @functools.cache
-    def by_torch() -> Callable[..., Any]:
+    def by_torch() -> Callable[..., object]:
         reason = changes(f"a number that the graph has as a constant, {_number(ready)}, is another one at each call")
         return parts().by_torch(_in_torch(whole), reason) if parts is not None else _counted(_in_torch(whole), reason)
 
@@ -175,13 +178,13 @@ class Prepared(NamedTuple):
     constants: list[int]  # which of the graph's own arguments are numbers
     plain: bool  # whether it takes Dynamo's arguments as they are
 
-    def picker(self) -> Callable[[Sequence[Any]], Sequence[Any]] | None:
+    def picker(self) -> Callable[[Sequence[object]], Sequence[object]] | None:
         """What does inputs() in a step; None where there is nothing to do."""
         if self.plain or self.floats or self.wholes or len(self.kept) < 2:
             return None if self.plain else self.inputs
         return operator.itemgetter(*self.kept)
 
-    def inputs(self, given: Sequence[Any]) -> Sequence[Any]:
+    def inputs(self, given: Sequence[Any]) -> Sequence[object]:
         """The graph's arguments, of those of Dynamo's graph."""
         if self.plain:
             return given
@@ -281,12 +284,12 @@ def _writes(node: torch.fx.Node) -> bool:
     return node.target is operator.setitem or node.op == "call_method" and bool(re.search(r"[^_]_$", str(node.target)))
 
 
-def _counted(graph: torch.fx.GraphModule, reason: str) -> Callable[..., Any]:
+def _counted(graph: torch.fx.GraphModule, reason: str) -> Callable[..., object]:
     """The graph in PyTorch, each call of which is a fallback step of stats()."""
     counters = _report.Counters()
     _report.note(counters, "reasons", reason)
 
-    def call(*given: Any) -> Any:
+    def call(*given: object) -> object:
         _report.count(counters, fallback_steps=1)
         return graph.forward(*given)
 
@@ -396,21 +399,21 @@ def _keep_hook(graph: torch.fx.GraphModule, node: torch.fx.Node) -> None:
     node.target, node.args = _hooked(body), (tensor, *others)
 
 
-def _hooked(body: torch.fx.GraphModule) -> Callable[..., Any]:
+def _hooked(body: torch.fx.GraphModule) -> Callable[..., object]:
     """Gives the tensor as it is, whose gradient the hook is then given."""
 
     class Hook(torch.autograd.Function):
         @staticmethod
-        def forward(ctx: Any, tensor: Tensor, *others: Tensor) -> Tensor:
+        def forward(ctx: torch.autograd.function.FunctionCtx, tensor: Tensor, *others: Tensor) -> Tensor:
             ctx.save_for_backward(*others)
             return tensor.view_as(tensor)
 
         @staticmethod
-        def backward(ctx: Any, gradient: Tensor) -> Any:
+        def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
             found = body(gradient, *ctx.saved_tensors)
             return gradient if found is None else found, *[None] * len(ctx.saved_tensors)
 
-    def apply(*args: Any) -> Any:
+    def apply(*args: object) -> object:
         return traced(Hook, lambda tensor, *_: (tensor, ()), args, None) if is_traced() else Hook.apply(*args)
 
     apply.computes = apply.is_hook = "register_hook", key(body)  # type: ignore[attr-defined]
@@ -430,7 +433,7 @@ def _set_data(graph: torch.fx.GraphModule, node: torch.fx.Node) -> None:
     if any(isinstance(other, Tensor) and other.untyped_storage()._cdata == memory for other in others):
         raise LookupError("it sets the .data of a tensor to a tensor that has another name")
 
-    def set_data(tensor: Tensor, value: Tensor) -> Any:
+    def set_data(tensor: Tensor, value: Tensor) -> Tensor:
         if not is_traced():
             return tensor.set_(value)  # type: ignore[call-overload]
         if (tensor.shape, tensor.dtype, tensor.device) != (value.shape, value.dtype, value.device):
@@ -446,10 +449,10 @@ def _set_data(graph: torch.fx.GraphModule, node: torch.fx.Node) -> None:
             user.target = _lowered(user.target)
 
 
-def _lowered(plain: Any) -> Callable[[Tensor], Any]:
+def _lowered(plain: Any) -> Callable[[Tensor], object]:
     """Dynamo's note that a change is none for autograd, which a trace does without."""
 
-    def lower(tensor: Tensor) -> Any:
+    def lower(tensor: Tensor) -> object:
         return None if is_traced() else plain(tensor)
 
     lower.computes = plain  # type: ignore[attr-defined]
@@ -478,8 +481,8 @@ def _refuse_modes(bodies: Sequence[torch.fx.GraphModule], regions: int) -> None:
         raise LookupError("an assertion is inside a torch.cond, while_loop or map")
 
 
-def _without_sizes(branches: Sequence[torch.fx.GraphModule], operands: Sequence[Any],
-                   least: int = 0) -> tuple[Any, ...]:
+def _without_sizes(branches: Sequence[torch.fx.GraphModule], operands: Sequence[object],
+                   least: int = 0) -> tuple[object, ...]:
     """The operands of two branches, which read sizes off the tensors among them; the first `least` stay."""
     kept = [sizes_from_tensors(branch) for branch in branches]
     for branch in branches:
@@ -500,7 +503,7 @@ def _read_all(branch: torch.fx.GraphModule) -> None:
     branch.recompile()
 
 
-def _beside(result: Tensor, *operands: Any) -> Tensor:
+def _beside(result: Tensor, *operands: object) -> Tensor:
     """The result, from which a gradient of zeros goes to the operands too."""
     numbers = [x.reshape(-1)[:1].sum().to(result.dtype) for x in operands
                if isinstance(x, Tensor) and x.is_floating_point()]
@@ -537,10 +540,10 @@ _MODES = {_torch.enter_autocast: _enter_autocast, _torch.exit_autocast: _exit_au
           _torch.set_grad_enabled: _set_grad_enabled}
 
 
-def _checkpointed(part: torch.fx.GraphModule) -> Callable[..., Any]:
+def _checkpointed(part: torch.fx.GraphModule) -> Callable[..., object]:
     context = part.meta.get("_checkpoint_context_fn")
 
-    def apply(*args: Any, **options: Any) -> Any:
+    def apply(*args: object, **options: Any) -> object:
         if is_traced():
             with region(part):
                 return part(*args)
@@ -583,7 +586,7 @@ def _with_lines(classes: Sequence[type], method: str, part: torch.fx.GraphModule
 
 def _function(run: torch.fx.GraphModule, differentiate: torch.fx.GraphModule, trace: str, *,
               non_differentiable_idx: Sequence[int] = (), saved_for_backward_idx: Sequence[int] = (),
-              dirty_idx: Sequence[int] = ()) -> Callable[..., Any]:
+              dirty_idx: Sequence[int] = ()) -> Callable[..., object]:
     """What two of Dynamo's graphs compute: (results, what backward wants), and the gradients of the arguments."""
     user = _class_of(trace, run, differentiate)
     taken = sizes_from_tensors(run)
@@ -597,7 +600,7 @@ def _function(run: torch.fx.GraphModule, differentiate: torch.fx.GraphModule, tr
 
     class Captured(torch.autograd.Function):
         @staticmethod
-        def forward(ctx: Any, *args: Any) -> Any:
+        def forward(ctx: Any, *args: object) -> object:
             results, kept = run(*args)
             places = results if isinstance(results, (tuple, list)) else (results,)
             ctx.mark_dirty(*[places[i] for i in dirty_idx])
@@ -607,7 +610,7 @@ def _function(run: torch.fx.GraphModule, differentiate: torch.fx.GraphModule, tr
             return results
 
         @staticmethod
-        def backward(ctx: Any, *gradients: Any) -> Any:
+        def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
             kept = list(ctx.others)
             for i, tensor in zip(saved_for_backward_idx, ctx.saved_tensors, strict=True):
                 kept[i] = tensor
@@ -623,7 +626,7 @@ def _function(run: torch.fx.GraphModule, differentiate: torch.fx.GraphModule, tr
         Captured.__module__, Captured.__qualname__ = user.__module__, user.__qualname__
         in_graph = bitsandbytes.in_graph(autograd_functions.name_of(user), run, differentiate)
 
-    def apply(*args: Any) -> Any:  # a target of a graph has a name and a module
+    def apply(*args: object) -> object:  # a target of a graph has a name and a module
         given = [args[i] for i in taken]
         return traced(Captured, run, given, in_graph) if is_traced() else Captured.apply(*given)
 
@@ -632,7 +635,7 @@ def _function(run: torch.fx.GraphModule, differentiate: torch.fx.GraphModule, tr
     return apply
 
 
-def key(graph: torch.fx.GraphModule) -> tuple[Any, ...]:
+def key(graph: torch.fx.GraphModule) -> tuple[object, ...]:
     """What a graph computes: equal for two that compute the same."""
     own = [getattr(graph, node.target.split(".")[0]) for node in graph.graph.nodes
            if node.op in ("get_attr", "call_module")]

@@ -69,7 +69,7 @@ class _Flat(torch.nn.Module):
     checks.py), and the arguments that it changes.
     """
 
-    def __init__(self, module: Graph, args: Sequence[Any]) -> None:
+    def __init__(self, module: Graph, args: Sequence[object]) -> None:
         super().__init__()
         self.module = module
         self.training = module.training
@@ -106,13 +106,13 @@ class _Flat(torch.nn.Module):
         return (*results, *buffers.values(), *conditions, *written.values())
 
 
-def _constant(mode: Functionalized | Batched, value: Any) -> Any:
+def _constant(mode: Functionalized | Batched, value: object) -> object:
     """A tensor that the graph holds, as the mode has it, or the graph of a branch or of a loop's body."""
     return exchanged(value, rewrite.REWRITES) if isinstance(value, torch.fx.GraphModule) else mode.wrap(value)
 
 
 def _changes(changed: Sequence[tuple[Tensor, Tensor, str | None]], module: Graph,
-             args: Sequence[Any]) -> tuple[dict[str, Tensor], dict[int, Tensor]]:
+             args: Sequence[object]) -> tuple[dict[str, Tensor], dict[int, Tensor]]:
     """What the buffers and frozen parameters hold that a graph has changed, by name, and its arguments, by place.
 
     Raises Untraceable where it is something else that changes, or the shape.
@@ -149,7 +149,7 @@ def _changes(changed: Sequence[tuple[Tensor, Tensor, str | None]], module: Graph
 
 
 def export(
-    module: Graph, args: Sequence[Any], *, opset: int = 20, custom: CustomFunctions | None = None,
+    module: Graph, args: Sequence[object], *, opset: int = 20, custom: CustomFunctions | None = None,
     by_torch: tuple[str, ...] = (), for_file: bool = False,
 ) -> Exported:
     """Exports `module` for arguments like these: tensors, and numbers, which become constants.
@@ -198,7 +198,7 @@ def export(
     return exported
 
 
-def _translated(flat: _Flat, names: list[str], leaves: list[Any], opset: int, notes: list[str]) -> Exported:
+def _translated(flat: _Flat, names: list[str], leaves: list[object], opset: int, notes: list[str]) -> Exported:
     """The export itself, inside everything that has to be undone after it."""
     module = flat.module
     tensors = _apart([_without_grad(leaf) for leaf in leaves if isinstance(leaf, Tensor)], module)
@@ -321,7 +321,7 @@ def _torch_export(flat: _Flat, tensors: tuple[Tensor, ...]) -> torch.export.Expo
 
 
 def _finish(
-    model: Any, flat: _Flat, names: list[str], leaves: list[Any], weights: dict[str, str],
+    model: Any, flat: _Flat, names: list[str], leaves: list[object], weights: dict[str, str],
     bound: dict[str, tuple[Any, Any]], guards: shape_guards.Guards, opset: int, seconds: dict[str, float],
     notes: list[str],
 ) -> Exported:
@@ -336,7 +336,7 @@ def _finish(
     given |= {name: tensor for name, (_, tensor) in bound.items() if isinstance(tensor, Tensor)}
     given |= {**dict(flat.module.named_parameters()), **dict(flat.module.named_buffers())}
     onnx_graph.complex_inputs(graph, given)
-    targets: list[tuple[Any, Any]] = [("user", i) for i in flat.traced.out_tensors]
+    targets: list[tuple[Any, int | str]] = [("user", i) for i in flat.traced.out_tensors]
     targets += [("buffer", name) for name in flat.traced.buffers]
     targets += [("check", i) for i in range(flat.traced.checks)]
     targets += [("argument", leaf) for leaf in flat.traced.written]

@@ -44,13 +44,13 @@ def _one_of(*choices: str) -> Callable[[str], str]:
     return parse
 
 
-def _policy(text: str) -> Any:
+def _policy(text: str) -> object:
     from onnxtrain.ortmodule._fallback import FallbackPolicy
 
     return FallbackPolicy.parse(text)
 
 
-def _skip_check(text: str) -> Any:
+def _skip_check(text: str) -> object:
     from onnxtrain.ortmodule.options import _SkipCheck
 
     return _SkipCheck.parse(text)
@@ -70,7 +70,7 @@ def default_cache() -> str:
     return os.path.join(base, "onnxtrain") if os.path.isabs(base) else ""
 
 
-def _default_skip_check() -> Any:
+def _default_skip_check() -> object:
     return _skip_check("SKIP_CHECK_DEVICE|SKIP_CHECK_BUILD_GRADIENT|SKIP_CHECK_EXECUTION_AGENT")
 
 
@@ -106,11 +106,11 @@ class Variable:
 
     name: str
     default: Any  # a function makes it where it cannot be made at import
-    parse: Callable[[str], Any]
+    parse: Callable[[str], object]
     choices: str
     effect: str
     default_text: str | None = None
-    older: tuple[tuple[str, Callable[[str], Any]], ...] = ()  # older names, and their parsers
+    older: tuple[tuple[str, Callable[[str], object]], ...] = ()  # older names, and their parsers
 
     def read(self) -> Any:
         """The value, parsed; the default where it is not set, or is none of the choices."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 
@@ -25,7 +24,7 @@ def arguments(op: Operators, own: Operators) -> Table:
     return _windows(op, own) | _grids(op) | _scatters(op, own) | _lookups(op, own)
 
 
-def _each(value: Any, rank: int) -> list[int]:
+def _each(value: int | Sequence[int], rank: int) -> list[int]:
     values = list(value) if isinstance(value, Sequence) else [value]
     return values * rank if len(values) == 1 else values
 
@@ -38,7 +37,7 @@ def _batched(op: Operators, x: Value, rank: int, apply: Callable[[Value], Value]
     return op.Squeeze(apply(op.Unsqueeze(x, zero)), zero)
 
 
-def _sizes(op: Operators, sizes: Sequence[Any]) -> Any:
+def _sizes(op: Operators, sizes: Sequence[Value]) -> Value:
     """Numbers, some of them perhaps made of sizes, in one row."""
     if all(isinstance(size, int) for size in sizes):
         return op.Constant(value_ints=list(sizes))
@@ -57,7 +56,7 @@ def _grids(op: Operators) -> Table:
 def _windows(op: Operators, own: Operators) -> Table:
     """divisor_override, adaptive means of any size, and a convolution of three dims without bias."""
 
-    def avg_pool(rank: int) -> Callable[..., Any]:
+    def avg_pool(rank: int) -> Callable[..., Value]:
         def pool(self, kernel_size, stride=(), padding=0, ceil_mode=False, count_include_pad=True,
                  divisor_override=None):
             kernel = _each(kernel_size, rank)
@@ -81,7 +80,7 @@ def _windows(op: Operators, own: Operators) -> Table:
 
         return pool
 
-    def adaptive_avg_pool(rank: int) -> Callable[..., Any]:
+    def adaptive_avg_pool(rank: int) -> Callable[..., Value]:
         def pool(self, output_size):
             whole = list(self.shape[-rank:])
             if all(isinstance(n, int) and n > 0 for n in (*whole, *output_size)) and not any(
@@ -91,7 +90,7 @@ def _windows(op: Operators, own: Operators) -> Table:
 
         return pool
 
-    def adaptive_max_pool(name: str) -> tuple[Any, Callable[..., Any]]:
+    def adaptive_max_pool(name: str) -> tuple[object, Callable[..., Value]]:
         """torch.onnx shares out among equals the gradient of the only cell; it goes to the first."""
         overload = getattr(aten, name).default
         by_torch = autograd_functions.by_torch((f"aten.{name}.default",))[overload]
@@ -166,7 +165,7 @@ def _scatters(op: Operators, own: Operators) -> Table:
 class _Ranked:
     """A value of rank 1 in place of one of rank 0."""
 
-    def __init__(self, value: Any, like: Any) -> None:
+    def __init__(self, value: Value, like: Value) -> None:
         self.value, self.dtype, self.shape = value, like.dtype, (1,)
 
 

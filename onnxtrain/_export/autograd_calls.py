@@ -11,7 +11,6 @@ import dataclasses
 import sys
 import types
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import torch
 
@@ -53,8 +52,8 @@ def is_traced() -> bool:
     return _custom is not None and here() and not autograd_functions.inside()
 
 
-def traced(function: type[torch.autograd.Function], run: Callable[..., Any], args: Sequence[Any],
-           in_graph: Callable[..., Any] | None) -> Any:
+def traced(function: type[torch.autograd.Function], run: Callable[..., Sequence[object]], args: Sequence[object],
+           in_graph: Callable[..., object] | None) -> object:
     """The results of a function that a graph calls; is_traced() must hold.
 
     Args:
@@ -81,8 +80,8 @@ def refused() -> Iterator[None]:
     """
     before = sys.getprofile()
 
-    def look(frame: types.FrameType, event: str, called: Any) -> None:
-        kind: Any = None
+    def look(frame: types.FrameType, event: str, called: object) -> None:
+        kind: object = None
         if event == "call" and frame.f_code is _APPLY:
             kind = frame.f_locals.get("cls")
         elif event == "c_call" and getattr(called, "__name__", "") == "apply":

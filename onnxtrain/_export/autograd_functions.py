@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from onnxtrain import _torch
-from onnxtrain._export.elementary import Operators, Table
+from onnxtrain._export.elementary import Operators, Table, Value
 from onnxtrain._export.errors import CustomFunctionError, NotKept
-from onnxtrain._torch import pytree
+from onnxtrain._torch import OpOverload, pytree
 from onnxtrain.utils.torch_io_helper import onnx_dtype_to_pytorch_dtype
 
 DOMAIN = "ai.onnxtrain"
@@ -33,11 +33,11 @@ class Call:
     """
 
     function: type[torch.autograd.Function]
-    leaves: list[Any]
+    leaves: list[object]
     tensors: tuple[int, ...]
     spec: pytree.TreeSpec
     single: bool = True
-    results: tuple[tuple[int | None, Any], ...] = ()
+    results: tuple[tuple[int | None, object], ...] = ()
 
     @property
     def convention(self) -> str:
@@ -112,7 +112,7 @@ class OperatorCall(Call):
         return [result] if self.single else list(result)
 
 
-def _plain(value: Any, argument: Any) -> Any:
+def _plain(value: object, argument: torch.Argument) -> Any:
     """Sizes reach a node as tensors, and an operator wants numbers."""
     if "Tensor" in str(argument.type):
         return value
@@ -147,15 +147,15 @@ def drawn_by_torch() -> Table:
     import onnxscript
 
     own = onnxscript.values.Opset(DOMAIN, 1)
-    drawn: dict[Any, Callable[..., Any]] = {overload: _drawn(own, overload) for overload in _draws().values()}
+    drawn: Table = {overload: _drawn(own, overload) for overload in _draws().values()}
     return drawn | by_torch(("aten.multinomial.default",))
 
 
 @functools.cache
-def _draws() -> dict[str, Any]:
+def _draws() -> dict[str, OpOverload]:
     """The operators that draw random numbers and change no argument, by name."""
     ours = torch.ops.onnxtrain.drawn_like.default
-    found: dict[str, Any] = {str(ours): ours}
+    found: dict[str, OpOverload] = {str(ours): ours}
     aten = torch.ops.aten
     for packet in (aten.rand, aten.randn, aten.rand_like, aten.randn_like, aten.randint, aten.randint_like,
                    aten.randperm, aten.bernoulli, aten.normal, aten.normal_functional, aten.uniform, aten.exponential,
@@ -173,7 +173,7 @@ def only_draws(call: Call) -> bool:
     return isinstance(call, OperatorCall) and str(call.function) in _draws()
 
 
-def as_data(call: Call) -> dict[str, Any]:
+def as_data(call: Call) -> dict[str, object]:
     """A use of an operator that draws, for JSON.
 
     Raises:
@@ -210,7 +210,7 @@ def from_data(data: dict[str, Any]) -> OperatorCall:
 _DTYPES = {str(value): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
 
 
-def _drawn(own: Operators, overload: Any) -> Callable[..., Any]:
+def _drawn(own: Operators, overload: OpOverload) -> Callable[..., Value]:
     sized = {torch.ops.aten.rand_like: torch.ops.aten.rand.default,
              torch.ops.aten.randn_like: torch.ops.aten.randn.default}.get(overload.overloadpacket)
     as_given: Any
@@ -227,14 +227,14 @@ def _drawn(own: Operators, overload: Any) -> Callable[..., Any]:
     return translate
 
 
-def _torch_value(key: str, value: Any) -> Any:
+def _torch_value(key: str, value: Any) -> object:
     """An option of a node as torch has it; torch.onnx has made its own kinds of dtypes and devices."""
     if key in ("layout", "device", "pin_memory", "memory_format") or key == "dtype" and value in (None, -1):
         return None
     return onnx_dtype_to_pytorch_dtype(int(value)) if key == "dtype" else value
 
 
-def _translation_of(own: Operators, overload: Any, outputs: int) -> Callable[..., Any]:
+def _translation_of(own: Operators, overload: OpOverload, outputs: int) -> Callable[..., Value]:
     import onnxscript
 
     def translate(*args, **kwargs):
@@ -270,7 +270,7 @@ def inside() -> bool:
     return _inside > 0
 
 
-def record(function: type[torch.autograd.Function], args: tuple[Any, ...]) -> Any:
+def record(function: type[torch.autograd.Function], args: tuple[object, ...]) -> object:
     """What Function.apply gives while a forward is traced.
 
     Raises:
@@ -310,7 +310,7 @@ def register() -> torch.library.Library:
     return library
 
 
-def translation() -> Callable[..., Any]:
+def translation() -> Callable[..., tuple[Value, ...]]:
     """One node for each output; segments.py takes those of one key together."""
     import onnxscript
 
@@ -346,4 +346,3 @@ def _register_schema() -> None:
                                          required=False)],
         )
     )
-

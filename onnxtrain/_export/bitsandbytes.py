@@ -39,7 +39,7 @@ def is_product(node: torch.fx.Node) -> bool:
 
 
 def in_graph(function: str, run: torch.fx.GraphModule,
-             differentiate: torch.fx.GraphModule) -> Callable[..., Any] | None:
+             differentiate: torch.fx.GraphModule) -> Callable[..., object] | None:
     """What computes the results of an autograd.Function's forward during an export.
 
     Args:

@@ -18,7 +18,7 @@ import sys
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -27,6 +27,10 @@ from onnxtrain._export import autograd_functions, files, views
 from onnxtrain._export import guards as shape_guards
 from onnxtrain._export.captured import Graph
 from onnxtrain._export.errors import NotKept
+
+if TYPE_CHECKING:
+    from onnxtrain._export.exported import Exported
+    from onnxtrain.ortmodule._key import Key
 
 _log = logging.getLogger("onnxtrain")
 FORMAT = 14
@@ -37,10 +41,10 @@ MAX_BYTES = 1 << 29  # of all exports in the folder
 # --- the digest -------------------------------------------------------------------------------------------------------
 
 
-def structure(module: torch.nn.Module) -> list[Any]:
+def structure(module: torch.nn.Module) -> list[object]:
     """Its parameters and buffers, and which of them are one."""
     first: dict[int, str] = {}
-    rows: list[Any] = [module.training]
+    rows: list[object] = [module.training]
     for kind, named in (("p", module.named_parameters), ("b", module.named_buffers)):
         for name, tensor in named(remove_duplicate=False):
             tied = first.setdefault(id(tensor), name)
@@ -49,10 +53,10 @@ def structure(module: torch.nn.Module) -> list[Any]:
 
 
 @functools.cache
-def versions() -> list[Any]:
+def versions() -> list[object]:
     """Of what translates, and of NumPy. Size and time of our own files: a checkout changes without a new version."""
     package = Path(__file__).parents[1]
-    found: list[Any] = [(path.name, status.st_size, status.st_mtime_ns)
+    found: list[object] = [(path.name, status.st_size, status.st_mtime_ns)
                         for path in sorted([*package.glob("*.so"), *package.rglob("*.py")])
                         for status in [path.stat()]]
     for name in ("numpy", "onnx", "onnx-ir", "onnxscript"):
@@ -63,7 +67,7 @@ def versions() -> list[Any]:
     return found
 
 
-def digest(module: Graph, key: Any, settings: Sequence[Any]) -> str:
+def digest(module: Graph, key: Key, settings: Sequence[object]) -> str:
     """A name for all exports of these operations with this schema. Raises NotKept where no text stands for them."""
     from onnxtrain import _C
 
@@ -79,7 +83,7 @@ def digest(module: Graph, key: Any, settings: Sequence[Any]) -> str:
 
 # --- files ------------------------------------------------------------------------------------------------------------
 
-def _meta(exported: Any) -> dict[str, Any]:
+def _meta(exported: Any) -> dict[str, object]:
     if any(source.kind == "constant" for source in exported.inputs):
         raise NotKept("forward reads a large tensor that is not a parameter, buffer or argument")
     _guards(exported.guards.source)  # what could not be read is not written
@@ -97,7 +101,7 @@ def _entry(meta: bytes, model: bytes) -> str:
     return hashlib.sha256(hashlib.sha256(meta).digest() + model).hexdigest()
 
 
-def store(folder: str, name: str, exported: Any) -> bool:
+def store(folder: str, name: str, exported: Exported) -> bool:
     """Keeps an export; whether that was possible. Failures of the disk are logged, never raised."""
     if not files.usable(folder):
         return False
@@ -117,7 +121,7 @@ def store(folder: str, name: str, exported: Any) -> bool:
     return False
 
 
-def load(folder: str, name: str, tensors: Sequence[Tensor]) -> Any | None:
+def load(folder: str, name: str, tensors: Sequence[Tensor]) -> Exported | None:
     """An export that holds for these sizes, or None. A file that cannot be read is passed over."""
     if not files.usable(folder):
         return None
@@ -136,14 +140,14 @@ def load(folder: str, name: str, tensors: Sequence[Tensor]) -> Any | None:
     return None
 
 
-def _views(value: Any) -> Any:
+def _views(value: list[Any] | None) -> list[Any] | None:
     """As written, once every step of it is known to be a view."""
     if value is not None:
         views.Replay(value)
     return value
 
 
-def _read(path: Path, tensors: Sequence[Tensor]) -> Any | None:
+def _read(path: Path, tensors: Sequence[Tensor]) -> Exported | None:
     from onnxtrain._export.exported import Exported, GraphInput, GraphOutput
 
     with zipfile.ZipFile(io.BytesIO(files.content(path, MAX_BYTES))) as archive:

@@ -23,6 +23,8 @@ from onnxtrain._export.errors import Untraceable
 from onnxtrain._export.functionalization import traced_value
 from onnxtrain._torch import OpOverload, OpOverloadPacket, pytree
 
+Kinds = tuple[tuple[torch.dtype, int], ...]  # the dtype and rank of each tensor
+Layout = tuple[int, ...] | tuple[str, str]  # see layout_of()
 TRANSLATED = ("transformers.grouped_mm_fallback",)  # operators of libraries that an export knows by their names
 _ROOT = re.compile(r"(\w*\['[^']*'\]|[^.]*).*")  # in Dynamo's expression of a module: the one whose forward it follows
 _KEEPS_INFERENCE_MODE = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 11)  # a trace that has entered it
@@ -35,7 +37,7 @@ _OF_STRIDES = frozenset(("as_strided", "as_strided_", "as_strided_copy", "as_str
 class Place(NamedTuple):
     """Where a module holds a tensor."""
 
-    store: dict[str, Any]  # the _parameters or _buffers of one of its modules
+    store: dict[str, Tensor | None]  # the _parameters or _buffers of one of its modules
     name: str
     path: str  # of that module
     kind: str  # "_parameters" or "_buffers"
@@ -50,8 +52,8 @@ class _Notes(NamedTuple):
 
     open_axes: list[set[int] | None]  # of each argument, whose sizes Dynamo has left open; None: no tensor
     reads_strides: bool
-    layouts: tuple[Any, ...]  # of each argument, as layout_of() gives it
-    kinds: dict[str, tuple[Any, ...]]  # by a node's name the dtype and rank of each tensor of its result
+    layouts: tuple[Layout | None, ...]  # of each argument, as layout_of() gives it
+    kinds: dict[str, Kinds]  # by a node's name the dtype and rank of each tensor of its result
     orders: dict[tuple[str, int], tuple[int, ...]]  # by a name and rank, the order of axes in memory
     lasting: tuple[bool, ...]  # of each argument, whether the next call may read it again
     unrolled: bool  # whether a loop of Python's takes single entries of tensors, as of a sequence
@@ -132,16 +134,16 @@ class Operations:
                 return None  # a library's, which may be another one in another process
         return f"{self.graph.code}{self.layouts if any(self.layouts) else ''}"
 
-    def inputs(self, args: Sequence[Any]) -> list[Any]:
+    def inputs(self, args: Sequence[object]) -> list[object]:
         """The arguments of the graph, for the arguments of `root`."""
         given = iter(args)
         return [next(given) if held is None else held[0][held[1]] for held in self.held]
 
-    def run(self, args: Sequence[Any]) -> Any:
+    def run(self, args: Sequence[object]) -> Any:
         """Calls them with the arguments of `root`."""
         return self.graph.forward(*self.inputs(args))
 
-    def trace(self, inputs: Sequence[Any], wrap: Callable[[Any], Any]) -> Any:
+    def trace(self, inputs: Sequence[object], wrap: Callable[[object], object]) -> Any:
         """Calls them while they are traced: names of the user's modules go along.
 
         Args:
@@ -161,8 +163,8 @@ class _Comparing(torch.fx.Interpreter):
         wrap: called for each constant.
     """
 
-    def __init__(self, graph: torch.fx.GraphModule, kinds: Mapping[str, set[Any]],
-                 orders: Mapping[tuple[str, int], tuple[int, ...]], wrap: Callable[[Any], Any]) -> None:
+    def __init__(self, graph: torch.fx.GraphModule, kinds: Mapping[str, set[Kinds]],
+                 orders: Mapping[tuple[str, int], tuple[int, ...]], wrap: Callable[[object], object]) -> None:
         super().__init__(graph)
         self._results, self._orders, self._wrap = kinds, orders, wrap
         self.extra_traceback = False  # the operator and its arguments in each exception
@@ -205,8 +207,8 @@ def _range(start: float, end: float | None = None, step: float = 1, **kwargs: An
 
 # What torch had before torch.tensor(), Tensor.detach() and torch.arange(), which no trace sees: functions in their
 # place, and of constructors the dtype, where None is torch's default.
-_UNSEEN: dict[Any, Callable[..., Any]] = {torch.autograd.Variable: _variable, torch.range: _range}
-_TYPED: dict[Any, torch.dtype | None] = {
+_UNSEEN: dict[object, Callable[..., Tensor]] = {torch.autograd.Variable: _variable, torch.range: _range}
+_TYPED: dict[object, torch.dtype | None] = {
     torch.Tensor: None, torch.FloatTensor: torch.float32, torch.DoubleTensor: torch.float64,
     torch.HalfTensor: torch.float16, torch.BFloat16Tensor: torch.bfloat16, torch.LongTensor: torch.int64,
     torch.IntTensor: torch.int32, torch.ShortTensor: torch.int16, torch.CharTensor: torch.int8,
@@ -231,7 +233,7 @@ def _has_text(function: types.FunctionType) -> bool:
     return not function.__closure__ or getattr(sys.modules[function.__module__], function.__name__, None) is function
 
 
-def _laid_out(result: Any, order: tuple[int, ...] | None, given: Any) -> Any:
+def _laid_out(result: object, order: tuple[int, ...] | None, given: object) -> object:
     """A new tensor with the axes in memory in the order that Dynamo had: whether view() takes it, and what as_strided()
     reads of it, is then as in eager. simplify.py removes the two transpositions, which have no effect on values.
     """
@@ -250,7 +252,7 @@ def _is_whole(node: torch.fx.Node) -> bool:
         "torch", "onnxtrain")
 
 
-def _kinds(value: Any) -> tuple[tuple[torch.dtype, int], ...]:
+def _kinds(value: object) -> Kinds:
     """The dtype and rank of each tensor of a result."""
     return tuple([(leaf.dtype, leaf.dim()) for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)])
 
@@ -274,7 +276,7 @@ class Graph(torch.nn.Module):
         if "_captured" in self.__dict__:
             self._captured.user().training = mode
 
-    def forward(self, *args: Any) -> Any:
+    def forward(self, *args: object) -> Any:
         return self._captured.run(args)
 
 
@@ -335,12 +337,12 @@ def _lasts(argument: torch.fx.Node) -> bool:
     return source is not None
 
 
-def layouts_of(operations: torch.fx.GraphModule) -> tuple[Any, ...]:
+def layouts_of(operations: torch.fx.GraphModule) -> tuple[Layout | None, ...]:
     """Of each argument of a graph of Dynamo's what layout_of() gives."""
     return _notes(operations).layouts
 
 
-def order_of(tensor: Any) -> tuple[int, ...] | None:
+def order_of(tensor: object) -> tuple[int, ...] | None:
     """The axes of a tensor in memory, from the one with the largest stride on; None where that is not known."""
     if not isinstance(tensor, Tensor) or tensor.layout is not torch.strided or tensor.is_nested:
         return None
@@ -360,7 +362,7 @@ def layout_of(tensor: Any, whole: bool = False) -> tuple[Any, ...] | None:
 
 def is_dense(tensor: Tensor, order: Sequence[int] | None = None) -> bool:
     """Whether a tensor's elements, with the axes in this order, fill its memory one behind another."""
-    step: Any = 1
+    step: int | torch.SymInt = 1
     for axis in reversed(order if order is not None else range(tensor.dim())):
         size, stride = tensor.shape[axis], tensor.stride(axis)
         if str(size) != "1" and str(stride) != str(step):
@@ -369,7 +371,7 @@ def is_dense(tensor: Tensor, order: Sequence[int] | None = None) -> bool:
     return True
 
 
-def _open_axes(example: Any) -> set[int] | None:
+def _open_axes(example: object) -> set[int] | None:
     if not isinstance(example, Tensor):
         return None
     return {axis for axis, size in enumerate(example.shape)
@@ -411,7 +413,7 @@ def _names(module: torch.nn.Module, operations: torch.fx.GraphModule,
     return names
 
 
-def places_of(module: torch.nn.Module, inputs: Sequence[Any]) -> list[list[Place]]:
+def places_of(module: torch.nn.Module, inputs: Sequence[object]) -> list[list[Place]]:
     """For each input of a graph the places where the module holds it; none for what is no parameter or buffer."""
     held: dict[int, list[Place]] = {}
     for path, child in module.named_modules():
@@ -431,7 +433,7 @@ def names_of_weights(module: torch.nn.Module) -> dict[int, str]:
     return {id(tensor): f"{kind} {name}" for kind, name, tensor in named}
 
 
-def kinds_of(inputs: Sequence[Any], places: Sequence[Sequence[Place]]) -> tuple[Any, ...]:
+def kinds_of(inputs: Sequence[Any], places: Sequence[Sequence[Place]]) -> tuple[object, ...]:
     """What an export depends on of the weights among the inputs of a graph: others of these kinds may stand there."""
     return tuple([(len(held), held[0].kind, tensor.dtype, tensor.shape, tensor.stride())
                   if held else None for tensor, held in zip(inputs, places, strict=True)])

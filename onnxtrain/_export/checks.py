@@ -27,14 +27,14 @@ def _narrow(input: Tensor, dim: int, start: Any, length: Any) -> Tensor:
     return (count >= 0) & (first >= 0) & (first + count <= size)
 
 
-def _arange(*bounds: Any, start: Any = 0, end: Any = None, step: Any = 1, **_: Any) -> Tensor:
+def _arange(*bounds: Any, start: Any = 0, end: Any = None, step: Any = 1, **_: object) -> Tensor:
     if len(bounds) == 1:
         bounds = (start, *bounds)
     first, last, by = (*bounds, *(start, end, step)[len(bounds):])
     return (_number(last) - _number(first)) * _number(by).sign() >= 0
 
 
-def _eye(n: Any, m: Any = 0, **_: Any) -> Tensor:
+def _eye(n: Any, m: Any = 0, **_: object) -> Tensor:
     return (_number(n) >= 0) & (_number(m) >= 0)
 
 
@@ -42,11 +42,11 @@ def _holds(condition: Tensor, _: str = "") -> Tensor:
     return condition.detach().reshape(()) != 0
 
 
-_SIZED: dict[Any, Callable[..., Tensor]] = {torch.narrow: _narrow, Tensor.narrow: _narrow, torch.arange: _arange,
+_SIZED: dict[object, Callable[..., Tensor]] = {torch.narrow: _narrow, Tensor.narrow: _narrow, torch.arange: _arange,
                                             torch.eye: _eye}
 
 
-def of_sizes(function: Any, args: Any, kwargs: dict[str, Any]) -> Tensor | None:
+def of_sizes(function: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
     """What has to hold for torch not to raise in this call, where it takes whole numbers made of contents."""
     if function is assert_async:
         return _holds(*args, **kwargs)

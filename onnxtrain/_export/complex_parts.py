@@ -46,7 +46,7 @@ def split(program: torch.export.ExportedProgram) -> None:
             part.recompile()
 
 
-def _is_complex(value: Any) -> bool:
+def _is_complex(value: object) -> bool:
     """Whether a number or a node is complex, or one of several."""
     if isinstance(value, (list, tuple)):
         return any(map(_is_complex, value))
@@ -137,7 +137,7 @@ class _Splitting:
                            for place in (0, 1)]
         return real, imaginary
 
-    def _part(self, name: str, value: Any, place: int) -> Any:
+    def _part(self, name: str, value: Any, place: int) -> object:
         """An argument as the real or imaginary part has it: of a real operand, zeros for the latter."""
         if isinstance(value, (list, tuple)):
             return [self._part(name, each, place) for each in value]
@@ -231,7 +231,7 @@ class _Splitting:
         if not isinstance(shape[axis], int) or wanted == shape[axis]:
             return parts
         target: OpOverload = aten.narrow.default
-        given: list[Any] = [axis, 0, wanted]
+        given: list[int | list[int]] = [axis, 0, wanted]
         if wanted > shape[axis]:
             behind = [0, 0] * (-axis - 1 if axis < 0 else len(shape) - axis - 1)
             target, given = aten.constant_pad_nd.default, [[*behind, 0, wanted - shape[axis]]]
@@ -273,8 +273,8 @@ def _norm(target: OpOverload) -> Callable[..., Result]:
     return lambda c, value, *args, **kwargs: (c.call(target, c.absolute(value), *args, **kwargs), None)
 
 
-def _linalg_norm(c: _Splitting, value: Operand, ord: Any = None, dim: Any = None, keepdim: bool = False,
-                 dtype: torch.dtype | None = None) -> Result | None:
+def _linalg_norm(c: _Splitting, value: Operand, ord: float | str | None = None, dim: Sequence[int] | None = None,
+                 keepdim: bool = False, dtype: torch.dtype | None = None) -> Result | None:
     if ord is not None and (dim is None or len(dim) != 1):
         return None  # a matrix's
     return c.call(aten.linalg_norm.default, c.absolute(value), ord, dim, keepdim, dtype=dtype), None
@@ -293,7 +293,7 @@ def _transform(target: OpOverload) -> Callable[..., Result]:
     name = target._schema.name.removeprefix("aten::fft_")
     halves, several = name.startswith("irfft"), name.endswith(("2", "n"))
 
-    def rule(c: _Splitting, value: fx.Node, size: Any = None, dim: Any = None, norm: Any = None) -> Result:
+    def rule(c: _Splitting, value: fx.Node, size: Any = None, dim: Any = None, norm: str | None = None) -> Result:
         if size is not None and _is_complex(value):
             parts, sizes = c.of(value), size if several else (size,)
             axes = range(-len(sizes), 0) if dim is None else dim if several else (dim,)

@@ -19,10 +19,12 @@ from onnxtrain._torch import VF, DisablePythonDispatcher, DisableTorchFunction, 
 
 # Since torch 2.14 a clamp has no slope at its bounds, and operands of clamp, fmax and fmin that are equal share theirs.
 FLAT_BOUNDS = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 14)
+Operand = float | Tensor
+State = Tensor | tuple[Tensor, ...]  # of a recurrent cell
 _BERNOULLI = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6)  # B2, B4 ...
 
 
-def _pair(a: Any, b: Any, *, real: bool = False) -> list[Tensor]:
+def _pair(a: Operand, b: Operand, *, real: bool = False) -> list[Tensor]:
     """Both as torch promotes them, tensors or numbers; as `real` numbers where the function makes those of integers."""
     dtype = torch.result_type(a, b)
     if real and not dtype.is_floating_point:
@@ -40,7 +42,7 @@ def hypot(input: Tensor, other: Tensor) -> Tensor:
     return torch.where((input.abs() == math.inf) | (other.abs() == math.inf), math.inf, result)
 
 
-def copysign(input: Any, other: Any) -> Tensor:
+def copysign(input: Operand, other: Operand) -> Tensor:
     """A zero has a sign as well, which its reciprocal shows. The other operand has a gradient, of zeros."""
     input, other = _pair(input, other, real=True)
     sign = other.detach()
@@ -83,7 +85,7 @@ def logcumsumexp(input: Tensor, dim: int) -> Tensor:
     return x.movedim(-1, dim)
 
 
-def xlogy(input: Any, other: Any) -> Tensor:
+def xlogy(input: Operand, other: Operand) -> Tensor:
     """Zero where the first operand is zero, whatever the logarithm, unless that is NaN. The other operand's slope is
     the quotient of both everywhere, of two zeros NaN.
     """
@@ -93,7 +95,7 @@ def xlogy(input: Any, other: Any) -> Tensor:
     return torch.where(none, 0.0, kept * torch.log(other))
 
 
-def xlog1py(input: Any, other: Any) -> Tensor:
+def xlog1py(input: Operand, other: Operand) -> Tensor:
     """As xlogy; torch's decomposition is a constant where the first operand is zero, of no slope."""
     input, other = _pair(input, other, real=True)
     none = (input == 0) & ((other <= -1) | (other == math.inf))
@@ -120,12 +122,12 @@ def polygamma(n: int, input: Tensor) -> Tensor:
     x = input.double()
     low = x < 0.5
     z = torch.where(low, 1 - x, x)
-    value: Any = 0.0
+    value: Operand = 0.0
     for _ in range(8):
         value = value + 1 / (z * z)
         z = z + 1
     square = 1 / (z * z)
-    series: Any = 0.0
+    series: Operand = 0.0
     for b in reversed(_BERNOULLI):
         series = (series + b) * square
     value = value + 1 / z + 0.5 * square + series / z
@@ -139,7 +141,7 @@ def multigammaln(input: Tensor, p: int) -> Tensor:
     return sum(terms[1:], terms[0]) + 0.25 * p * (p - 1) * math.log(math.pi)
 
 
-def index_fill(input: Tensor, dim: int, index: Tensor, value: Any) -> Tensor:
+def index_fill(input: Tensor, dim: int, index: Tensor, value: float | Tensor) -> Tensor:
     """By a mask: an index that comes twice would give the value its gradient twice."""
     if not isinstance(value, Tensor) or input.dim() == 0:
         return torch.index_fill(input, dim, index, value)
@@ -200,8 +202,6 @@ def multi_margin_loss(
     return losses.sum() if reduction == "sum" else losses.mean()
 
 
-
-
 def interpolate(
     input: Tensor, size: Any = None, scale_factor: Any = None, mode: str = "nearest", align_corners: bool | None = None,
     recompute_scale_factor: bool | None = None, antialias: bool = False,
@@ -257,7 +257,7 @@ def taken_apart(name: str) -> Callable[..., Any]:
     """
     theirs, whole = getattr(VF, name), getattr(torch.ops.aten, name).default
 
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: object) -> Any:
         if not _autocast():
             return theirs(*args, **kwargs)
         with DisableTorchFunction():  # of the tensors' class, which would call the whole in its place
@@ -270,7 +270,7 @@ def _autocast() -> bool:
     return any(torch.is_autocast_enabled(device) for device in ("cpu", "cuda"))
 
 
-def _cell(gates: Callable[..., Any], whole: Callable[..., Any] | None = None) -> Callable[..., Any]:
+def _cell(gates: Callable[..., State], whole: Callable[..., State] | None = None) -> Callable[..., State]:
     """A recurrent cell. torch's own decomposition runs each operator of the program once more, which takes most of an
     export where a cell is called at each step of a sequence.
 
@@ -278,8 +278,8 @@ def _cell(gates: Callable[..., Any], whole: Callable[..., Any] | None = None) ->
         gates: what the cell makes of its two products and its state; autocast casts the operands of the products.
         whole: the cell as one operator.
     """
-    def cell(input: Tensor, hx: Any, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None,
-             b_hh: Tensor | None = None) -> Any:
+    def cell(input: Tensor, hx: Tensor | Sequence[Tensor], w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None,
+             b_hh: Tensor | None = None) -> State:
         state = hx if isinstance(hx, (tuple, list)) else (hx,)
         if whole is not None and not _autocast():
             return whole(input, *state, w_ih, w_hh, b_ih, b_hh)
@@ -345,7 +345,7 @@ def cdist(x1: Tensor, x2: Tensor, p: float = 2.0,
 
 def _of_fixed_ends(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """torch reads the ends where they are tensors: they have no gradient."""
-    def spaced(*args: Any, **kwargs: Any) -> Tensor:
+    def spaced(*args: object, **kwargs: object) -> Tensor:
         args, kwargs = pytree.tree_map_only(Tensor, Tensor.detach, (args, kwargs))
         return function(*args, **kwargs)
 
@@ -354,7 +354,7 @@ def _of_fixed_ends(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 _METHODS = ("hypot", "copysign", "fmax", "fmin",
             "logcumsumexp", "xlogy", "index_fill", "inner")
-SPECIAL: dict[Any, Callable[..., Any]] = {
+SPECIAL: dict[object, Callable[..., Any]] = {
     torch.polygamma: polygamma,
     torch.special.polygamma: polygamma,
     torch.special.xlogy: xlogy,

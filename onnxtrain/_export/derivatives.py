@@ -19,9 +19,10 @@ from onnxtrain._export.functionalization import Functionalized, traced_value
 from onnxtrain._torch import FunctionalTensor, OpOverload, decomposition_table, dispatch_has_kernel, pytree
 
 aten = torch.ops.aten
+Tensors = Tensor | Sequence[Tensor]
 
 
-def differentiates(graph: Any) -> bool:
+def differentiates(graph: torch.fx.GraphModule) -> bool:
     """Whether what has a `graph` of Dynamo's calls torch.autograd.grad() in it."""
     return any(node.target is torch.autograd.grad for node in graph.graph.nodes)
 
@@ -34,14 +35,14 @@ class Differentiated(Functionalized):
 
     def __init__(self) -> None:
         super().__init__()
-        self._traced: dict[tuple[Any, ...], Tensor] = {}  # tensors of the trace, by their places in memory
+        self._traced: dict[tuple[object, ...], Tensor] = {}  # tensors of the trace, by their places in memory
         self._differentiating = False
 
     def want_gradient(self, tensor: Tensor) -> None:
         """Has the trace see a tensor of forward's as one that asks for its gradient."""
         traced_value(tensor).requires_grad_()
 
-    def grad(self, outputs: Any, inputs: Any, grad_outputs: Any = None, retain_graph: bool | None = None,
+    def grad(self, outputs: Tensors, inputs: Tensors, grad_outputs: Any = None, retain_graph: bool | None = None,
              create_graph: bool = False, only_inputs: bool = True, allow_unused: bool | None = None,
              is_grads_batched: bool = False, materialize_grads: bool = False) -> tuple[Tensor | None, ...]:
         """torch.autograd.grad(), whose graph is kept in any case.
@@ -68,8 +69,8 @@ class Differentiated(Functionalized):
         made = tuple([self.wrap(tensor) for tensor in found])
         return made if create_graph else tuple([tensor if tensor is None else tensor.detach() for tensor in made])
 
-    def __torch_dispatch__(self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (),
-                           kwargs: dict[str, Any] | None = None) -> Any:
+    def __torch_dispatch__(self, func: OpOverload, types: Sequence[type], args: tuple[Any, ...] = (),
+                           kwargs: dict[str, object] | None = None) -> Any:
         kwargs = kwargs or {}
         if _is_composite(func) or func in _SAVING:
             with self:
@@ -115,13 +116,13 @@ class Differentiated(Functionalized):
             node.target = plain
 
 
-def _place(tensor: Tensor) -> tuple[Any, ...]:
+def _place(tensor: Tensor) -> tuple[object, ...]:
     """By the sizes of the call that is traced: a symbol may have become a number meanwhile."""
     sizes = (*tensor.shape, *tensor.stride(), tensor.storage_offset())
     return (tensor.untyped_storage()._cdata, *[x.node.hint if isinstance(x, torch.SymInt) else x for x in sizes])
 
 
-def _is_composite(func: Any) -> bool:
+def _is_composite(func: OpOverload) -> bool:
     return (isinstance(func, OpOverload) and func.namespace == "aten" and func not in _OF_SIZES
             and dispatch_has_kernel(func.name(), "CompositeImplicitAutograd"))
 

@@ -19,7 +19,7 @@ from onnxtrain.utils.torch_io_helper import pytorch_type_to_onnx_dtype
 
 aten = torch.ops.aten
 FLOAT, DOUBLE, INT64 = onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.INT64
-_FILLS: dict[Any, str] = {  # and the method that fills memory with the same numbers
+_FILLS: dict[object, str] = {  # and the method that fills memory with the same numbers
     aten.randn_like.default: "normal_", aten.rand_like.default: "uniform_", aten.randint_like.default: "random_",
     aten.randint_like.low_dtype: "random_", aten.normal_functional.default: "normal_", aten.uniform.default: "uniform_",
     aten.exponential.default: "exponential_", aten.cauchy.default: "cauchy_", aten.log_normal.default: "log_normal_",
@@ -55,7 +55,7 @@ def draws(op: Operators) -> Table:
     return _numbers(op) | _integers(op) | _samples(op)
 
 
-def _given(dtype: Any, otherwise: int) -> int:
+def _given(dtype: int | None, otherwise: int) -> int:
     return otherwise if dtype is None or dtype == -1 else int(dtype)
 
 

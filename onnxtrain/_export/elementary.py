@@ -16,14 +16,14 @@ import torch
 from onnxtrain._torch import OpOverload
 
 Value: TypeAlias = Any  # of the graph that is written: onnx_ir's, which adds and slices as a tensor does
-Table = dict[OpOverload, Callable[..., Any]]  # what writes each operator
+Table = dict[OpOverload, Callable[..., Value]]  # what writes each operator, and returns its result or several
 aten = torch.ops.aten
 
 
 class Operators(Protocol):
     """Those of one domain: op.Add(x, y) writes a node, and returns its result or several."""
 
-    def __getattr__(self, name: str) -> Callable[..., Any]: ...
+    def __getattr__(self, name: str) -> Callable[..., Value]: ...
 
 
 def elementary(op: Operators, own: Operators) -> Table:

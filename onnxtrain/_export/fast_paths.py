@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -83,7 +82,7 @@ def transformer_encoder_layer_fwd(
     return layer_norm(src + feed_forward(src), *second)
 
 
-FAST_PATHS: dict[Any, Callable[..., Any]] = {
+FAST_PATHS: dict[object, Callable[..., object]] = {
     _torch.native_multi_head_attention: native_multi_head_attention,
     _torch.transformer_encoder_layer_fwd: transformer_encoder_layer_fwd,
 }

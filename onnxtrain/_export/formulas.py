@@ -11,7 +11,6 @@ import collections
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import sympy
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -32,7 +31,7 @@ def _values(sizes: ShapeEnv) -> dict[sympy.Symbol, sympy.Integer]:
     return sizes.var_to_val if known is None else known
 
 
-def _shorten(sizes: ShapeEnv, formula: sympy.Basic, decide: Any) -> None:
+def _shorten(sizes: ShapeEnv, formula: sympy.Basic, decide: Callable[..., object]) -> None:
     """Fixes symbols of a formula, the one that occurs most often first, until it is short."""
     formula = sizes.replace(formula)
     while _is_long(formula):
@@ -48,11 +47,11 @@ def _shorten(sizes: ShapeEnv, formula: sympy.Basic, decide: Any) -> None:
             return
 
 
-def _bounding(decide: Callable[..., Any]) -> Callable[..., Any]:
+def _bounding(decide: Callable[..., object]) -> Callable[..., object]:
     """ShapeEnv.evaluate_expr that shortens a long formula first."""
     short: set[sympy.Basic] = set()
 
-    def evaluate_expr(self: ShapeEnv, formula: Any, *args: Any, **kwargs: Any) -> Any:
+    def evaluate_expr(self: ShapeEnv, formula: object, *args: object, **kwargs: object) -> object:
         if isinstance(formula, sympy.Basic) and formula not in short:
             if not _is_long(formula):
                 short.add(formula)

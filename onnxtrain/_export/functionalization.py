@@ -148,7 +148,7 @@ class Functionalized(FunctionalTensorMode):  # type: ignore[misc]
         self._memory(wrapped).parameter = name
         return wrapped
 
-    def unwrap(self, values: Any) -> Any:
+    def unwrap(self, values: object) -> Any:
         """What tensors of this mode hold now, as tensors of the trace."""
         _refuse_lacking(_functional(values))
         return pytree.tree_map_only(FunctionalTensor, lambda tensor: tensor.from_functional(), values)
@@ -163,8 +163,8 @@ class Functionalized(FunctionalTensorMode):  # type: ignore[misc]
     def settle(program: torch.export.ExportedProgram) -> None:
         """Puts right what this trace leaves in a program: nothing."""
 
-    def __torch_dispatch__(self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (),
-                           kwargs: dict[str, Any] | None = None) -> Any:
+    def __torch_dispatch__(self, func: OpOverload, types: Sequence[type], args: tuple[Any, ...] = (),
+                           kwargs: dict[str, object] | None = None) -> Any:
         kwargs = kwargs or {}
         if func is aten._linalg_check_errors.default:  # a matrix without an inverse, say
             with self:
@@ -222,10 +222,10 @@ class Functionalized(FunctionalTensorMode):  # type: ignore[misc]
             memory.differentiable = memory.differentiable and func is not aten.detach_.default
         return result
 
-    def _without_gradients(self, tensor: FunctionalTensor, args: tuple[Any, ...],
-                           kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def _without_gradients(self, tensor: FunctionalTensor, args: tuple[object, ...],
+                           kwargs: dict[str, object]) -> tuple[tuple[Any, ...], dict[str, object]]:
         """Arguments of a write into this tensor, which is_behind(): the input gets the values alone."""
-        def cut(leaf: Any) -> Any:
+        def cut(leaf: object) -> object:
             if not isinstance(leaf, FunctionalTensor) or leaf is tensor or not (
                     _wants_gradient(leaf) or _may_want_gradient(leaf)):
                 return leaf
@@ -235,7 +235,8 @@ class Functionalized(FunctionalTensorMode):  # type: ignore[misc]
         with self:
             return pytree.tree_map(cut, (args, kwargs))
 
-    def _dropout(self, func: Any, types: Sequence[type], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _dropout(self, func: OpOverload, types: Sequence[type], args: tuple[Any, ...],
+                 kwargs: dict[str, object]) -> Tensor:
         """One that drops nothing is its argument; torch forbids changes of the result of any, which may be that."""
         source, p, train = args
         if not train or p == 0:
@@ -263,7 +264,7 @@ class Functionalized(FunctionalTensorMode):  # type: ignore[misc]
         memory.add(tensor, sources)
         return memory
 
-    def _refuse_hidden(self, func: Any, tensor: FunctionalTensor) -> None:
+    def _refuse_hidden(self, func: OpOverload, tensor: FunctionalTensor) -> None:
         if (func is not aten.detach_.default and self._memory(tensor).differentiable
                 and not (torch.is_grad_enabled() and _wants_gradient(tensor))):
             if (name := self._memory(tensor).parameter) is not None:
@@ -272,14 +273,13 @@ class Functionalized(FunctionalTensorMode):  # type: ignore[misc]
                               "detach() or .data or inside torch.no_grad(), while its gradient still flows; a graph "
                               "cannot express that.")
 
-    def _refuse_strangers(self, func: Any, tensor: FunctionalTensor) -> None:
+    def _refuse_strangers(self, func: OpOverload, tensor: FunctionalTensor) -> None:
         if self._memory(tensor).has_strangers(tensor):
             raise Untraceable(f"The module writes a value with a gradient ({func}) into memory that it also holds "
                               "behind detach() or .data or out of torch.no_grad(), where eager has no gradient; "
                               "a graph cannot express that.")
 
-
-    def _refuse_hiding(self, func: Any, tensor: FunctionalTensor) -> None:
+    def _refuse_hiding(self, func: OpOverload, tensor: FunctionalTensor) -> None:
         """Before a write of a value that may have a gradient in a later step."""
         memory = self._memory(tensor)
         if memory.stopped:
@@ -290,7 +290,7 @@ class Functionalized(FunctionalTensorMode):  # type: ignore[misc]
         memory.follow_given(tensor)
 
 
-class Batched(contextlib.AbstractContextManager[Any]):
+class Batched(contextlib.AbstractContextManager["Batched"]):
     """In the place of Functionalized, for a graph with torch.vmap(), whose tensors functionalization cannot follow in a
     trace (2.13).
     """
@@ -300,13 +300,13 @@ class Batched(contextlib.AbstractContextManager[Any]):
     def __exit__(self, *error: object) -> None:
         return None
 
-    def wrap(self, value: Any) -> Any:
+    def wrap(self, value: object) -> Any:
         return value
 
     def wrap_parameter(self, parameter: Tensor, name: str) -> Tensor:
         return parameter
 
-    def unwrap(self, values: Any) -> Any:
+    def unwrap(self, values: object) -> Any:
         return values
 
     def changed(self) -> list[tuple[Tensor, Tensor, str | None]]:
@@ -339,7 +339,7 @@ def follow(graph: torch.fx.GraphModule) -> None:
                 node.target.py_impl(Functionalized)(rules[FunctionalTensorMode])
 
 
-def _overwrites(func: Any) -> bool:
+def _overwrites(func: OpOverload) -> bool:
     """Whether an operator in place leaves nothing of what was there."""
     return (func in (aten.copy_.default, aten.fill_.Scalar, aten.fill_.Tensor, aten.zero_.default)
             or torch.Tag.nondeterministic_seeded in func.tags and func not in _IN_PLACE)
@@ -367,7 +367,7 @@ def _replace(tensor: FunctionalTensor, value: FunctionalTensor) -> FunctionalTen
     return tensor
 
 
-def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[FunctionalTensor]:
+def _written(func: object, args: tuple[object, ...], kwargs: dict[str, object]) -> list[FunctionalTensor]:
     """The tensors that an operator writes into."""
     if not isinstance(func, OpOverload) or not func._schema.is_mutable:
         return []
@@ -378,13 +378,13 @@ def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[F
     return _functional(found)
 
 
-def _functional(values: Any) -> list[FunctionalTensor]:
+def _functional(values: object) -> list[FunctionalTensor]:
     return [leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, FunctionalTensor)]
 
 
 def _elements(tensor: FunctionalTensor) -> int | None:
     """How many, for the sizes of the trace; None where they depend on contents."""
-    number: Any = traced_value(tensor).numel()
+    number: int | torch.SymInt = traced_value(tensor).numel()
     return number.node.hint if isinstance(number, torch.SymInt) else number
 
 

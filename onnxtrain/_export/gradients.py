@@ -17,7 +17,7 @@ from onnx import ModelProto, NodeProto, helper, numpy_helper
 from torch import Tensor
 
 from onnxtrain import _C
-from onnxtrain._export.autograd_functions import DOMAIN
+from onnxtrain._export.autograd_functions import DOMAIN, Call
 from onnxtrain._export.errors import DefinitionError
 from onnxtrain._onnx_functions import bodies_of
 from onnxtrain.utils.torch_io_helper import pytorch_type_to_onnx_dtype
@@ -25,10 +25,11 @@ from onnxtrain.utils.torch_io_helper import pytorch_type_to_onnx_dtype
 _log = logging.getLogger("onnxtrain")
 _TYPES = {"int": np.int64, "float": np.float32, "bool": np.bool_, "string": np.object_}
 
-REGISTERED: dict[tuple[str, str], Callable[[], Sequence[Any]]] = {}
+Definition = Callable[[], Sequence[Sequence[Any]]]  # steps, see _node()
+REGISTERED: dict[tuple[str, str], Definition] = {}
 
 
-def register(domain: str, name: str, attributes: Sequence[str], definition: Callable[[], Sequence[Any]]) -> None:
+def register(domain: str, name: str, attributes: Sequence[str], definition: Definition) -> None:
     """Keeps a definition for the nodes of programs that are made from now on."""
     if attributes or domain == "org.pytorch.aten":
         _log.warning("register_gradient(%s) has no effect in onnxtrain: an exported graph has no ATen nodes. PyTorch "
@@ -82,7 +83,7 @@ class _Registered(torch.autograd.Function):
         return tuple(outputs)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         saved = ctx.saved_tensors
         return None, *ctx.call.run_backward(saved[:ctx.count], saved[ctx.count:], gradients)
 
@@ -95,14 +96,14 @@ class RegisteredCall:
     function = _Registered
 
     def __init__(self, node: NodeProto, model: ModelProto, types: dict[str, onnx.ValueInfoProto],
-                 constants: dict[str, Tensor], definition: Callable[[], Sequence[Any]]) -> None:
+                 constants: dict[str, Tensor], definition: Definition) -> None:
         self._model, self._types, self._constants = model, types, constants
         self._node = NodeProto()
         self._node.CopyFrom(node)
         self.inputs = [name for name in dict.fromkeys(node.input) if name and name not in constants]
         self._made = [name for name in node.output if name]
         self._steps = [_node(step) for step in definition()]
-        self._sessions: dict[Any, _C.Session] = {}
+        self._sessions: dict[tuple[object, ...], _C.Session] = {}
 
     def __call__(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """The node's outputs, under autograd."""
@@ -115,7 +116,7 @@ class RegisteredCall:
         return list(self._run("forward", [self._node], given, outputs))
 
     def run_backward(self, tensors: Sequence[Tensor], outputs: Sequence[Tensor],
-                     gradients: Sequence[Tensor]) -> list[Any]:
+                     gradients: Sequence[Tensor]) -> list[Tensor | None]:
         """A gradient for each input, None where the definition has none."""
         values = dict(zip(self.inputs, tensors)) | self._constants
         named = dict(zip(self._made, zip(outputs, gradients)))
@@ -155,7 +156,7 @@ class RegisteredCall:
         return session.forward(list(given.values()), bytes(len(given)))[0]
 
 
-def applied(data: bytes, calls: Sequence[Any]) -> tuple[bytes, tuple[Any, ...]]:
+def applied(data: bytes, calls: Sequence[Call]) -> tuple[bytes, tuple[Any, ...]]:
     """The model with PythonOp nodes in place of nodes that have a registered gradient, and the calls, these added.
 
     Raises:
@@ -175,7 +176,7 @@ def applied(data: bytes, calls: Sequence[Any]) -> tuple[bytes, tuple[Any, ...]]:
     inferred = onnx.shape_inference.infer_shapes(model).graph
     types = {v.name: v for v in (*inferred.value_info, *model.graph.value_info, *model.graph.output)}
     constants = {i.name: torch.from_numpy(numpy_helper.to_array(i).copy()) for i in model.graph.initializer}
-    added = list(calls)
+    added: list[Call | RegisteredCall] = list(calls)
     nodes = []
     for node in model.graph.node:
         if _key(node) not in REGISTERED:

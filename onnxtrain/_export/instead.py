@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from onnxtrain._export.numbers import copied
 from onnxtrain._torch import VF
 
-Functions = Mapping[Any, Callable[..., Any]]
+Functions = Mapping[object, Callable[..., Any]]
 
 
 class _Names:
@@ -33,7 +33,7 @@ class _Names:
         return self._ours.get(found, found)
 
 
-def with_copies(ours: Functions) -> dict[Any, Callable[..., Any]]:
+def with_copies(ours: Functions) -> dict[object, Callable[..., Any]]:
     """Functions in the place of others, and copies of torch's own Python functions that call them there."""
     found = dict(ours)
     for module in (F, torch.functional):
@@ -61,7 +61,8 @@ class Instead(TorchFunctionMode):
         super().__init__()
         self._ours = ours
 
-    def __torch_function__(self, func: Any, types: Sequence[type], args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(self, func: Callable[..., object], types: Sequence[type], args: Sequence[object] = (),
+                           kwargs: Mapping[str, object] | None = None) -> object:
         return self._ours.get(func, func)(*args, **(kwargs or {}))
 
 

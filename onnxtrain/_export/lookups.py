@@ -6,7 +6,7 @@ graph (arguments.py); replacements.py and rewrite.py put the functions here in t
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -48,10 +48,10 @@ def embedding_bag(
                           include_last_offset=include_last_offset, padding_idx=padding_idx)
 
 
-def _from_front(theirs: Any) -> Any:
+def _from_front(theirs: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """`theirs`, with the check that no index is below 0, which its decomposition leaves out."""
 
-    def run(input: Tensor, dim: int, index: Tensor, source: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    def run(input: Tensor, dim: int, index: Tensor, source: Tensor, *args: object, **kwargs: object) -> Tensor:
         if input.dim() != source.dim() and input.dim() and source.dim():
             raise Untraceable(f"PyTorch does not accept a source of rank {source.dim()} for rank {input.dim()}.")
         return theirs(input, dim, torch.ops.onnxtrain.in_range(index, -1), source, *args, **kwargs)
@@ -64,7 +64,7 @@ def one_hot(input: Tensor, num_classes: int = -1) -> Tensor:
     return F.one_hot(torch.ops.onnxtrain.in_range(input, num_classes), num_classes)
 
 
-def _masked_scatter(theirs: Any) -> Any:
+def _masked_scatter(theirs: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def run(input: Tensor, mask: Tensor, source: Tensor) -> Tensor:
         if mask.dtype != torch.bool:
             raise Untraceable(f"PyTorch does not accept a mask of {mask.dtype} in masked_scatter.")
@@ -73,7 +73,7 @@ def _masked_scatter(theirs: Any) -> Any:
     return run
 
 
-INDEXED: dict[Any, Any] = {
+INDEXED: dict[object, Callable[..., Tensor]] = {
     getattr(owner, name + tail): _from_front(getattr(owner, name + tail))
     for name in ("index_add", "index_copy", "index_reduce")
     for owner, tail in ((torch, ""), (Tensor, ""), (Tensor, "_"))

@@ -9,19 +9,20 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from onnxtrain._torch import PythonPrinter
 
+if TYPE_CHECKING:
+    import sympy
+
 KINDS = ((torch.SymInt, int), (torch.SymFloat, float), (torch.SymBool, bool))
 SYMBOLIC = tuple(symbolic for symbolic, _ in KINDS)
 _ARITHMETIC = frozenset((operator.add, operator.sub, operator.mul, operator.truediv,
                          torch.add, torch.sub, torch.mul, torch.div))
-
-
 _NAMES = {"math": math, "torch": torch, "max": max, "min": min, "abs": abs, "round": round}  # in formulas
 
 
@@ -138,17 +139,17 @@ def without_unread(graph: torch.fx.GraphModule, kept: Sequence[int]) -> list[int
     return left
 
 
-def _expression(value: Any) -> Any:
+def _expression(value: object) -> sympy.Expr | None:
     """The formula of a symbolic size."""
     return value.node.expr if isinstance(value, torch.SymInt) else None
 
 
-def symbols_of(value: Any) -> set[Any]:
+def symbols_of(value: object) -> set[sympy.Symbol]:
     """Those in the formula of a symbolic number; a condition of a tensor's value is that its symbol is 1."""
     return value.node.expr.free_symbols if isinstance(value, SYMBOLIC) else set()
 
 
-def _computed(formula: Any) -> Callable[[Mapping[str, Any]], Any]:
+def _computed(formula: sympy.Expr) -> Callable[[Mapping[str, object]], object]:
     """What gives a formula's value for the numbers that its symbols stand for, by name: in Python where all of it can
     be said so. sympy would take a millisecond, at each call of a module that counts its calls.
     """
@@ -173,7 +174,7 @@ class Results:
         self._results = list(self._output.args[0])
         self._tensors = [i for i, node in enumerate(self._results)
                          if isinstance(node, torch.fx.Node) and isinstance(example(node), Tensor)]
-        formulas: dict[int, tuple[type, Any]] = {}
+        formulas: dict[int, tuple[type, sympy.Expr]] = {}
         for i, node in enumerate(self._results):
             if i not in self._tensors and isinstance(node, torch.fx.Node):
                 value = example(node)
@@ -212,9 +213,9 @@ class Results:
             number.meta["example_value"] = torch.empty((), dtype=torch.int64)
         return number
 
-    def put_back(self, left: Sequence[Tensor], given: Sequence[Any]) -> tuple[Any, ...]:
+    def put_back(self, left: Sequence[Tensor], given: Sequence[object]) -> tuple[object, ...]:
         """All results, from those that are left and the graph's arguments."""
-        bound: dict[str, Any] = {symbol: given[i] for symbol, i in self._symbols}
+        bound: dict[str, object] = {symbol: given[i] for symbol, i in self._symbols}
         for (symbol, _), tensor in zip(self._contents, left[len(self._tensors):]):
             read = tensor.item()
             bound[symbol] = int(read) if isinstance(read, bool) else read

@@ -17,6 +17,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 from onnxtrain._export.domain import library
 from onnxtrain._torch import VF, FakeTensor
 
+Size = int | torch.SymInt
 KINDS = ("rnn_tanh", "rnn_relu", "gru", "lstm")
 library.define("pack(Tensor input, Tensor lengths, bool batch_first) -> (Tensor, Tensor)")
 library.define("pad(Tensor data, Tensor batch_sizes, bool batch_first, float value, SymInt length, SymInt sequences) "
@@ -33,8 +34,8 @@ for _kind in KINDS:
 class _Sizes(NamedTuple):
     """What the sizes of a packed sequence's tensors do not say: noted on its batch sizes, while there are no values."""
 
-    rows: Any  # of the data
-    sequences: Any
+    rows: Size  # of the data
+    sequences: Size
 
 
 def _pack_fake(input: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:
@@ -42,14 +43,14 @@ def _pack_fake(input: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tenso
     return input.new_empty(rows, *input.shape[2:]), lengths.new_empty(steps)
 
 
-def _pad_fake(data: Tensor, batch_sizes: Tensor, batch_first: bool, value: float, length: Any, sequences: Any,
+def _pad_fake(data: Tensor, batch_sizes: Tensor, batch_first: bool, value: float, length: Size, sequences: Size,
               ) -> tuple[Tensor, Tensor]:
     leading = (sequences, length) if batch_first else (length, sequences)
     return data.new_empty(*leading, *data.shape[1:]), batch_sizes.new_empty(sequences)
 
 
 def _recur_fake(data: Tensor, batch_sizes: Tensor, states: list[Tensor], weights: list[Tensor], bias: bool, layers: int,
-                dropout: float, train: bool, bidirectional: bool, sequences: Any) -> tuple[Tensor, ...]:
+                dropout: float, train: bool, bidirectional: bool, sequences: Size) -> tuple[Tensor, ...]:
     width, directions = weights[1].shape[1], 1 + bidirectional  # of the state, projected or not
     return data.new_empty(data.shape[0], directions * width), data.new_empty(layers * directions, sequences, width)
 
@@ -157,7 +158,7 @@ def _packs(input: Tensor, lengths: Tensor, batch_first: bool) -> Tensor:
     return fit & (lengths[1:] <= lengths[:-1]).all()
 
 
-def _is_whole(data: Tensor, batch_sizes: Tensor, sequences: Any = None) -> Tensor | None:
+def _is_whole(data: Tensor, batch_sizes: Tensor, sequences: Size | None = None) -> Tensor | None:
     """Whether these are the batch sizes of such data; None where that is known."""
     known = getattr(batch_sizes, "_packed", None)
     if known is not None and _same(data.shape[0], known.rows) and (sequences is None
@@ -168,7 +169,7 @@ def _is_whole(data: Tensor, batch_sizes: Tensor, sequences: Any = None) -> Tenso
     return holds if sequences is None else holds & (batch_sizes[0] == sequences)
 
 
-def _same(one: Any, other: Any) -> bool:
+def _same(one: Size, other: Size) -> bool:
     one, other = (size.node.expr if isinstance(size, torch.SymInt) else size for size in (one, other))
     return bool(one == other)
 
@@ -182,8 +183,8 @@ def _pads(data: Tensor, batch_sizes: Tensor, batch_first: bool, value: float, le
     return fits if whole is None else whole & fits
 
 
-def _recurs(kind: str, data: Tensor, batch_sizes: Tensor, states: Sequence[Tensor], *_: Any) -> Tensor | None:
+def _recurs(kind: str, data: Tensor, batch_sizes: Tensor, states: Sequence[Tensor], *_: object) -> Tensor | None:
     return _is_whole(data, batch_sizes, states[0].shape[1] if states else None)
 
 
-CHECKS: dict[Any, Callable[..., Tensor | None]] = {pack: _packs, pad: _pads, recur: _recurs}
+CHECKS: dict[object, Callable[..., Tensor | None]] = {pack: _packs, pad: _pads, recur: _recurs}

@@ -96,7 +96,7 @@ def packed(op: Operators, own: Operators) -> Table:
         first, again = (stacked(kind, [w[i] for w in own_weights]) for i in range(2))
         biases = stacked(kind, [list(w[2:]) for w in own_weights]) if bias else None
         directions, hidden = len(own_weights), own_weights[0][1].shape[1]
-        more: dict[str, Any] = {"linear_before_reset": 1} if kind == "gru" else {}
+        more: dict[str, object] = {"linear_before_reset": 1} if kind == "gru" else {}
         if kind.startswith("rnn"):  # the schema's default is for two directions
             more["activations"] = ["Relu" if kind == "rnn_relu" else "Tanh"] * directions
         write = getattr(op, {"lstm": "LSTM", "gru": "GRU"}.get(kind, "RNN"))
@@ -120,7 +120,7 @@ def packed(op: Operators, own: Operators) -> Table:
             last.append(ends)
         return x, *[op.Concat(*ends, axis=0) if layers > 1 else ends[0] for ends in zip(*last)]
 
-    def network(kind: str) -> Callable[..., Any]:
+    def network(kind: str) -> Callable[..., tuple[Value, ...]]:
         def translate(data: Value, batch_sizes: Value, states: Sequence[Value], weights: Sequence[Value],
                       *settings: Any) -> tuple[Value, ...]:
             x, lens, _ = padded(data, batch_sizes, settings[-1])
@@ -129,7 +129,7 @@ def packed(op: Operators, own: Operators) -> Table:
 
         return translate
 
-    def network_padded(kind: str) -> Callable[..., Any]:
+    def network_padded(kind: str) -> Callable[..., tuple[Value, ...]]:
         def translate(input: Value, states: Sequence[Value], weights: Sequence[Value], *settings: Any,
                       ) -> tuple[Value, ...]:
             turn = (lambda x: op.Transpose(x, perm=[1, 0, 2])) if settings[-1] else lambda x: x

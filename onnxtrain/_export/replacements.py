@@ -7,7 +7,7 @@ torch.nn.functional). Each computes what torch's does; the tests hold them again
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, overload
 
 import torch
@@ -27,7 +27,7 @@ def _unbiased(var: Tensor, count: int) -> Tensor:
     return var * count / (count - 1)  # by whole numbers: torch.onnx keeps a symbolic quotient in float32
 
 
-def _update(running: Tensor, batch: Tensor, momentum: float | Tensor, count: Any = 1) -> None:
+def _update(running: Tensor, batch: Tensor, momentum: float | Tensor, count: int | torch.SymInt = 1) -> None:
     """count: of how many entries `batch` is a statistic. Of none, torch leaves what is there."""
     batch = batch.detach().to(running.dtype)
     if isinstance(count, torch.SymInt) and free_unbacked_symbols(count):  # what a mask selects, which may be nothing
@@ -41,7 +41,7 @@ def _update(running: Tensor, batch: Tensor, momentum: float | Tensor, count: Any
 
 def batch_norm(
     input: Tensor, running_mean: Tensor | None, running_var: Tensor | None, weight: Tensor | None = None,
-    bias: Tensor | None = None, training: bool = False, momentum: Any = 0.1, eps: float = 1e-5,
+    bias: Tensor | None = None, training: bool = False, momentum: float | Tensor = 0.1, eps: float = 1e-5,
 ) -> Tensor:
     """F.batch_norm with the running statistics updated in the open."""
     if not training:
@@ -70,7 +70,7 @@ def instance_norm(
         wide = input.to(torch.promote_types(input.dtype, running_mean.dtype))
         _update(running_mean, wide.mean(axes).mean(0), momentum)
         _update(running_var, wide.var(axes, unbiased=True).mean(0), momentum)
-    def plain(x: Tensor, _: Any, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    def plain(x: Tensor, _: object, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
         return F.instance_norm(x, None, None, weight, bias, True, 0.0, eps)
 
     return _in_the_weights_dtype(plain, input, None, weight, bias, eps)
@@ -258,7 +258,7 @@ def embedding(
     return torch.where(padded, rows.detach(), rows)
 
 
-def _in_the_weights_dtype(norm: Callable[..., Tensor], input: Tensor, size: Any, weight: Tensor | None,
+def _in_the_weights_dtype(norm: Callable[..., Tensor], input: Tensor, size: object, weight: Tensor | None,
                           bias: Tensor | None, eps: float) -> Tensor:
     """Under autocast rows may be bfloat16 and weights float32: torch computes in float32,
     and ONNX has one type for both.
@@ -270,7 +270,8 @@ def _in_the_weights_dtype(norm: Callable[..., Tensor], input: Tensor, size: Any,
 
 
 def layer_norm(
-    input: Tensor, normalized_shape: Any, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5,
+    input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, bias: Tensor | None = None,
+    eps: float = 1e-5,
 ) -> Tensor:
     """F.layer_norm, also for weights of another dtype than the input's."""
     return _in_the_weights_dtype(F.layer_norm, input, normalized_shape, weight, bias, eps)
@@ -301,7 +302,7 @@ def grouped_mm(
     return torch.ops.onnxtrain.grouped_mm(mat_a, mat_b, offs)
 
 
-def _lengths(value: Any, like: Tensor) -> Tensor:
+def _lengths(value: Tensor | Sequence[int], like: Tensor) -> Tensor:
     """Lengths may be a tensor, or numbers."""
     if isinstance(value, Tensor):
         return value.reshape(-1)
@@ -309,8 +310,8 @@ def _lengths(value: Any, like: Tensor) -> Tensor:
 
 
 def ctc_loss(
-    log_probs: Tensor, targets: Tensor, input_lengths: Any, target_lengths: Any, blank: int = 0,
-    reduction: str = "mean", zero_infinity: bool = False,
+    log_probs: Tensor, targets: Tensor, input_lengths: Tensor | Sequence[int], target_lengths: Tensor | Sequence[int],
+    blank: int = 0, reduction: str = "mean", zero_infinity: bool = False,
 ) -> Tensor:
     """F.ctc_loss by an operator of ours; reductions as torch has them, the mean over target lengths of at least one."""
     if log_probs.dtype in (torch.float16, torch.bfloat16) and torch.is_autocast_enabled(log_probs.device.type):
@@ -326,7 +327,7 @@ def ctc_loss(
     return losses.squeeze(0) if single else losses
 
 
-PATCHES: dict[str, Callable[..., Any]] = {
+PATCHES: dict[str, Callable[..., Tensor]] = {
     "batch_norm": batch_norm,
     "instance_norm": instance_norm,
     "scaled_dot_product_attention": scaled_dot_product_attention,

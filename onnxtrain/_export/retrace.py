@@ -12,7 +12,7 @@ import contextlib
 import copy
 import functools
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -34,7 +34,7 @@ def _survives(node: torch.fx.Node) -> bool:
     return op in (aten.reshape.default, aten.flatten.using_ints, aten.contiguous.default, aten.dropout.default)
 
 
-def is_final(program: torch.export.ExportedProgram, registry: Any) -> bool:
+def is_final(program: torch.export.ExportedProgram, registry: _torch.ONNXRegistry) -> bool:
     """Whether decompositions would leave the program, of which no operator writes in place, as it is: plain operators
     that have a translation.
     """
@@ -58,11 +58,12 @@ def _noted(node: torch.fx.Node) -> Any:
     return node.meta["val"]
 
 
-def unpromoted(module: torch.fx.GraphModule, rule_of: Any, dtype_of_scalar: Any) -> list[torch.fx.Node]:
+def unpromoted(module: torch.fx.GraphModule, rule_of: Callable[[torch.fx.Node], Any],
+               dtype_of_scalar: Callable[[type], torch.dtype]) -> list[torch.fx.Node]:
     """The nodes that torch.onnx's rules of promotion put casts around, going by the types that the trace has noted."""
     found = []
 
-    def fits(value: Any, dtype: torch.dtype) -> bool:
+    def fits(value: object, dtype: torch.dtype) -> bool:
         if isinstance(value, (tuple, list)):
             return all(fits(item, dtype) for item in value)
         return (value.dtype if isinstance(value, Tensor) else dtype_of_scalar(type(value))) == dtype
@@ -110,7 +111,7 @@ def _is_clamp(node: torch.fx.Node) -> bool:
             and _noted(node).is_floating_point() and _noted(node).dtype == _noted(node.all_input_nodes[0]).dtype)
 
 
-def _keep_names_of_outputs(module: torch.fx.GraphModule, outputs: tuple[Any, ...]) -> None:
+def _keep_names_of_outputs(module: torch.fx.GraphModule, outputs: Iterable[torch.fx.Node]) -> None:
     """Results that now come out of a cast have the names that they had: by them torch.onnx finds what a program
     returns.
 
@@ -124,7 +125,7 @@ def _keep_names_of_outputs(module: torch.fx.GraphModule, outputs: tuple[Any, ...
             old.name, new.name = new.name, old.name
 
 
-def _decomposed(program: torch.export.ExportedProgram, registry: Any) -> torch.export.ExportedProgram:
+def _decomposed(program: torch.export.ExportedProgram, registry: _torch.ONNXRegistry) -> torch.export.ExportedProgram:
     """The program in operators that have a translation."""
     table = _torch.create_onnx_friendly_decomposition_table(set(_torch.get_onnx_implemented_overloads(registry)))
     if (nll_loss := torch.ops.aten.nll_loss.default) in table:
@@ -141,7 +142,7 @@ def _nll_loss(input: Tensor, target: Tensor, weight: Tensor | None = None, reduc
 
 
 @functools.cache
-def _interpreter() -> Any:
+def _interpreter() -> type[Any]:
     """The class of torch.onnx that puts casts around nodes, for those that need them."""
     class Interpreter(_torch.TypePromotionInterpreter):  # type: ignore[misc]
         def run_node(self, node):
@@ -165,7 +166,7 @@ def _overload_of(packet, args, kwargs):
     return next(each for each in watched.traced_ops if each.overloadpacket == packet)
 
 
-def _promoting_rule(node: torch.fx.Node, table: Any) -> Any:
+def _promoting_rule(node: torch.fx.Node, table: _torch.TypePromotionTable) -> Any:
     """torch.onnx's rule for the types of a node's operands, if the engine needs it."""
     rule = _torch.get_type_promotion_rule(node, table) if node.op == "call_function" else None
     return None if rule is not None and (_is_clamp(node) or _rounds_by_itself(node, rule)) else rule
@@ -186,7 +187,7 @@ def _promote_where_needed(module: torch.fx.GraphModule) -> None:
     _keep_names_of_outputs(module, outputs)
 
 
-def translated(program: torch.export.ExportedProgram, opset: int, ours: Mapping[Any, Callable[..., Any]]) -> Any:
+def translated(program: torch.export.ExportedProgram, opset: int, ours: Mapping[object, Callable[..., object]]) -> Any:
     """torch.onnx.export(program, opset_version=opset, optimize=False, custom_translation_table=ours), without what
     is_final() and unpromoted() say is for nothing.
     """
@@ -202,7 +203,7 @@ def translated(program: torch.export.ExportedProgram, opset: int, ours: Mapping[
 
 
 @functools.cache
-def _registry(opset: int) -> Any:
+def _registry(opset: int) -> _torch.ONNXRegistry:
     """torch.onnx's translations, of which each reads its function's signature when a node needs it.
 
     ONNXRegistry.from_torchlib() parses the source of 500 functions, which takes one second.
@@ -237,7 +238,7 @@ def _registry(opset: int) -> Any:
     return registry
 
 
-def _registry_with(opset: int, ours: Mapping[Any, Callable[..., Any]]) -> Any:
+def _registry_with(opset: int, ours: Mapping[object, Callable[..., object]]) -> _torch.ONNXRegistry:
     """torch.onnx's translations and ours. For our operators it has none of its own, but of complex numbers: between
     two, torch 2.10 cannot choose for a shape that is made of sizes.
     """

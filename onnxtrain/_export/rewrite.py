@@ -7,7 +7,7 @@ in the place of torch's; what torch.onnx then writes is in translations.py and d
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import NoReturn
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +21,7 @@ from onnxtrain._export.derivatives import Differentiated
 from onnxtrain._export.errors import Untraceable
 from onnxtrain._export.fast_paths import FAST_PATHS
 from onnxtrain._export.functionalization import Batched, Functionalized
-from onnxtrain._export.instead import Instead, with_copies
+from onnxtrain._export.instead import Functions, Instead, with_copies
 from onnxtrain._export.lookups import INDEXED
 from onnxtrain._export.replacements import PATCHES
 
@@ -35,14 +35,14 @@ def _torch_ctc_loss(log_probs, targets, input_lengths, target_lengths, blank=0, 
     return replacements.ctc_loss(log_probs, targets, input_lengths, target_lengths, blank, name, zero_infinity)
 
 
-def _refuse(what: str) -> Callable[..., Any]:
+def _refuse(what: str) -> Callable[..., NoReturn]:
     def refuse(*_args, **_kwargs):
         raise Untraceable(f"The module calls {what} inside forward; a graph would lose it.")
 
     return refuse
 
 
-_REPLACED: dict[Any, Callable[..., Any]] = {
+_REPLACED: Functions = {
     **{getattr(F, name): function for name, function in PATCHES.items()},
     **SPECIAL,
     **FAST_PATHS,
@@ -50,7 +50,7 @@ _REPLACED: dict[Any, Callable[..., Any]] = {
     torch.batch_norm: _torch_batch_norm,
     torch.ctc_loss: _torch_ctc_loss,
 }
-REWRITES: dict[Any, Callable[..., Any]] = with_copies({
+REWRITES: Functions = with_copies({
     **_REPLACED,
     **INDEXED,
     torch.Tensor.__setitem__: set_item,
@@ -74,7 +74,7 @@ class Rewrite(Instead):
         mode: that the graph is traced in; Differentiated, torch.autograd.grad() is its own.
     """
 
-    def __init__(self, given: Sequence[Any], checked: list[Tensor], mode: Functionalized | Batched) -> None:
+    def __init__(self, given: Sequence[object], checked: list[Tensor], mode: Functionalized | Batched) -> None:
         super().__init__(REWRITES)
         self._mode = mode
         self._checked = checked
@@ -94,7 +94,7 @@ class Rewrite(Instead):
                 self._mode.want_gradient(tensor)
         return tensor
 
-    def refuse_visible(self, results: Iterable[Any]) -> None:
+    def refuse_visible(self, results: Iterable[object]) -> None:
         """Raises Untraceable where a result is a tensor that the graph has set requires_grad of: it is no leaf then."""
         if any([result is leaf for result in results for leaf in self._leaves]):
             raise Untraceable("The module returns, or keeps, a tensor whose requires_grad it has set; a graph would "

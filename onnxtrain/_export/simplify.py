@@ -8,6 +8,7 @@ retrace.py leaves them out for a program that needs none.
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ _RENAMED = {aten.min.other: aten.minimum.default, aten.max.other: aten.maximum.d
 
 
 # Operators that multiply by a number, and where it is: by name, or among the arguments.
-_WITH_NUMBER: dict[Any, str | None] = dict.fromkeys((
+_WITH_NUMBER: dict[OpOverload, str | None] = dict.fromkeys((
     aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar, aten.lerp.Scalar, aten.softplus.default)) | {
     aten.add.Tensor: "alpha", aten.sub.Tensor: "alpha", aten.addcmul.default: "value"}
 
@@ -194,7 +195,7 @@ def _as_strided(graph: torch.fx.Graph, node: Any) -> None:
     node.args = (root, *node.args[1:2 if writes else 1], *given[:2], offset)
 
 
-def _lies_within(read: tuple[Any, ...], viewed: Any, elements: int) -> bool:
+def _lies_within(read: tuple[Sequence[int], Sequence[int], int], viewed: Tensor, elements: int) -> bool:
     """Whether (sizes, strides, offset) reads elements of a view alone, of a memory of so many."""
     shape = [size.node.hint if isinstance(size, torch.SymInt) else size
              for size in (*viewed.shape, *viewed.stride(), viewed.storage_offset())]
@@ -203,7 +204,7 @@ def _lies_within(read: tuple[Any, ...], viewed: Any, elements: int) -> bool:
     return bool(held.as_strided(*read).all())
 
 
-def _values(numbers: Any) -> list[Any]:
+def _values(numbers: Iterable[object]) -> list[Any]:
     return [number.meta["val"] if isinstance(number, torch.fx.Node) else number for number in numbers]
 
 
@@ -228,7 +229,7 @@ def _subtract(graph: torch.fx.Graph, node: Any) -> None:
     node.replace_input_with(source, made)
 
 
-def _rounds_number(node: Any) -> bool:
+def _rounds_number(node: torch.fx.Node) -> bool:
     """Whether an operator of 16-bit tensors has a number, or a tensor of rank 0, of more digits. torch computes such
     ones in float32, with all digits, and rounds the result alone.
     """
@@ -243,11 +244,11 @@ def _rounds_number(node: Any) -> bool:
                              for value in numbers)
 
 
-def _in_float32(graph: torch.fx.Graph, node: Any) -> None:
+def _in_float32(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
     """The operator between casts."""
     value = node.meta["val"]
 
-    def cast(source: Any, dtype: torch.dtype) -> torch.fx.Node:
+    def cast(source: torch.fx.Node, dtype: torch.dtype) -> torch.fx.Node:
         made = graph.call_function(aten._to_copy.default, (source,), {"dtype": dtype})
         made.meta = {**source.meta, "val": source.meta["val"].to(dtype)}
         return made
@@ -271,7 +272,7 @@ def _difference(graph: torch.fx.Graph, node: Any) -> None:
     if given["n"] != 1 or node.meta["val"].dtype is torch.bool:
         return
 
-    def call(target: Any, *args: Any) -> Any:
+    def call(target: OpOverload, *args: Any) -> torch.fx.Node:
         made = graph.call_function(target, args)
         with source.meta["val"].fake_mode:
             made.meta = {**node.meta, "val": target(*torch.fx.map_arg(args, lambda arg: arg.meta["val"]))}

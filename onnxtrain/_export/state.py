@@ -36,7 +36,7 @@ def unchanged(module: torch.nn.Module) -> Iterator[None]:
             values.update(before)
 
 
-def get_random_states() -> tuple[Any, Any, torch.Tensor, list[torch.Tensor] | None]:
+def get_random_states() -> tuple[object, object, torch.Tensor, list[torch.Tensor] | None]:
     """Of Python, NumPy, torch's CPU and, where it is in use, each device of CUDA."""
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
     return random.getstate(), np.random.get_state(), torch.get_rng_state(), cuda
@@ -92,7 +92,7 @@ class _Place:
         before: what other threads call.
     """
 
-    def __init__(self, owner: Any, name: str, value: Any) -> None:
+    def __init__(self, owner: Any, name: str, value: object) -> None:
         self._owner, self._name = owner, name
         self._own = name in vars(owner)
         self._raw = inspect.getattr_static(owner, name) if isinstance(owner, type) else vars(owner).get(name)
@@ -106,7 +106,7 @@ class _Place:
                 self._raw if self._kind is None else lambda cls, *args, **kwargs: self._raw.__get__(None, cls)(
                     *args, **kwargs))
 
-    def put(self, value: Any) -> None:
+    def put(self, value: object) -> None:
         """For this thread."""
         value = value.__func__ if isinstance(value, (staticmethod, classmethod)) else value
         self.values.setdefault(threading.get_ident(), []).append(value)
@@ -115,7 +115,7 @@ class _Place:
         elif len(self.values) == 1 and len(next(iter(self.values.values()))) == 1:
             values, before = self.values, self.before
 
-            def choose(*args: Any, **kwargs: Any) -> Any:
+            def choose(*args: object, **kwargs: object) -> object:
                 mine = values.get(threading.get_ident())
                 return (mine[-1] if mine else before)(*args, **kwargs)
 
@@ -138,11 +138,11 @@ class _Place:
 
 _places: dict[tuple[int, str], _Place] = {}
 _lock = threading.Lock()
-observer: Callable[[str, Any], Any] | None = None  # of tests: given a name and a value, it says what is put there
+observer: Callable[[str, object], object] | None = None  # of tests: given a name and a value, it says what is put there
 
 
 @contextlib.contextmanager
-def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+def replaced(owner: object, name: str, value: object) -> Iterator[None]:
     """Sets an attribute for a while; a function is put there for this thread alone. All that onnxtrain replaces for a
     while goes through here, so that any number of threads leave torch as it was, in whatever order they end.
     """
@@ -163,7 +163,7 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
                 del _places[key]
 
 
-def in_force(owner: Any, name: str) -> Any:
+def in_force(owner: object, name: str) -> Any:
     """What this thread calls by this name now, as replaced() takes it: of a class, a function that is given self, or
     the class where it is a class method.
     """
@@ -177,7 +177,7 @@ def in_force(owner: Any, name: str) -> Any:
 
 
 @contextlib.contextmanager
-def wrapped(name: str, wrap: Callable[[Any], Any]) -> Iterator[None]:
+def wrapped(name: str, wrap: Callable[[Any], object]) -> Iterator[None]:
     """replaced() by what `wrap` makes of the function that is there.
 
     Args:
@@ -192,7 +192,7 @@ def wrapped(name: str, wrap: Callable[[Any], Any]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def settings(config: Any, **values: Any) -> Iterator[None]:
+def settings(config: Any, **values: object) -> Iterator[None]:
     """config.patch() of those that this torch has. In torch 2.10 settings hold for all threads, so that they are
     replaced as other names are.
     """

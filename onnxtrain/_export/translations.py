@@ -10,7 +10,6 @@ import functools
 import math
 import operator
 from collections.abc import Iterator
-from typing import Any
 
 import onnx
 import torch
@@ -21,7 +20,7 @@ from onnxtrain._export.arguments import arguments
 from onnxtrain._export.bounds import bounds
 from onnxtrain._export.domain import DOMAIN, DOMAIN_VERSION, MICROSOFT
 from onnxtrain._export.draws import draws
-from onnxtrain._export.elementary import DEFAULTS, Operators, Table, constant, elementary, number
+from onnxtrain._export.elementary import DEFAULTS, Operators, Table, Value, constant, elementary, number
 from onnxtrain._export.errors import Untraceable
 from onnxtrain._export.packed_sequences_onnx import packed
 from onnxtrain._export.slices import slices
@@ -52,7 +51,7 @@ def translations(opset: int) -> Table:
             | slices(op, own) | packed(op, own) | draws(op) | python_op)
 
 
-def promoted(op: Operators, *operands: Any) -> tuple[Any, ...]:
+def promoted(op: Operators, *operands: Value) -> tuple[Value, ...]:
     """Two operands as torch promotes them."""
     kinds = [torch.empty([1] * len(x.shape or ()), dtype=onnx_dtype_to_pytorch_dtype(int(x.dtype)), device="meta")
              for x in operands]

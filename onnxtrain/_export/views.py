@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, fx
@@ -20,6 +20,11 @@ from torch import Tensor, fx
 from onnxtrain._export.captured import is_dense, layout_of
 from onnxtrain._export.errors import ExportError
 from onnxtrain._torch import OpOverload
+
+if TYPE_CHECKING:
+    from onnxtrain.export import _Traced
+
+Source = tuple[str, int | str]  # "input" and its place, "parameter" and its name, and so on
 
 _REGIONS = {"wrap_with_set_grad_enabled": 1, "wrap_with_autocast": 4}  # which argument is the body
 _ARITHMETIC = ("add", "sub", "mul", "floordiv", "mod", "neg", "getitem")
@@ -30,7 +35,7 @@ class _Lost(Exception):
     """A view that cannot be made again; the message says why."""
 
 
-def makes_views(target: Any) -> bool:
+def makes_views(target: object) -> bool:
     """Whether an operator of torch's returns views of its first argument, and writes nothing."""
     if not isinstance(target, OpOverload) or target.namespace != "aten" or target._schema.is_mutable:
         return False
@@ -42,7 +47,8 @@ def makes_views(target: Any) -> bool:
 class Scope:
     """A module of a graph, what its inputs are outside of it, and the grad mode that it sets."""
 
-    def __init__(self, module: Any, outside: Scope | None = None, inputs: Mapping[fx.Node, Any] | None = None,
+    def __init__(self, module: torch.nn.Module, outside: Scope | None = None,
+                 inputs: Mapping[fx.Node, Any] | None = None,
                  grad: bool | None = None) -> None:
         self.module, self.outside, self.inputs = module, outside, inputs or {}
         self.grad: bool | None = grad if grad is not None or outside is None else outside.grad
@@ -51,8 +57,8 @@ class Scope:
 class _Path:
     """From a result back to the tensor whose memory it is in: steps to take, first to last."""
 
-    def __init__(self, node: Any, owner: torch.nn.Module, held: Mapping[fx.Node, Any]) -> None:
-        self.steps: list[tuple[Any, Scope]] = []
+    def __init__(self, node: Any, owner: torch.nn.Module, held: Mapping[fx.Node, Source]) -> None:
+        self.steps: list[tuple[fx.Node, Scope]] = []
         scope = Scope(owner)
         while node not in held:
             if node in scope.inputs and scope.outside is not None:
@@ -76,7 +82,7 @@ class _Path:
         self.root, self.outermost = node, scope.outside is None or node in held
 
 
-def region(node: Any, scope: Scope) -> tuple[Any, Scope] | None:
+def region(node: object, scope: Scope) -> tuple[Any, Scope] | None:
     """Results of the body, and its scope, where a node runs one under another mode."""
     name = getattr(getattr(node, "target", None), "__name__", "")
     if not isinstance(node, fx.Node) or node.op != "call_function" or name not in _REGIONS:
@@ -91,18 +97,18 @@ def region(node: Any, scope: Scope) -> tuple[Any, Scope] | None:
 class _Writer:
     """Paths as a list of calls: values are numbered, sources first seen first."""
 
-    def __init__(self, sources: Callable[[fx.Node], tuple[str, Any] | None]) -> None:
+    def __init__(self, sources: Callable[[fx.Node], Source | None]) -> None:
         self._sources = sources
-        self._numbers: dict[Any, int] = {}
-        self.values: list[list[Any]] = []
+        self._numbers: dict[object, int] = {}
+        self.values: list[list[object]] = []
 
-    def source(self, kind: str, target: Any) -> int:
+    def source(self, kind: str, target: int | str) -> int:
         entry = [kind, target]
         if entry not in self.values:
             self.values.append(entry)
         return self.values.index(entry)
 
-    def result(self, leaf: int, remade: Mapping[int, Sequence[tuple[str, list[Any]]]]) -> int:
+    def result(self, leaf: int, remade: Mapping[int, Sequence[tuple[str, list[object]]]]) -> int:
         """An output of the graph, as the module has it."""
         at = self.source("result", leaf)
         for name, rest in remade.get(leaf, ()):
@@ -118,14 +124,14 @@ class _Writer:
             at = self._call(_name(node.target), [{"v": at}, *rest], keywords, scope.grad)
         return at
 
-    def _call(self, name: str | None, args: list[Any], kwargs: dict[str, Any], grad: bool | None = None) -> int:
+    def _call(self, name: str | None, args: list[object], kwargs: dict[str, object], grad: bool | None = None) -> int:
         entry = ["call", name, args, kwargs, grad]
         if entry in self.values:
             return self.values.index(entry)
         self.values.append(entry)
         return len(self.values) - 1
 
-    def _argument(self, value: Any, scope: Scope) -> Any:
+    def _argument(self, value: object, scope: Scope) -> object:
         if isinstance(value, fx.Node):
             return {"v": self._size(value, scope)}
         if isinstance(value, (list, tuple)):
@@ -152,7 +158,7 @@ class _Writer:
         return self._call(_name(node.target), [self._argument(argument, scope) for argument in node.args], {})
 
 
-def _name(target: Any, arithmetic: bool = False) -> str | None:
+def _name(target: object, arithmetic: bool = False) -> str | None:
     if isinstance(target, OpOverload):
         # The trace has seen arguments in a row: of others, reshape() makes what eager makes.
         target = torch.ops.aten.reshape.default if target is torch.ops.aten.view.default else target
@@ -165,7 +171,7 @@ def _name(target: Any, arithmetic: bool = False) -> str | None:
     raise _Lost(f"a step is {target}")
 
 
-def find(program: torch.export.ExportedProgram, traced: Any, users: Sequence[int],
+def find(program: torch.export.ExportedProgram, traced: _Traced, users: Sequence[int],
          owned: Callable[[str], tuple[str, str]], for_file: bool = False) -> list[Any] | None:
     """How to make the results that are views, as JSON: [values, [[leaf, value], ...]]; None where there is none.
 
@@ -185,7 +191,7 @@ def find(program: torch.export.ExportedProgram, traced: Any, users: Sequence[int
     weights = {name: owned(target) for targets in (signature.inputs_to_parameters, signature.inputs_to_buffers)
                for name, target in targets.items()}
 
-    def source(node: fx.Node) -> tuple[str, Any] | None:
+    def source(node: fx.Node) -> Source | None:
         if node.op != "placeholder":
             return held.get(node)
         return ("input", inputs[node.name]) if node.name in inputs else weights.get(node.name)
@@ -199,7 +205,7 @@ def find(program: torch.export.ExportedProgram, traced: Any, users: Sequence[int
         if not path.steps and leaf not in same:
             bases.setdefault(path.root, leaf)
     writer, made = _Writer(source), []
-    remade: dict[int, list[tuple[str, list[Any]]]] = {}
+    remade: dict[int, list[tuple[str, list[object]]]] = {}
     for leaf, path in paths.items():
         if not (for_file or leaf in same or path.outermost and source(path.root) is not None
                 or bases.get(path.root, leaf) != leaf) and (calls := _remade(program.graph, results.index(leaf))):
@@ -222,21 +228,21 @@ def find(program: torch.export.ExportedProgram, traced: Any, users: Sequence[int
     return [writer.values, made] if made else None
 
 
-def _order(node: Any) -> list[int] | None:
+def _order(node: object) -> list[int] | None:
     """The axes of a result in memory, where eager's lie in another order than row by row."""
     value = node.meta.get("val") if isinstance(node, fx.Node) else None
     order = layout_of(value)
     return list(order) if order is not None and is_dense(value, order) and not is_dense(value) else None
 
 
-def _remade(graph: fx.Graph, place: int) -> list[tuple[str, list[Any]]]:
+def _remade(graph: fx.Graph, place: int) -> list[tuple[str, list[object]]]:
     """Has the graph return a result as it lies in memory, and a complex one as real numbers.
 
     Returns the calls that make the result of it: operators, and their arguments behind the first.
     """
     output = graph.output_node()
     results: list[Any] = list(output.args[0])
-    calls: list[tuple[str, list[Any]]] = []
+    calls: list[tuple[str, list[object]]] = []
     node, order = results[place], _order(results[place])
     with graph.inserting_before(output), node.meta["val"].fake_mode:
         if order is not None:
@@ -260,13 +266,14 @@ def leaves(views: Sequence[Any] | None) -> frozenset[int]:
         leaf for leaf, _ in views[1] if ["result", leaf] not in views[0])
 
 
-def _held_afterwards(outputs: Sequence[Any], traced: Any, owner: torch.nn.Module) -> dict[fx.Node, tuple[str, Any]]:
+def _held_afterwards(outputs: Sequence[Any], traced: _Traced, owner: torch.nn.Module) -> dict[fx.Node, Source]:
     """The nodes that make what buffers and arguments hold after forward, which changes them: a view of such a value is
     a view of the buffer or argument.
     """
-    sources = [("buffer", name) for name in traced.buffers], [("input", leaf) for leaf in traced.written]
+    sources: tuple[list[Source], ...] = (
+        [("buffer", name) for name in traced.buffers], [("input", leaf) for leaf in traced.written])
     first = len(traced.out_tensors)
-    found: dict[fx.Node, tuple[str, Any]] = {}
+    found: dict[fx.Node, Source] = {}
     for names, at in zip(sources, (first, len(outputs) - len(traced.written)), strict=True):
         for node, source in zip(outputs[at:], names):
             scope = Scope(owner)
@@ -288,11 +295,11 @@ class Replay:
                         for value in views[0]]
         self._made = [(leaf, value) for leaf, value in views[1]]
 
-    def __call__(self, flat: list[Any], inputs: Sequence[Any], weight: Callable[[str, str], Tensor]) -> None:
+    def __call__(self, flat: list[object], inputs: Sequence[object], weight: Callable[[str, str], Tensor]) -> None:
         """Fills in the leaves of the output that are views, of arguments, weights or leaves that are there already."""
-        values: list[Any] = []
+        values: list[object] = []
 
-        def given(argument: Any) -> Any:
+        def given(argument: object) -> object:
             if isinstance(argument, list):
                 return [given(item) for item in argument]
             if not isinstance(argument, dict):

@@ -90,7 +90,7 @@ class _Loader(importlib.abc.Loader):
             if theirs.rpartition(".")[0] == module.__name__:
                 importlib.import_module(theirs)
 
-    def get_code(self, name: str) -> Any:
+    def get_code(self, name: str) -> types.CodeType | None:
         """For `python -m`."""
         spec: Any = importlib.util.find_spec(self.here)
         return spec.loader.get_code(self.here)

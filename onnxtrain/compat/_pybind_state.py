@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 import logging
-from typing import Any
 
 import torch
 
@@ -50,6 +49,6 @@ def set_cuda_mem_limit(limit: int) -> None:
         torch.cuda.set_per_process_memory_fraction(min(1.0, limit / total) if limit > 0 else 1.0)
 
 
-def set_arena_extend_strategy(strategy: Any) -> None:
+def set_arena_extend_strategy(strategy: object) -> None:
     """Warns that it has no effect: memory is planned, or is torch's."""
     _log.warning("set_arena_extend_strategy has no effect in onnxtrain: memory is planned")

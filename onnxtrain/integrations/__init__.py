@@ -5,7 +5,7 @@ None of the libraries is imported before one of its names is asked for.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from onnxtrain.integrations._accelerate import wrap_accelerator
 from onnxtrain.integrations._trainer import wrap_trainer
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["OnnxtrainCallback", "wrap_accelerator", "wrap_trainer"]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> type[OnnxtrainCallback]:
     if name == "OnnxtrainCallback":  # a subclass of lightning's Callback
         from onnxtrain.integrations._lightning import OnnxtrainCallback
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
 # Types of distributed training in which accelerate shards the parameters itself, and does not call prepare_model.
 _SHARDED = ("DEEPSPEED", "FSDP", "MEGATRON_LM")
-
-
 Outputs = str | int | Sequence[str | int] | None
 
 
@@ -57,7 +55,7 @@ def wrap_with(accelerator: Accelerator, debug_options: DebugOptions | None,
     wrappers: weakref.WeakValueDictionary[int, ORTModule] = weakref.WeakValueDictionary()
     prepare_model, unwrap_model = accelerator.prepare_model, accelerator.unwrap_model
 
-    def prepare_wrapped(model: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+    def prepare_wrapped(model: torch.nn.Module, *args: object, **kwargs: object) -> torch.nn.Module:
         if not isinstance(model, ORTModule):
             wrapper = wrappers.get(id(model))
             if wrapper is None:
@@ -65,7 +63,7 @@ def wrap_with(accelerator: Accelerator, debug_options: DebugOptions | None,
             model = wrapper
         return prepare_model(model, *args, **kwargs)
 
-    def unwrap(model: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+    def unwrap(model: torch.nn.Module, *args: object, **kwargs: object) -> torch.nn.Module:
         model = unwrap_model(model, *args, **kwargs)
         return model.module if isinstance(model, ORTModule) else model
 

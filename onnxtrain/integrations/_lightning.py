@@ -36,7 +36,7 @@ class OnnxtrainCallback(_Callback):  # type: ignore[misc]
         self.names = names
         self._debug_options = debug_options
 
-    def setup(self, trainer: Any, pl_module: torch.nn.Module, stage: str) -> None:
+    def setup(self, trainer: object, pl_module: torch.nn.Module, stage: str) -> None:
         """Lightning calls this at the start of fit, validate, test and predict."""
         task = type(pl_module).__name__
         names = self.names or [name for name, child in pl_module.named_children() if _can_run(child)]

@@ -6,7 +6,7 @@ module, so that checkpoints, label names and generation are as without this; the
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -46,7 +46,7 @@ def wrap_trainer(trainer: Trainer, debug_options: DebugOptions | None = None, fu
     accelerator = wrap_with(trainer.accelerator, debug_options, lambda: _outputs_of(trainer))
     wrap_model = trainer._wrap_model
 
-    def wrap_or_reuse(model: Any, training: bool = True, dataloader: Any = None) -> Any:
+    def wrap_or_reuse(model: torch.nn.Module, training: bool = True, dataloader: object = None) -> torch.nn.Module:
         """What trains or evaluates: an evaluation gets the ORTModule that trains, once there is one."""
         if training and isinstance(model, ORTModule):
             model = model.module  # of an evaluation before the training, which prepares it again
@@ -62,7 +62,7 @@ def wrap_trainer(trainer: Trainer, debug_options: DebugOptions | None = None, fu
     return trainer
 
 
-def _outputs_of(trainer: Any) -> Outputs:
+def _outputs_of(trainer: Trainer) -> Outputs:
     """The loss where Trainer's own code alone reads what the model returns in training; else what the user says."""
     from transformers import Trainer
 
@@ -74,7 +74,7 @@ def _outputs_of(trainer: Any) -> Outputs:
     return "loss", 0  # as compute_loss() finds it in a dict, and in all else
 
 
-def _uses_torch_adamw(trainer: Any) -> bool:
+def _uses_torch_adamw(trainer: Trainer) -> bool:
     """Whether Trainer would make a torch.optim.AdamW that FusedAdam can replace."""
     name = getattr(trainer.args.optim, "value", trainer.args.optim)
     chosen = trainer.optimizer is not None or trainer.optimizer_cls_and_kwargs is not None

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from onnxtrain.optim._base import FusedOptimizer, make_defaults, number
+from onnxtrain.optim._base import FusedOptimizer, Group, Params, StateDtype, make_defaults, number
 
 
 class Adagrad(FusedOptimizer):
@@ -35,10 +34,10 @@ class Adagrad(FusedOptimizer):
     _rule = "adagrad"
     _scalings = {"sum": torch.uint8}
 
-    def __init__(self, params: Iterable[Any], lr: float | Tensor = 1e-2, lr_decay: float = 0.0,
-                 weight_decay: float = 0.0, initial_accumulator_value: float = 0.0, eps: float = 1e-10, *,
-                 maximize: bool = False, max_grad_norm: float | None = None, set_grad_none: bool = True,
-                 master_weights: bool = False, stochastic_rounding: bool = False, state_dtype: Any = None) -> None:
+    def __init__(self, params: Params, lr: float | Tensor = 1e-2, lr_decay: float = 0.0, weight_decay: float = 0.0,
+                 initial_accumulator_value: float = 0.0, eps: float = 1e-10, *, maximize: bool = False,
+                 max_grad_norm: float | None = None, set_grad_none: bool = True, master_weights: bool = False,
+                 stochastic_rounding: bool = False, state_dtype: StateDtype = None) -> None:
         numbers = {"lr": lr, "lr_decay": lr_decay, "eps": eps, "weight_decay": weight_decay,
                    "initial_accumulator_value": initial_accumulator_value}
         defaults = make_defaults(numbers, state_dtype=state_dtype, maximize=maximize, master_weights=master_weights,
@@ -52,11 +51,11 @@ class Adagrad(FusedOptimizer):
                 self._prepare(param, len(self.param_groups) - 1)
         self._fresh.clear()
 
-    def _hyper(self, group: dict[str, Any]) -> tuple[float, ...]:
+    def _hyper(self, group: Group) -> tuple[float, ...]:
         return (number(group["lr"]), group["lr_decay"], group["eps"], group["weight_decay"])
 
-    def _state_names(self, group: dict[str, Any]) -> tuple[str, ...]:
+    def _state_names(self, group: Group) -> tuple[str, ...]:
         return ("sum",)
 
-    def _first_value(self, group: dict[str, Any], name: str) -> float:
+    def _first_value(self, group: Group, name: str) -> float:
         return group["initial_accumulator_value"]

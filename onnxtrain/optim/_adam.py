@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from onnxtrain.optim._base import FusedOptimizer, make_defaults, number
+from onnxtrain.optim._base import FusedOptimizer, Group, Params, StateDtype, make_defaults, number
 
 TORCH_L2 = 3  # torch.optim.Adam's own order, which a state dict of it brings along
 
@@ -67,12 +66,12 @@ class FusedAdam(FusedOptimizer):
     _rule = "adam"
     _scalings = {"exp_avg": torch.int8, "exp_avg_sq": torch.uint8}
 
-    def __init__(self, params: Iterable[Any], lr: float | Tensor = 1e-3, bias_correction: bool = True,
+    def __init__(self, params: Params, lr: float | Tensor = 1e-3, bias_correction: bool = True,
                  betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-6,
                  adam_w_mode: AdamWMode = AdamWMode.ADAMW_TRANSFORMERS, weight_decay: float = 0.0,
                  set_grad_none: bool = True, *, max_grad_norm: float | None = None, amsgrad: bool = False,
                  maximize: bool = False, master_weights: bool = False, stochastic_rounding: bool = False,
-                 state_dtype: Any = None) -> None:
+                 state_dtype: StateDtype = None) -> None:
         numbers = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         options = {"bias_correction": bool(bias_correction), "adam_w_mode": int(AdamWMode(adam_w_mode)),
                    "amsgrad": bool(amsgrad)}
@@ -80,12 +79,12 @@ class FusedAdam(FusedOptimizer):
                                  stochastic_rounding=stochastic_rounding)
         super().__init__(params, {**defaults, **options}, max_grad_norm, set_grad_none)
 
-    def _hyper(self, group: dict[str, Any]) -> tuple[float, ...]:
+    def _hyper(self, group: Group) -> tuple[float, ...]:
         beta1, beta2 = group["betas"]
         return (number(group["lr"]), number(beta1), number(beta2), group["eps"], group["weight_decay"],
                 group["adam_w_mode"], group["bias_correction"], group["amsgrad"])
 
-    def _state_names(self, group: dict[str, Any]) -> tuple[str, ...]:
+    def _state_names(self, group: Group) -> tuple[str, ...]:
         return ("exp_avg", "exp_avg_sq", "max_exp_avg_sq") if group["amsgrad"] else ("exp_avg", "exp_avg_sq")
 
     def _adopt(self, group: dict[str, Any]) -> None:

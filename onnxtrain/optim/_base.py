@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Container, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, Protocol, SupportsFloat, overload
 
 import torch
 from torch import Tensor
@@ -14,13 +14,33 @@ from onnxtrain import _C
 from onnxtrain._torch import global_optimizer_post_hooks, global_optimizer_pre_hooks, profiler_enabled
 from onnxtrain.optim._quant import pack, unpack
 
+if TYPE_CHECKING:
+    from onnxtrain.optim._in_backward import Open
+
 MASTER, STOCHASTIC = 1, 2  # flags of a group, as csrc/py/optim.c reads them
 NARROW = (torch.bfloat16, torch.float16)
 EIGHT_BIT = (torch.int8, torch.uint8)
+StateDtype = torch.dtype | Literal["int8"] | None
+Params = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]  # as torch.optim has them
+UpdateCall = tuple[Callable[..., "float | None"], tuple[object, ...]]  # a callable and its arguments
 STATE_DTYPES = (None, "int8", torch.float32, torch.float64, torch.bfloat16)  # float16 has no range for squares
 
 
-def check(name: str, value: Any, low: float = 0.0, high: float = float("inf")) -> None:
+class Group(Protocol):
+    """What a rule reads of a parameter group."""
+
+    @overload
+    def __getitem__(self, name: Literal["lr"], /) -> float | Tensor: ...
+    @overload
+    def __getitem__(self, name: Literal["betas"], /) -> tuple[float, float]: ...
+    @overload
+    def __getitem__(self, name: Literal["momentum", "dampening", "weight_decay", "eps", "lr_decay", "adam_w_mode",
+                                        "ratio_min", "ratio_max", "initial_accumulator_value", "nesterov",
+                                        "bias_correction", "amsgrad", "master_weights"], /) -> float: ...
+    def get(self, name: Literal["state_dtype"], /) -> StateDtype: ...
+
+
+def check(name: str, value: SupportsFloat, low: float = 0.0, high: float = float("inf")) -> None:
     """Refuses a hyperparameter outside [low, high), with torch's exception.
 
     Raises:
@@ -62,7 +82,7 @@ class FusedOptimizer(torch.optim.Optimizer):
     _scalings: dict[str, torch.dtype] = {}  # state: torch.int8 or uint8, where state_dtype="int8" may hold it
     _step_supports_amp_scaling = True
 
-    def __init__(self, params: Iterable[Any], defaults: dict[str, Any], max_grad_norm: float | None = None,
+    def __init__(self, params: Params, defaults: dict[str, object], max_grad_norm: float | None = None,
                  set_grad_none: bool = True) -> None:
         if max_grad_norm is not None:
             check("max_grad_norm", max_grad_norm)
@@ -76,18 +96,18 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     # ---- for subclasses ----
 
-    def _hyper(self, group: dict[str, Any]) -> tuple[float, ...]:
+    def _hyper(self, group: Group) -> tuple[float, ...]:
         """The rule's numbers, in the order of csrc/optim/rules.c."""
         raise NotImplementedError
 
-    def _state_names(self, group: dict[str, Any]) -> tuple[str, ...]:
+    def _state_names(self, group: Group) -> tuple[str, ...]:
         """The tensors that the group's parameters keep, besides ``step`` and ``master_param``."""
         raise NotImplementedError
 
     def _has_step(self) -> bool:
         return True
 
-    def _first_value(self, group: dict[str, Any], name: str) -> float:
+    def _first_value(self, group: Group, name: str) -> float:
         """What a new state tensor is filled with."""
         return 0.0
 
@@ -95,7 +115,7 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     _norm_epsilon = 1e-6  # clipping multiplies by max_grad_norm / (norm + epsilon), as torch.nn.utils.clip_grad_norm_
     _only_finite = False  # with a limit of the norm: a step whose norm is not finite does nothing
-    _in_backward: Any = None  # of _in_backward.py: updates that the engine's backward has done since the last step
+    _in_backward: Open | None = None  # updates that the engine's backward has done since the last step
 
     @staticmethod
     def profile_hook_step(step: Callable[..., Any]) -> Callable[..., Any]:
@@ -167,7 +187,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             param: a parameter there.
             found_inf, scale: GradScaler's, or None.
         """
-        def number_there(value: Any) -> Tensor:
+        def number_there(value: float | Tensor) -> Tensor:
             return torch.as_tensor(value, dtype=torch.float32, device=param.device)
 
         if found_inf is not None and any(group.get("dampening") for group in self.param_groups) and float(found_inf):
@@ -187,7 +207,7 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     def _run(self, limit: float, unscale: float, place: str = "",
              scalars: tuple[Tensor | None, ...] = (None, None, None),
-             within: Callable[[tuple[Any, ...]], float | None] | None = None) -> float | None:
+             within: Callable[[UpdateCall], float | None] | None = None) -> float | None:
         """One step; its norm, or None.
 
         Args:
@@ -216,7 +236,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         groups = self.param_groups
         return [(-1.0 if group["maximize"] else 1.0,
                  MASTER * group["master_weights"] + STOCHASTIC * group["stochastic_rounding"],
-                 *self._hyper(group if rate is None else {**group, "lr": 0.0}))
+                 *self._hyper(group if rate is None else group | {"lr": 0.0}))
                 for group, rate in zip(groups, rates or (None,) * len(groups))]
 
     def _seed(self) -> int:
@@ -257,7 +277,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             state["master_param"] = param.detach().to(torch.float32, memory_format=torch.preserve_format, copy=True)
         return not had
 
-    def _dtype_of(self, param: Tensor, group: dict[str, Any], name: str) -> torch.dtype:
+    def _dtype_of(self, param: Tensor, group: Group, name: str) -> torch.dtype:
         """The dtype in which the group keeps a state tensor; int8 and uint8 have scales beside them."""
         if name == "master_param":
             return torch.float32
@@ -269,7 +289,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             return torch.float32 if wide else param.dtype
         return dtype
 
-    def _new_state(self, param: Tensor, group: dict[str, Any], name: str, state: dict[str, Any]) -> Tensor:
+    def _new_state(self, param: Tensor, group: Group, name: str, state: dict[str, Tensor]) -> Tensor:
         dtype, first = self._dtype_of(param, group, name), self._first_value(group, name)
         value = torch.full_like(param, first, dtype=dtype if dtype not in EIGHT_BIT else torch.float32,
                                 memory_format=torch.preserve_format)
@@ -296,7 +316,7 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     # ---- saving, loading, copying ----
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         own = ("max_grad_norm", "grad_norm", "next_unscale", "_set_grad_none", "_steps")
         return {**super().__getstate__(), **{name: getattr(self, name) for name in own}}
 
@@ -377,7 +397,7 @@ class FusedOptimizer(torch.optim.Optimizer):
                     self.state[param][name] = value.detach().to(param.device, None if on_cpu else torch.float32,
                                                                 copy=True)
 
-    def _take_tensor(self, param: Tensor, group: dict[str, Any], name: str, value: Tensor) -> None:
+    def _take_tensor(self, param: Tensor, group: Group, name: str, value: Tensor) -> None:
         held, dtype = self.state[param], self._dtype_of(param, group, name)
         if dtype not in EIGHT_BIT:
             held[name] = value.to(device=param.device, dtype=dtype, copy=True, memory_format=torch.preserve_format)
@@ -390,8 +410,8 @@ class FusedOptimizer(torch.optim.Optimizer):
 LABELS = {"lr": "learning rate", "eps": "epsilon"}  # torch's words
 
 
-def make_defaults(numbers: dict[str, Any], *, state_dtype: Any, maximize: bool, master_weights: bool,
-                  stochastic_rounding: bool) -> dict[str, Any]:
+def make_defaults(numbers: dict[str, Any], *, state_dtype: StateDtype, maximize: bool, master_weights: bool,
+                  stochastic_rounding: bool) -> dict[str, object]:
     """A group's defaults from the rule's numbers, none of which may be negative, and the options that all rules have.
 
     Raises:
@@ -410,7 +430,7 @@ def make_defaults(numbers: dict[str, Any], *, state_dtype: Any, maximize: bool, 
             "master_weights": bool(master_weights), "stochastic_rounding": bool(stochastic_rounding)}
 
 
-def check_state_dtype(state_dtype: Any) -> Any:
+def check_state_dtype(state_dtype: StateDtype) -> StateDtype:
     """Refuses a state dtype that the core does not have.
 
     Raises:
@@ -421,5 +441,3 @@ def check_state_dtype(state_dtype: Any) -> Any:
     if not any(state_dtype is known or (isinstance(known, str) and state_dtype == known) for known in STATE_DTYPES):
         raise ValueError(f"Invalid state_dtype: {state_dtype!r} (expected one of {', '.join(map(str, STATE_DTYPES))})")
     return state_dtype
-
-

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,7 +17,7 @@ from onnxtrain.optim._in_backward import refuse_clipping
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
-def all_plain(tensors: Iterable[Any]) -> bool:
+def all_plain(tensors: Iterable[Tensor]) -> bool:
     """Whether the core takes these: dense CPU tensors of a float dtype, of no class (DTensor) with memory elsewhere."""
     return all(type(t) in (Tensor, torch.nn.Parameter) and t.layout == torch.strided and t.device.type == "cpu"
                and t.is_floating_point() for t in tensors)
@@ -28,7 +27,7 @@ def _orders(tensor: Tensor) -> list[torch.memory_format]:
     return [torch.contiguous_format, *{4: [torch.channels_last], 5: [torch.channels_last_3d]}.get(tensor.dim(), [])]
 
 
-def there(tensors: Sequence[Any]) -> str:
+def there(tensors: Sequence[Tensor]) -> str:
     """The device's name where all tensors are on one of CUDA, and its kernels take them: plain floats without gaps;
     else "".
 
@@ -49,7 +48,7 @@ class Lists:
     """
 
     def __init__(self) -> None:
-        self._tables: dict[tuple[str, str], Any] = {}
+        self._tables: dict[tuple[str, str], object] = {}
 
     def _call(self, place: str, what: str, sources: Sequence[Tensor], targets: Sequence[Tensor] | None = None, *,
               found_inf: Tensor | None = None, inverse: Tensor | None = None, out: Tensor | None = None,

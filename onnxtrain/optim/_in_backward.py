@@ -10,8 +10,8 @@ from __future__ import annotations
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Container, Sequence
-from typing import Any
+from collections.abc import Container, Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,8 +20,23 @@ from onnxtrain import _C, _timing
 from onnxtrain._torch import global_optimizer_pre_hooks, will_engine_execute_node
 from onnxtrain.optim._base import FusedOptimizer
 
+if TYPE_CHECKING:
+    from onnxtrain.ortmodule import ORTModule
+    from onnxtrain.ortmodule._program import Program
+
 WANT_APPLIED = 2  # a byte of a mask; csrc/run/program.h
 MOST_NAMES = 8  # of parameters in a message
+Target = TypeVar("Target")
+
+
+class EngineNode(Protocol[Target]):
+    """The autograd node of a run of the engine some of whose gradients, at `targets`, autograd does not get."""
+
+    run: _C.Run
+    program: Program
+    targets: Mapping[int, Target]
+    saved_tensors: Sequence[Tensor]
+    next_functions: Sequence[tuple[torch.autograd.graph.Node | None, int]]
 
 
 OPEN: weakref.WeakSet[Open] = weakref.WeakSet()
@@ -96,7 +111,7 @@ class StepInBackward:
 
     on_devices = True  # for _program.py: programs of devices take part
 
-    def __init__(self, optimizer: FusedOptimizer, model: Any) -> None:
+    def __init__(self, optimizer: FusedOptimizer, model: ORTModule) -> None:
         self._optimizer, self._model = weakref.ref(optimizer), weakref.ref(model)
 
     def remove(self) -> None:
@@ -144,7 +159,8 @@ class StepInBackward:
 
     # ---- backward ----
 
-    def gradients(self, ctx: Any, grads: tuple[Tensor | None, ...]) -> Sequence[Tensor | None]:
+    def gradients(self, ctx: EngineNode[tuple[int, Tensor]],
+                  grads: tuple[Tensor | None, ...]) -> Sequence[Tensor | None]:
         """Runs the engine's backward of a node and updates parameters on the way.
 
         Args:
@@ -188,9 +204,10 @@ class StepInBackward:
                                        for (_, position, param), flag in zip(targets, done) if flag])
         return found if len(grads) == 1 else ctx.program.reach.drop(run.differentiable, grads, found)
 
-    def _refuse(self, ctx: Any, optimizer: FusedOptimizer, targets: list[tuple[int, int, Tensor]],
-                hyper: list[tuple[float, ...]]) -> None:
+    def _refuse(self, ctx: EngineNode[tuple[int, Tensor]], optimizer: FusedOptimizer,
+                targets: list[tuple[int, int, Tensor]], hyper: list[tuple[float, ...]]) -> None:
         shared = optimizer._in_backward
+        assert shared is not None
         where = "backward after step_in_backward()"
         if torch.is_grad_enabled():
             raise RuntimeError(f"{where}: create_graph=True would differentiate through parameters that backward "
@@ -233,7 +250,7 @@ class StepInBackward:
                 f"{', '.join(updated)}. The others did not change. step() ends the step in this state.")
 
 
-def executes(node: Any) -> bool:
+def executes(node: torch.autograd.graph.Node | None) -> bool:
     """Whether the backward that runs goes on to this node."""
     try:
         return will_engine_execute_node(node)
@@ -252,7 +269,7 @@ def own_classes(optimizer: FusedOptimizer) -> list[type]:
     return [kind for kind in type(optimizer).__mro__ if not kind.__module__.startswith(("onnxtrain.", "torch."))]
 
 
-def step_in_backward(optimizer: FusedOptimizer, model: Any) -> StepInBackward:
+def step_in_backward(optimizer: FusedOptimizer, model: ORTModule) -> StepInBackward:
     """Has ``loss.backward()`` update the model's parameters one by one, so that gradients never exist all at once.
 
     From the next forward on, the engine's backward applies the optimizer's rule to each parameter as soon as its

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from onnxtrain.optim._base import FusedOptimizer, make_defaults, number
+from onnxtrain.optim._base import FusedOptimizer, Group, Params, StateDtype, make_defaults, number
 
 
 class Lamb(FusedOptimizer):
@@ -39,11 +36,11 @@ class Lamb(FusedOptimizer):
     _rule = "lamb"
     _scalings = {"exp_avg": torch.int8, "exp_avg_sq": torch.uint8}
 
-    def __init__(self, params: Iterable[Any], lr: float | Tensor = 1e-3, bias_correction: bool = True,
+    def __init__(self, params: Params, lr: float | Tensor = 1e-3, bias_correction: bool = True,
                  betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-6, weight_decay: float = 0.0,
                  ratio_min: float = 0.0, ratio_max: float = float("inf"), *, maximize: bool = False,
                  max_grad_norm: float | None = None, set_grad_none: bool = True, master_weights: bool = False,
-                 stochastic_rounding: bool = False, state_dtype: Any = None) -> None:
+                 stochastic_rounding: bool = False, state_dtype: StateDtype = None) -> None:
         numbers = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "ratio_min": ratio_min}
         options = {"bias_correction": bool(bias_correction), "ratio_max": ratio_max}
         defaults = make_defaults(numbers, state_dtype=state_dtype, maximize=maximize, master_weights=master_weights,
@@ -52,10 +49,10 @@ class Lamb(FusedOptimizer):
             raise ValueError(f"Invalid ratio_max: {ratio_max} (expected at least ratio_min, {ratio_min})")
         super().__init__(params, {**defaults, **options}, max_grad_norm, set_grad_none)
 
-    def _hyper(self, group: dict[str, Any]) -> tuple[float, ...]:
+    def _hyper(self, group: Group) -> tuple[float, ...]:
         beta1, beta2 = group["betas"]
         return (number(group["lr"]), number(beta1), number(beta2), group["eps"], group["weight_decay"],
                 group["bias_correction"], group["ratio_min"], group["ratio_max"])
 
-    def _state_names(self, group: dict[str, Any]) -> tuple[str, ...]:
+    def _state_names(self, group: Group) -> tuple[str, ...]:
         return ("exp_avg", "exp_avg_sq")

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from onnxtrain.optim._base import FusedOptimizer, make_defaults, number
+from onnxtrain.optim._base import FusedOptimizer, Group, Params, StateDtype, make_defaults, number
 
 
 class Lion(FusedOptimizer):
@@ -32,20 +29,20 @@ class Lion(FusedOptimizer):
     _rule = "lion"
     _scalings = {"exp_avg": torch.int8}
 
-    def __init__(self, params: Iterable[Any], lr: float | Tensor = 1e-4, betas: tuple[float, float] = (0.9, 0.99),
+    def __init__(self, params: Params, lr: float | Tensor = 1e-4, betas: tuple[float, float] = (0.9, 0.99),
                  weight_decay: float = 0.0, *, maximize: bool = False, max_grad_norm: float | None = None,
                  set_grad_none: bool = True, master_weights: bool = False, stochastic_rounding: bool = False,
-                 state_dtype: Any = None) -> None:
+                 state_dtype: StateDtype = None) -> None:
         defaults = make_defaults({"lr": lr, "betas": betas, "weight_decay": weight_decay}, state_dtype=state_dtype,
                                  maximize=maximize, master_weights=master_weights,
                                  stochastic_rounding=stochastic_rounding)
         super().__init__(params, defaults, max_grad_norm, set_grad_none)
 
-    def _hyper(self, group: dict[str, Any]) -> tuple[float, ...]:
+    def _hyper(self, group: Group) -> tuple[float, ...]:
         beta1, beta2 = group["betas"]
         return (number(group["lr"]), number(beta1), number(beta2), group["weight_decay"])
 
-    def _state_names(self, group: dict[str, Any]) -> tuple[str, ...]:
+    def _state_names(self, group: Group) -> tuple[str, ...]:
         return ("exp_avg",)
 
     def _has_step(self) -> bool:

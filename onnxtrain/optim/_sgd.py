@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from onnxtrain.optim._base import FusedOptimizer, make_defaults, number
+from onnxtrain.optim._base import FusedOptimizer, Group, Params, StateDtype, make_defaults, number
 
 
 class SGD(FusedOptimizer):
@@ -36,10 +33,10 @@ class SGD(FusedOptimizer):
     _rule = "sgd"
     _scalings = {"momentum_buffer": torch.int8}
 
-    def __init__(self, params: Iterable[Any], lr: float | Tensor = 1e-3, momentum: float = 0.0, dampening: float = 0.0,
+    def __init__(self, params: Params, lr: float | Tensor = 1e-3, momentum: float = 0.0, dampening: float = 0.0,
                  weight_decay: float = 0.0, nesterov: bool = False, *, maximize: bool = False,
                  max_grad_norm: float | None = None, set_grad_none: bool = True, master_weights: bool = False,
-                 stochastic_rounding: bool = False, state_dtype: Any = None) -> None:
+                 stochastic_rounding: bool = False, state_dtype: StateDtype = None) -> None:
         numbers = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
         options = {"dampening": dampening, "nesterov": bool(nesterov)}
         defaults = make_defaults(numbers, state_dtype=state_dtype, maximize=maximize, master_weights=master_weights,
@@ -49,10 +46,10 @@ class SGD(FusedOptimizer):
                              f"not {momentum} and {dampening}")
         super().__init__(params, {**defaults, **options}, max_grad_norm, set_grad_none)
 
-    def _hyper(self, group: dict[str, Any]) -> tuple[float, ...]:
+    def _hyper(self, group: Group) -> tuple[float, ...]:
         return (number(group["lr"]), group["momentum"], group["dampening"], group["weight_decay"], group["nesterov"])
 
-    def _state_names(self, group: dict[str, Any]) -> tuple[str, ...]:
+    def _state_names(self, group: Group) -> tuple[str, ...]:
         return ("momentum_buffer",) if group["momentum"] else ()
 
     def _has_step(self) -> bool:

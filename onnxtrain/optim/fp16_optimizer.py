@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import types
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -27,7 +27,7 @@ ZERO_NEEDED = {"get_grad_norm_direct": ("gradients", "params", "norm_type"),
                "unscale_and_clip_grads": ("grad_groups_flat", "total_norm")}
 
 
-def FP16_Optimizer(optimizer: Any, **kwargs: Any) -> Any:
+def FP16_Optimizer(optimizer: Any, **kwargs: object) -> Any:
     """Makes an optimizer of DeepSpeed or Apex check, measure and unscale gradients in one pass.
 
     Known are DeepSpeed's ZeRO stage 1 and 2 (``DeepSpeedZeroOptimizer``, also inside accelerate's wrapper) and Apex
@@ -63,7 +63,7 @@ def FP16_Optimizer(optimizer: Any, **kwargs: Any) -> Any:
     return optimizer
 
 
-def _named(value: Any, *names: str) -> bool:
+def _named(value: object, *names: str) -> bool:
     """Whether the value's class itself, not only a base of it, is one of these: a subclass may do otherwise."""
     return f"{type(value).__module__}.{type(value).__qualname__}" in names
 
@@ -81,14 +81,15 @@ class _Lists(Lists):
         """ "" where neither takes them."""
         return there(tensors) or ("cpu" if all_plain(tensors) else "")
 
-    def sums(self, place: str, grads: Any) -> Tensor:
+    def sums(self, place: str, grads: Sequence[Tensor]) -> Tensor:
         return _float64(_C.sums_of_squares(grads)) if place == "cpu" or not grads else super().sums(place, grads)
 
     def finite(self, place: str, grads: list[Tensor], sums: Tensor) -> Tensor:
         """Whether all elements are, as a 0-dim bool there."""
         return torch.tensor(all_finite(grads, sums.tolist())) if place == "cpu" else finite_there(grads, sums)
 
-    def scale(self, place: str, sources: Any, targets: Any, factor: float | Tensor, keep: float) -> Tensor:
+    def scale(self, place: str, sources: Sequence[Tensor], targets: Sequence[Tensor], factor: float | Tensor,
+              keep: float) -> Tensor:
         if place == "cpu" or not sources:
             return torch.tensor(_C.scale_tensors(sources, targets, float(factor), keep))
         return super().scale(place, sources, targets, factor, keep)
@@ -159,7 +160,7 @@ def _patch_zero(optimizer: Any) -> str | None:
             stand_ins.append(stand_in)
         return norm_of(stand_ins, params, norm_type)
 
-    def unscale_and_clip_grads(self: Any, grad_groups_flat: list[Any], total_norm: Any) -> None:
+    def unscale_and_clip_grads(self: Any, grad_groups_flat: list[Tensor | list[Tensor]], total_norm: object) -> None:
         inner = self.optimizer
         flat = [g for item in grad_groups_flat for g in (item if isinstance(item, list) else [item])]
         owned = [p.grad for group in inner.param_groups for p in group["params"] if p.grad is not None]
@@ -200,8 +201,8 @@ def _patch_apex(optimizer: Any) -> str | None:
         place = lists.place(tensors)
         if scaler._has_overflow or not place:
             return post_backward(scaler)
-        written: tuple[list[Any], list[Any]] = ([], [])  # sources and targets
-        added: tuple[list[Any], list[Any]] = ([], [])
+        written: tuple[list[Tensor], list[Tensor]] = ([], [])  # sources and targets
+        added: tuple[list[Tensor], list[Tensor]] = ([], [])
         for p, master in halves:
             first = master.grad is None
             if first:

@@ -11,11 +11,15 @@ import os
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from onnxtrain import _report
+
+if TYPE_CHECKING:
+    from onnxtrain.ortmodule._module import ORTModule
+    from onnxtrain.ortmodule._program import Program
 
 PROGRESS = (2.0, 10.0, 30.0)  # seconds after which a line is logged; then each minute
 
@@ -27,7 +31,7 @@ def _rank() -> int:
 
 
 @contextlib.contextmanager
-def start(model: Any) -> Iterator[None]:
+def start(model: ORTModule) -> Iterator[None]:
     """Around a call of an ORTModule that Dynamo captures: counts it, logs, at WARNING, that it still goes on, and then
     how it ran; it logs on rank 0 alone.
     """
@@ -58,7 +62,7 @@ def start(model: Any) -> Iterator[None]:
     _ready(model, seconds, bool(model._counters.graph_breaks) or model._counters.torch_graphs > by_torch, is_first)
 
 
-def _ready(model: Any, seconds: float, is_part: bool, logs: bool) -> None:
+def _ready(model: ORTModule, seconds: float, is_part: bool, logs: bool) -> None:
     """Logs, once per mode, how a module runs, if any of it runs in the engine; is_part: not all of it does."""
     if (training := model._is_training()) in model._announced:
         return
@@ -82,7 +86,7 @@ def _ready(model: Any, seconds: float, is_part: bool, logs: bool) -> None:
         model._debug.log(logging.INFO, "ORTModule: %s", "\n".join(_report.explained(training, program)).strip())
 
 
-def beside_loss(model: Any, program: Any) -> None:
+def beside_loss(model: ORTModule, program: Program) -> None:
     """Logs what the results beside the loss cost, and what leaves them out, where no one has said which are read; only
     on rank 0.
 
@@ -99,7 +103,7 @@ def _mode(graph: torch.nn.Module) -> str:
     return "training" if graph.training and torch.is_grad_enabled() else "inference"
 
 
-def memory(graph: torch.nn.Module, program: Any) -> None:
+def memory(graph: torch.nn.Module, program: Program) -> None:
     """ORTMODULE_PRINT_MEMORY_STATS: prints planned and held bytes, on rank 0, in the first ten steps and then in steps
     that are powers of two.
     """
@@ -116,7 +120,7 @@ def memory(graph: torch.nn.Module, program: Any) -> None:
           "peak")
 
 
-def density(graph: torch.nn.Module, program: Any) -> None:
+def density(graph: torch.nn.Module, program: Program) -> None:
     """ORTMODULE_PRINT_INPUT_DENSITY: prints how many of all rows this step computed, rounded up to one of 64 sizes."""
     if _rank() != 0:
         return

@@ -29,12 +29,12 @@ _INSIDE: dict[type, tuple[str, ...]] = {
     types.FunctionType: ("__closure__", "__defaults__", "__kwdefaults__")}
 
 
-def is_a(value: Any, kinds: type | tuple[type, ...]) -> bool:
+def is_a(value: object, kinds: type | tuple[type, ...]) -> bool:
     """isinstance() that does not ask the value, whose class may have a __class__ of its own."""
     return issubclass(type(value), kinds)
 
 
-def items(value: Any, most: float = math.inf) -> list[Any] | None:
+def items(value: object, most: float = math.inf) -> list[object] | None:
     """Those of a sequence or set, read as its builtin class does: a subclass may forbid len() and iteration. None for
     other objects, and where there are more items.
     """
@@ -42,7 +42,7 @@ def items(value: Any, most: float = math.inf) -> list[Any] | None:
     return None if kind is None or kind.__len__(value) > most else list(kind.__iter__(value))
 
 
-def attributes(value: Any) -> dict[str, Any]:
+def attributes(value: object) -> dict[str, object]:
     """Those in the object's __dict__, without asking its class for them."""
     try:
         found = object.__getattribute__(value, "__dict__")
@@ -57,8 +57,8 @@ def misread(module: torch.nn.Module) -> str | None:
     """
     from onnxtrain.ortmodule import ORTModule
 
-    seen: dict[int, Any] = {}  # held, so that no other object gets an address
-    pending: list[tuple[Any, str]] = [(module, "")]
+    seen: dict[int, object] = {}  # held, so that no other object gets an address
+    pending: list[tuple[object, str]] = [(module, "")]
     while pending and len(seen) < MAX_OBJECTS:
         value, path = pending.pop()
         if id(value) in seen:
@@ -76,7 +76,7 @@ def misread(module: torch.nn.Module) -> str | None:
     return None
 
 
-def held_by(value: Any) -> Iterator[tuple[Any, Any]]:
+def held_by(value: Any) -> Iterator[tuple[Any, object]]:
     """What an object of the user's leads to; objects of the standard library and of torch, but for modules, are left
     alone.
     """
@@ -108,5 +108,5 @@ def held_by(value: Any) -> Iterator[tuple[Any, Any]]:
                         yield name, member.__get__(value)
 
 
-def _is_others(kind: Any) -> bool:
+def _is_others(kind: object) -> bool:
     return str(getattr(kind, "__module__", "")).split(".")[0] in _OTHERS

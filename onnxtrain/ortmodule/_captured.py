@@ -19,8 +19,8 @@ import sys
 import threading
 import types
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -51,6 +51,9 @@ from onnxtrain.ortmodule._numbers import numbers_as_inputs
 from onnxtrain.ortmodule._runner import GraphRunner
 from onnxtrain.ortmodule._running import kind_of, running
 
+if TYPE_CHECKING:
+    from onnxtrain.ortmodule._module import ORTModule
+
 TRY_AGAIN = 16  # calls in PyTorch, before Dynamo sees such a call again; then as many times that
 MAX_WRONG = 64  # kinds of arguments, of these sizes, that forward refuses
 # Before torch 2.11, Dynamo does not see that the dtype of a weight changes, or whether it wants a gradient.
@@ -75,7 +78,7 @@ def follow_masks() -> None:
     """
     if (masks := place("detect_is_causal_mask")) is not None:
         @torch.compiler.substitute_in_graph(getattr(*masks))
-        def detect(mask: Any, is_causal: bool | None = None, size: int | None = None) -> bool:
+        def detect(mask: object, is_causal: bool | None = None, size: int | None = None) -> bool:
             return is_causal is True
 
     with contextlib.suppress(RuntimeError):  # torch has one itself since 2.11; without it an encoder has one size alone
@@ -87,10 +90,10 @@ class _Call:
     """A call of an ORTModule that goes on."""
 
     parts: Parts
-    model: Any
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    entry: Callable[..., Any]
+    model: ORTModule
+    args: tuple[object, ...]
+    kwargs: dict[str, object]
+    entry: Callable[..., object]
     training: bool
     before: contextlib.ExitStack | None = None  # puts torch's settings back; None while Dynamo has captured nothing
     cuts: list[str] = dataclasses.field(default_factory=list)  # why Dynamo has cut graphs, in captures that are over
@@ -175,7 +178,7 @@ def _tensors(name: str, value: Any, depth: int = 5) -> Iterator[tuple[str, torch
     if isinstance(value, torch.Tensor):
         yield name, value
     elif depth and not isinstance(value, torch.nn.Module):
-        parts: Iterable[tuple[str, Any]] = ()
+        parts: Iterable[tuple[str, object]] = ()
         if type(value) is dict:
             parts = [(f"{name}[{key!r}]", part) for key, part in value.items()]
         elif _attributes.is_a(value, dict):
@@ -189,7 +192,7 @@ def _tensors(name: str, value: Any, depth: int = 5) -> Iterator[tuple[str, torch
             yield from _tensors(name, part, depth - 1)
 
 
-def _dynamic_sizes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[str]:
+def _dynamic_sizes(args: tuple[object, ...], kwargs: dict[str, object]) -> Iterator[str]:
     """The sizes that are dynamic from the first call on: of images those of the planes are not, since what strides and
     pooling make of them are long formulas.
     """
@@ -203,7 +206,7 @@ def _dynamic_sizes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[st
 
 
 @contextlib.contextmanager
-def capturing(args: tuple[Any, ...], kwargs: dict[str, Any], wanted: dict[str, Any]) -> Iterator[None]:
+def capturing(args: tuple[object, ...], kwargs: dict[str, object], wanted: Mapping[str, object]) -> Iterator[None]:
     """Dynamo's settings for the capture of a call, those of `wanted` that this torch has among them."""
     with contextlib.ExitStack() as stack:
         if import_module is not None:
@@ -251,7 +254,7 @@ def _hear_of_captures() -> None:
     _torch.callback_handler.register_end_callback(running.capture_ends)
 
 
-def entry(wanted: _outputs.Wanted = ()) -> Callable[..., Any]:
+def entry(wanted: _outputs.Wanted = ()) -> Callable[..., object]:
     """A function that calls a module, for the results that are wanted: with code of its own, by which Dynamo keeps what
     it compiled; a name of its own, by which it keeps what it saw change: another module's number is no change of this
     one's; and globals of its own, to which it adds the Python modules that it reads, by name: another module may take
@@ -269,19 +272,19 @@ def _reading(wanted: _outputs.Wanted) -> types.FunctionType:
         return _call_of  # type: ignore[return-value]
     chosen = _outputs.chosen
 
-    def call(module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+    def call(module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> object:
         kind = torch.nn.Module  # noqa: F841  as below
         return chosen(module(*args, **kwargs), wanted)
 
     return call  # type: ignore[return-value]
 
 
-def _call_of(module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+def _call_of(module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> object:
     kind = torch.nn.Module  # noqa: F841  a class of modules in a variable: a capture without operations is kept too
     return module(*args, **kwargs)
 
 
-def _captures(entry: Callable[..., Any]) -> int:
+def _captures(entry: Callable[..., object]) -> int:
     """How many calls of this function Dynamo has captured."""
     function = getattr(entry, "_torchdynamo_orig_callable", None)
     return 0 if function is None else len(_torch.debug_get_cache_entry_list(function.__code__))
@@ -314,7 +317,7 @@ def _cuts() -> dict[str, int]:
     return {**_torch.counters["graph_break"], _DECISION: decisions}
 
 
-def _negative_zeros(values: Sequence[Any]) -> list[bool]:
+def _negative_zeros(values: Sequence[object]) -> list[bool]:
     """Which arguments are -0.0, empty where none is: to a guard of Dynamo's it equals 0.0."""
     found = [type(value) is float and value == 0.0 and math.copysign(1.0, value) < 0.0 for value in values]
     return found if any(found) else []
@@ -337,28 +340,28 @@ class Parts:
             draws from there on it may draw again elsewhere, as a backward that recomputes does, which PyTorch runs.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: ORTModule) -> None:
         self._latest: Callable[[], Any] = weakref.ref(model)  # the one that was called last
         self._here: Callable[[], Any] = weakref.ref(self)  # for what Dynamo keeps, which must not keep this
-        self._graphs: dict[tuple[Any, ...], GraphRunner] = {}  # by what they compute
+        self._graphs: dict[tuple[object, ...], GraphRunner] = {}  # by what they compute
         self._numbered: dict[bool, list[GraphRunner]] = {}
-        self.constants: dict[Any, set[tuple[Any, ...]]] = {}
+        self.constants: dict[tuple[object, ...], set[tuple[object, ...]]] = {}
         # By mode: each has its own code, and few sets of guards to try.
-        self._calls: dict[tuple[Any, ...], Callable[..., Any]] = {}
-        self._nothing: set[tuple[Any, ...]] = set()  # modes in which a call was captured that has nothing to compute
+        self._calls: dict[tuple[object, ...], Callable[..., object]] = {}
+        self._nothing: set[tuple[object, ...]] = set()  # modes in which a call was captured that has nothing to compute
         # By mode: the kinds of arguments that were captured. A mode of many kinds has code for each, as the limit of
         # captures is there for what changes from call to call.
-        self._kinds: dict[tuple[Any, ...], set[Any]] = {}
-        self._varied: set[tuple[Any, ...]] = set()
+        self._kinds: dict[tuple[object, ...], set[object]] = {}
+        self._varied: set[tuple[object, ...]] = set()
         self._methods: Methods | None = None
         self.seeds = False
-        self._refused: dict[tuple[Any, ...], _Refused] = {}
-        self._most: dict[tuple[Any, ...], int] = {}  # by mode: the graphs that one call ran
-        self._limited: dict[tuple[Any, ...], str] = {}  # modes in which PyTorch runs what is behind a cut, and why
-        self._wrong: dict[tuple[Any, ...], int] = {}  # how often a capture of such a call ended in an exception
+        self._refused: dict[tuple[object, ...], _Refused] = {}
+        self._most: dict[tuple[object, ...], int] = {}  # by mode: the graphs that one call ran
+        self._limited: dict[tuple[object, ...], str] = {}  # modes in which PyTorch runs what is behind a cut, and why
+        self._wrong: dict[tuple[object, ...], int] = {}  # how often a capture of such a call ended in an exception
         self.keeps_contents = True
 
-    def _model(self) -> Any:
+    def _model(self) -> ORTModule:
         """The ORTModule whose call goes on in this thread, or the latest one."""
         call = running.call
         return call.model if call is not None and call.parts is self else self._latest()
@@ -384,8 +387,8 @@ class Parts:
         return [child for child in self._module.modules() if getattr(child, "_is_fsdp_managed_module", False)
                 and not getattr(child, "_fsdp_use_orig_params", False)]
 
-    def _compiled(self, wanted: _outputs.Wanted) -> Callable[..., Any]:
-        def backend(graph: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    def _compiled(self, wanted: _outputs.Wanted) -> Callable[..., object]:
+        def backend(graph: torch.fx.GraphModule, example_inputs: Sequence[object]) -> Callable[..., object]:
             from onnxtrain import dynamo
 
             derivative = None
@@ -412,7 +415,7 @@ class Parts:
         with _quick_captures.backend_as_it_is():
             return torch.compile(called, backend=backend, **limit)
 
-    def runner(self, operations: torch.fx.GraphModule, inputs: Sequence[Any], numbered: bool) -> GraphRunner:
+    def runner(self, operations: torch.fx.GraphModule, inputs: Sequence[object], numbered: bool) -> GraphRunner:
         """What runs a graph, of which these inputs are some call's.
 
         A graph that computes the same has one already, which takes other weights as well: equal layers between cuts
@@ -431,11 +434,11 @@ class Parts:
         runner.numbered = numbered
         return runner
 
-    def by_torch(self, operations: Callable[..., Any], reason: str) -> Callable[..., Any]:
+    def by_torch(self, operations: Callable[..., object], reason: str) -> Callable[..., object]:
         """What PyTorch runs, where the policy allows it."""
         here = self._here
 
-        def call(*given: Any, **named: Any) -> Any:
+        def call(*given: object, **named: object) -> object:
             here()._fall_back(reason)
             here()._model()._counters.torch_graphs += 1
             return operations(*given, **named)
@@ -455,7 +458,7 @@ class Parts:
     def _note_seeds(self, cuts: Iterable[str]) -> None:
         self.seeds = self.seeds or any(map(_SEEDS.search, cuts))
 
-    def _settled(self, mode: tuple[bool, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    def _settled(self, mode: tuple[object, ...], args: tuple[object, ...], kwargs: dict[str, object]) -> bool:
         """True while calls of this kind wait for their next try, after Dynamo captured nothing of one."""
         refused = self._refused.get((mode, kind_of(args, kwargs)))
         if refused is None or self._model()._fallback.retry:
@@ -463,12 +466,12 @@ class Parts:
         refused.calls += 1
         return refused.calls < refused.again
 
-    def _drop(self, mode: tuple[bool, ...]) -> None:
+    def _drop(self, mode: tuple[object, ...]) -> None:
         self._calls.pop(mode, None)
         self._limited.pop(mode, None)
         self._nothing.discard(mode)
 
-    def _refuse(self, mode: tuple[bool, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _refuse(self, mode: tuple[object, ...], args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         """Notes that Dynamo captured nothing of this call: from now on it skips this code object."""
         self._drop(mode)
         if self.keeps_contents:  # the next call may be captured in parts
@@ -477,22 +480,22 @@ class Parts:
         refused = self._refused.setdefault((mode, kind_of(args, kwargs)), _Refused())
         refused.again = TRY_AGAIN * max(refused.again, 1)
 
-    def _leave(self, call: _Call, mode: tuple[bool, ...]) -> None:
+    def _leave(self, call: _Call, mode: tuple[object, ...]) -> None:
         """Says that forward differentiates: PyTorch runs such calls from now on."""
         self._stay_in_torch(mode, call.args, call.kwargs)
         self._fall_back(str(call.derivative))
 
-    def _stay_in_torch(self, mode: tuple[bool, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _stay_in_torch(self, mode: tuple[object, ...], args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         self._refused[mode, kind_of(args, kwargs)] = _Refused(again=math.inf)
 
-    def _repeated(self, call: _Call, mode: tuple[bool, ...]) -> Any:
+    def _repeated(self, call: _Call, mode: tuple[object, ...]) -> object:
         """PyTorch's result for a call that has failed in parts, with the random numbers that it began with."""
         self._leave(call, mode)
         if call.random is not None:
             set_random_states(call.random)
         return self._model()._in_torch(call.args, call.kwargs)
 
-    def _note_wrong(self, mode: tuple[bool, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _note_wrong(self, mode: tuple[object, ...], args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         """Forward raised while Dynamo captured it, which may leave out the code from now on: another one has to be
         captured. Arguments that are wrong twice are PyTorch's, until it takes them.
         """
@@ -502,7 +505,7 @@ class Parts:
         wrong = mode, kind_of(args, kwargs, sizes=True)
         self._wrong[wrong] = self._wrong.get(wrong, 0) + 1
 
-    def __call__(self, whole: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def __call__(self, whole: ORTModule, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         """One call of an ORTModule's module: in the engine if each of its graphs is."""
         self._latest = weakref.ref(whole)
         module, counters = whole._module, whole._counters

@@ -65,7 +65,7 @@ class Chain:
     """
 
     def __init__(self, model: bytes, calls: Sequence[Call], names: Sequence[str], outputs: Sequence[str],
-                 parameters: Container[str], apply: Callable[..., Any], device: str = "cpu",
+                 parameters: Container[str], apply: Callable[..., Sequence[Tensor]], device: str = "cpu",
                  memory: Mapping[str, Any] = MappingProxyType({})) -> None:
         draws = {key for key, call in enumerate(calls) if only_draws(call)}
         self.draws = bool(draws)
@@ -106,7 +106,7 @@ class Run:
         differentiable: which of them have gradients.
     """
 
-    def __init__(self, chain: Chain, mask: bytes, call: Sequence[Any], tensors: Sequence[Tensor]) -> None:
+    def __init__(self, chain: Chain, mask: bytes, call: Sequence[object], tensors: Sequence[Tensor]) -> None:
         self.inputs, self.call = tensors, call
         self._versions = [tensor._version for tensor in tensors]
         self._leaves = [tensor.detach().requires_grad_(bool(flag)) for tensor, flag in zip(tensors, mask)]

@@ -54,9 +54,9 @@ def has_checks(graph: torch.fx.GraphModule) -> bool:
                for node in part.graph.nodes)
 
 
-def checked(run: Callable[..., Any]) -> Callable[..., Any]:
+def checked(run: Callable[..., object]) -> Callable[..., object]:
     """What runs a graph that has such checks; it raises CheckError where one fails, in place of any other exception."""
-    def call(*given: Any) -> Any:
+    def call(*given: object) -> object:
         _failed.yes = False
         try:
             results = run(*given)
@@ -71,7 +71,7 @@ def checked(run: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _only_raises(tx: Any, start: int) -> bool:
+def _only_raises(tx: _torch.Translator, start: int) -> bool:
     """Whether every way on from an instruction ends in an exception."""
     ways, seen = [start], set()
     while ways:
@@ -92,7 +92,7 @@ def _only_raises(tx: Any, start: int) -> bool:
     return True
 
 
-def _condition(tx: Any, value: Any) -> Any:
+def _condition(tx: _torch.Translator, value: _torch.Value) -> _torch.Value | None:
     """Dynamo's value of a branch as a tensor of one element; None where Dynamo knows it, or it is another one."""
     from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
@@ -111,7 +111,7 @@ def _condition(tx: Any, value: Any) -> Any:
     return value if isinstance(count, int) and count == 1 else None
 
 
-def _compared(tx: Any, node: torch.fx.Node) -> Any:
+def _compared(tx: _torch.Translator, node: torch.fx.Node) -> _torch.Value | None:
     """The comparison of floats that tensors held, which Python has in double precision, as one of tensors."""
     if node.target not in _COMPARISONS or any(each.target != "item" for each in node.all_input_nodes):
         return None
@@ -134,7 +134,7 @@ def _is_inside(tracer: Any) -> bool:
     return False
 
 
-def _becomes_check(tx: Any, place: int, jumps: bool) -> bool:
+def _becomes_check(tx: _torch.Translator, place: int, jumps: bool) -> bool:
     """Whether a jump is one around an exception: the graph has it as a check then, and Dynamo goes on behind it."""
     if isinstance(tx.stack[-1], _torch.ConstantVariable):
         return False
@@ -151,7 +151,7 @@ def _becomes_check(tx: Any, place: int, jumps: bool) -> bool:
     return True
 
 
-def kept_as_checks(entry: Any, module: torch.nn.Module) -> contextlib.AbstractContextManager[None]:
+def kept_as_checks(entry: Callable[..., object], module: torch.nn.Module) -> contextlib.AbstractContextManager[None]:
     """While Dynamo captures calls of this function, which calls the module. Where it cuts the graph at that call,
     forward is the first code that it captures.
     """
@@ -160,7 +160,7 @@ def kept_as_checks(entry: Any, module: torch.nn.Module) -> contextlib.AbstractCo
     codes = [code for function in called if (code := getattr(function, "__code__", None)) is not None]
 
     def steps(plain: Callable[..., bool]) -> Callable[..., bool]:
-        def step(self: Any) -> bool:
+        def step(self: _torch.Translator) -> bool:
             place = self.instruction_pointer
             jumps = None if place is None else _JUMPS.get(self.instructions[place].opname)
             if jumps is None or _is_inside(self.output.current_tracer):

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
 
 from onnxtrain._export import gradients
+from onnxtrain._export.gradients import Definition
 
 
-def register_gradient(domain: str, name: str, *attributes: str) -> Callable[[Callable[[], Sequence[Any]]],
-                                                                            Callable[[], Sequence[Any]]]:
+def register_gradient(domain: str, name: str, *attributes: str) -> Callable[[Definition], Definition]:
     """A decorator: the function under it gives the gradient of the operator `name` of `domain` ("" is ai.onnx).
 
     It returns a list of (operator or (operator, domain), inputs, outputs[, attributes]). I(n) and O(n) are the node's
@@ -24,7 +23,7 @@ def register_gradient(domain: str, name: str, *attributes: str) -> Callable[[Cal
         ValueError: a step has another form. UnsupportedError: the engine does not have an operator of it.
     """
 
-    def keep(function: Callable[[], Sequence[Any]]) -> Callable[[], Sequence[Any]]:
+    def keep(function: Definition) -> Definition:
         gradients.register(domain, name, attributes, function)
         return function
 

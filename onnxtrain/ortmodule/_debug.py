@@ -58,7 +58,7 @@ class DebugOptions:
     """
 
     def __init__(self, log_level: LogLevel = LogLevel.WARNING, save_onnx: bool = False, onnx_prefix: str = "",
-                 save_path: str = "", config: Any = None, verify: bool | int = False) -> None:
+                 save_path: str = "", config: object = None, verify: bool | int = False) -> None:
         if not isinstance(log_level, LogLevel):
             raise TypeError(f"Expected log_level of type LogLevel, got {type(log_level)}.")
         if not isinstance(onnx_prefix, str):
@@ -92,7 +92,7 @@ class DebugOptions:
         """The level of Python's `logging` for log_level."""
         return self.log_level.logging_level
 
-    def log(self, level: int, text: str, *args: Any) -> None:
+    def log(self, level: int, text: str, *args: object) -> None:
         """A line of the logger "onnxtrain", unless it is below log_level; that decides, not the level of a logger
         above.
 

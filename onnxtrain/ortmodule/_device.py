@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
 
 import torch
 
@@ -40,7 +39,7 @@ def device_of(tensors: Iterable[torch.Tensor]) -> str:
     return devices[0]
 
 
-def names_of(forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[int, str]:
+def names_of(forward: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]) -> dict[int, str]:
     """The tensors among the arguments of a call, by their ids, with the names that forward has for them: "x", or
     "batch['ids']".
     """

@@ -44,11 +44,11 @@ def followed() -> Iterator[None]:
         yield
         return
 
-    def cut(*_args: Any, **_kwargs: Any) -> None:
+    def cut(*_args: object, **_kwargs: object) -> None:
         _torch.unimplemented(gb_type="Unsupported Tensor.backward() call", context="", explanation="", hints=[])
 
     def leaks(plain: Callable[..., None]) -> Callable[..., None]:
-        def check(self: Any, *args: Any) -> None:
+        def check(self: Any, *args: object) -> None:
             """That a result depends on a tensor which forward has asked a gradient of is for the export to judge."""
             if not derivatives.differentiates(self):
                 plain(self, *args)
@@ -162,7 +162,7 @@ class _Refusal(torch.autograd.Function):
         return tuple([tensor.view_as(tensor) for tensor in tensors[:count]])
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
+    def backward(ctx: Any, *grads: Tensor) -> None:
         raise RuntimeError(ctx.message)
 
 
@@ -279,7 +279,7 @@ class Double:
                                    f"{program.name(index, inputs[index])}, which the engine's graph depends on")
 
 
-def _executes(node: Any) -> bool:
+def _executes(node: object) -> bool:
     """Whether the backward that runs goes on to this node."""
     try:
         return _torch.will_engine_execute_node(node)

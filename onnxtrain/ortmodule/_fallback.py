@@ -141,11 +141,11 @@ class FallsBack:
     _fallen: dict[Any, str]  # by the kind of call, why PyTorch runs it
     _counted = "fallback_steps"  # what a call in PyTorch is among the counters
 
-    def _eager(self, *given: Any) -> Any:
+    def _eager(self, *given: Any) -> object:
         """The results of a call, by PyTorch."""
         raise NotImplementedError
 
-    def _outside(self) -> Callable[..., Any] | None:
+    def _outside(self) -> Callable[..., object] | None:
         """How PyTorch runs a call now that an export, the policy or a mode of torch's asks for it; None where none
         does. Waits for another thread's export.
         """
@@ -169,7 +169,7 @@ class FallsBack:
             return self._in_torch
         return None
 
-    def _by_torch(self, reason: str, *given: Any) -> Any:
+    def _by_torch(self, reason: str, *given: object) -> Any:
         """Runs a call in PyTorch that no graph can represent; warns once and notes the reason."""
         if reason not in self._counters.reasons:
             self._debug.log(logging.WARNING, "ORTModule: PyTorch runs this call of %s, because %s",
@@ -177,12 +177,12 @@ class FallsBack:
         self._note(reason)
         return self._in_torch(*given)
 
-    def _in_torch(self, *given: Any) -> Any:
+    def _in_torch(self, *given: object) -> Any:
         _report.count(self._counters, **{self._counted: 1})
         with _timing.span("fallback", type(self._module).__name__):
             return self._eager(*given)
 
-    def _checked_by_torch(self, error: Exception, *given: Any) -> Any:
+    def _checked_by_torch(self, error: Exception, *given: object) -> object:
         """One call for which forward may have to raise; it does so itself."""
         self._debug.log(logging.WARNING, "ORTModule: PyTorch runs this call, because %s", error)
         self._note(f"in some calls {error}; PyTorch runs them and raises what forward would raise")
@@ -195,7 +195,7 @@ class FallsBack:
         """Notes a reason for stats() and explain(), once."""
         _report.note(self._counters, "reasons", reason)
 
-    def _fall_back(self, key: Any, reason: FallbackPolicy, text: str, cause: Exception | None) -> None:
+    def _fall_back(self, key: object, reason: FallbackPolicy, text: str, cause: Exception | None) -> None:
         """Remembers that this kind of call runs in PyTorch and says so once; raises where the policy forbids it."""
         text = " ".join(text.split()).rstrip(".")
         self._fallback.check(reason, f"{text}.", cause)

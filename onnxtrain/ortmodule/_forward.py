@@ -15,7 +15,7 @@ import logging
 import threading
 import types
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -25,6 +25,9 @@ from onnxtrain._torch import pytree
 from onnxtrain.ortmodule._attributes import attributes, held_by
 from onnxtrain.ortmodule._program import NODES
 
+if TYPE_CHECKING:
+    from onnxtrain.ortmodule._module import ORTModule
+
 MAX_OBJECTS = 256  # that a forward which is set leads to; beyond that nothing more is looked into
 
 
@@ -33,7 +36,7 @@ class Forward:
 
     class Bound:
         __slots__ = ("__self__",)  # without a __dict__, of which functools.wraps would copy
-        __self__: Any
+        __self__: ORTModule
 
         def __eq__(self, other: object) -> bool:
             return type(other) is type(self) and other.__self__ is self.__self__
@@ -49,10 +52,10 @@ class Forward:
             return inspect.signature(self.__self__._module.forward)
 
         @property
-        def __func__(self) -> Callable[..., Any]:
+        def __func__(self) -> Callable[..., object]:
             """As a method has one: libraries wrap it and bind the result to the model again."""
 
-            def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+            def forward(self: ORTModule, *args: Any, **kwargs: Any) -> object:
                 return self._call(args, kwargs)
 
             with contextlib.suppress(ValueError, TypeError):
@@ -81,7 +84,7 @@ class Forward:
         with contextlib.suppress(ValueError, TypeError, AttributeError):
             self.__signature__ = inspect.signature(wrapped.forward)
 
-    def __get__(self, model: Any, owner: type) -> Any:
+    def __get__(self, model: ORTModule | None, owner: type) -> Any:
         if model is not None:
             bound = object.__new__(Forward.Bound)
             bound.__self__ = model
@@ -89,16 +92,16 @@ class Forward:
         wrapped = getattr(owner, "_wrapped_class", None)
         return self if wrapped is None else Forward(wrapped)
 
-    def __call__(self, model: Any, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, model: ORTModule, *args: Any, **kwargs: Any) -> Any:
         """As ORTModule.forward(model, ...), which a subclass may call."""
         return model._call(args, kwargs)
 
 
-def calls_forward_of(model: Any, value: Any) -> bool:
+def calls_forward_of(model: ORTModule, value: object) -> bool:
     """Whether what is set as forward leads to the wrapper's forward, by a closure, attributes or what it wraps:
     on the module it would call itself for ever.
     """
-    seen: dict[int, Any] = {}  # held, so that no other object gets an address
+    seen: dict[int, object] = {}  # held, so that no other object gets an address
     pending = [value]
     while pending and len(seen) < MAX_OBJECTS:
         value = pending.pop()
@@ -124,14 +127,14 @@ class Adopted:
     Where it calls the forward that it found on the wrapper, it gets the one that the module had.
     """
 
-    def __init__(self, value: Any, model: Any) -> None:
+    def __init__(self, value: Any, model: ORTModule) -> None:
         module = model._module
         if isinstance(value, types.MethodType) and value.__self__ is model:
             value = types.MethodType(value.__func__, module)
         self._function, self._before = value, module.forward
         functools.update_wrapper(self, value)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> object:
         stack = _running.__dict__.setdefault("adopted", [])
         stack.append(self)
         try:
@@ -144,16 +147,16 @@ class Adopted:
         return self._function.__code__
 
     @classmethod
-    def put(cls, value: Any, model: Any) -> None:
+    def put(cls, value: Any, model: ORTModule) -> None:
         """Makes it the module's forward."""
         model._module.forward = cls(value, model)
         model.__dict__["_call"] = cls.calls(model)
 
     @staticmethod
-    def calls(model: Any) -> Any:
+    def calls(model: ORTModule) -> Callable[[tuple[object, ...], dict[str, object]], object]:
         """ORTModule._call of a model whose module may have such a forward."""
 
-        def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        def call(args: tuple[object, ...], kwargs: dict[str, object]) -> object:
             own = model._module.__dict__.get("forward")
             if any([own is running for running in getattr(_running, "adopted", ())]):
                 return own._before(*args, **kwargs)
@@ -162,13 +165,13 @@ class Adopted:
         return call
 
 
-def watched(model: Any) -> Any:
+def watched(model: ORTModule) -> Callable[..., object]:
     """Calls a model on which other code has set a forward: torch's call, and a look at whether it came to the
     engine, or to the fallback, or gives what it has kept of a call that did.
     """
     came = False
 
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: Any, **kwargs: Any) -> object:
         nonlocal came
         if exclusive.here():
             return model._call_impl(*args, **kwargs)
@@ -184,10 +187,10 @@ def watched(model: Any) -> Any:
     return call
 
 
-def _is_kept(result: Any) -> bool:
+def _is_kept(result: object) -> bool:
     """Whether autograd's graph of a result leads to a run of the engine, or there is no graph."""
     pending = [leaf.grad_fn for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
-    seen: set[Any] = set()
+    seen: set[object] = set()
     while pending:
         node = pending.pop()
         if type(node) in NODES:
@@ -198,7 +201,7 @@ def _is_kept(result: Any) -> bool:
     return not seen
 
 
-def _past(model: Any, forward: Any) -> None:
+def _past(model: ORTModule, forward: Callable[..., object]) -> None:
     """A step that no one but this forward ran: counted, said, and the last of its kind."""
     _report.count(model._counters, fallback_steps=1)
     name = getattr(forward, "__qualname__", type(forward).__name__)

@@ -13,17 +13,18 @@ from onnxtrain import _torch
 from onnxtrain._export.exported import PLAIN_TENSORS
 
 _FORWARD_AD_LEVEL: Any = _torch.place("forward_ad_level")
+Modes = tuple[bool, torch.dtype, bool, torch.dtype, torch.dtype, object]  # autocast twice, default, determinism
 
 
 class Key(NamedTuple):
     """What a program was exported for; sizes are the guards' business."""
 
-    schema: tuple[Any, ...]  # per argument: (dtype, ndim, device), or the value of a number
+    schema: tuple[object, ...]  # per argument: (dtype, ndim, device), or the value of a number
     training: bool
-    torch_modes: tuple[Any, ...]  # autocast, default dtype, determinism
+    torch_modes: Modes  # autocast, default dtype, determinism
 
 
-def describe(leaf: Any) -> Any:
+def describe(leaf: object) -> tuple[object, ...]:
     """What of one argument goes into the schema."""
     if isinstance(leaf, torch.Tensor):
         if leaf.layout is torch.strided and type(leaf) in PLAIN_TENSORS and not leaf.is_nested:
@@ -32,7 +33,7 @@ def describe(leaf: Any) -> Any:
     return type(leaf), repr(leaf) if isinstance(leaf, (float, complex)) else leaf  # -0.0 is not 0.0, NaN is NaN
 
 
-def torch_modes() -> tuple[Any, ...] | None:
+def torch_modes() -> Modes | None:
     """What of torch's global state goes into a graph; None where a mode is active that must see every operator."""
     if (_torch.are_functorch_transforms_active() or _torch.len_torch_dispatch_stack()
             or _torch.get_tracing_state() is not None or getattr(*_FORWARD_AD_LEVEL) >= 0):

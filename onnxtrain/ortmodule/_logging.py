@@ -54,7 +54,7 @@ def said_later() -> Iterator[None]:
         yield
 
 
-def _say(tx: Any, function: Any, args: Any, kwargs: Any) -> Any:
+def _say(tx: _torch.Translator, function: Any, args: _torch.Values, kwargs: _torch.Named) -> _torch.Value:
     """A call of print() and the like that says what values are at its time. It cuts the graph where that is not known
     without keeping a large tensor, and for arguments by name, which Dynamo drops. A warning's stacklevel is dropped:
     it has no meaning where the call is made.
@@ -67,7 +67,7 @@ def _say(tx: Any, function: Any, args: Any, kwargs: Any) -> Any:
 
 def _says(plain: Callable[..., None]) -> Callable[..., None]:
     """Dynamo's reading of a call in Python."""
-    def call_function(self: Any, fn: Any, args: Any, kwargs: Any) -> None:
+    def call_function(self: _torch.Translator, fn: _torch.Value, args: _torch.Values, kwargs: _torch.Named) -> None:
         if isinstance(fn, _torch.DebuggingVariable):
             self.push(_say(self, fn, args, kwargs))
         else:
@@ -75,7 +75,7 @@ def _says(plain: Callable[..., None]) -> Callable[..., None]:
     return call_function
 
 
-def _now(tx: Any, value: Any, is_printed: bool) -> Any:
+def _now(tx: _torch.Translator, value: _torch.Value, is_printed: bool) -> _torch.Value | None:
     """What stands for an argument's value at this time in a later call; None where nothing does.
 
     is_printed: the call shows the text of each argument, whatever it is.
@@ -96,11 +96,11 @@ def _now(tx: Any, value: Any, is_printed: bool) -> Any:
     return value
 
 
-def _logs(plain: Callable[..., Any]) -> Callable[..., Any]:
+def _logs(plain: Callable[..., object]) -> Callable[..., object]:
     """LoggingLoggerVariable.call_method that leaves out what the logger's level leaves out, and calls a method that
     logs each message once (``warning_once`` of transformers, by functools.lru_cache) while it captures.
     """
-    def call_method(self: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
+    def call_method(self: Any, tx: _torch.Translator, name: str, args: _torch.Values, kwargs: _torch.Named) -> object:
         method: Any = getattr(self.value, name, None)
         quiet = name in _LEVELS and not self.value.isEnabledFor(_LEVELS[name])
         if not quiet and hasattr(method, "cache_info"):

@@ -27,7 +27,7 @@ class Held:
         inputs: for each input of the graph, whether autograd has to see it: those of the user's call.
     """
 
-    def __init__(self, forward: Callable[..., Any],
+    def __init__(self, forward: Callable[..., object],
                  gradients: Callable[[Any, tuple[Tensor | None, ...]], Sequence[Tensor | None]],
                  inputs: Sequence[bool]) -> None:
         self.forward, self.gradients = forward, gradients
@@ -36,7 +36,7 @@ class Held:
         self.anchor = torch.empty(0, requires_grad=True)
         self.node = torch.autograd.graph.get_gradient_edge(self.anchor).node
 
-    def apply(self, program: Any, mask: bytes, leaves: Any, tensors: Sequence[Tensor]) -> Any:
+    def apply(self, program: Any, mask: bytes, leaves: object, tensors: Sequence[Tensor]) -> tuple[Tensor, ...] | None:
         """One forward; None where a parameter is not a leaf, or others watch how gradients are accumulated."""
         if not_alone() or False in [tensors[index].is_leaf for index in self.hidden]:
             return None
@@ -48,14 +48,14 @@ class HeldFunction(torch.autograd.Function):
     """As _ORTModuleFunction, with the anchor and the inputs of the user's call as its inputs."""
 
     @staticmethod
-    def forward(ctx: Any, held: Held, program: Any, mask: bytes, leaves: Any, tensors: Sequence[Tensor], anchor: Tensor,
-                *seen: Tensor) -> Any:
+    def forward(ctx: Any, held: Held, program: Any, mask: bytes, leaves: object, tensors: Sequence[Tensor],
+                anchor: Tensor, *seen: Tensor) -> object:
         ctx.held = held
         ctx.weights = [tensors[index] if mask[index] else None for index in held.hidden]
         return held.forward(ctx, program, mask, leaves, *tensors)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> Any:
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():
             raise RuntimeError("backward(create_graph=True) needs the parameters in autograd's graph: unset "
                                "ORTMODULE_ENABLE_MEM_EFFICIENT_GRAD_MGMT")

@@ -15,7 +15,7 @@ from onnxtrain.ortmodule._debug import in_opset
 
 if TYPE_CHECKING:
     from onnxtrain.ortmodule._module import ORTModule
-    from onnxtrain.ortmodule._program import Program
+    from onnxtrain.ortmodule._program import Agent, Program
 
 
 class ModelInfo:
@@ -47,7 +47,7 @@ class GraphTransitionManager:
 
     def __init__(self, manager: GraphExecutionManager) -> None:
         self._manager = manager
-        self._export_extra_kwargs: dict[str, Any] = {}
+        self._export_extra_kwargs: dict[str, object] = {}
 
     def check_extra_kwargs(self) -> None:
         """Raises UnsupportedError where a script has set arguments for the exporter that are not its to set."""
@@ -92,7 +92,7 @@ class GraphExecutionManager:
         self._graph_transition_manager = GraphTransitionManager(self)
         self._onnx_models = OnnxModels(self)
 
-    def _latest(self) -> tuple[Any, Program] | None:
+    def _latest(self) -> tuple[object, Program] | None:
         """The program used last: those of this mode, and of no gradient but in train(), which count as inference."""
         found = [(key, program) for key, known in self._model._all_programs() for program in known
                  if key.training == self._training]
@@ -110,7 +110,7 @@ class GraphExecutionManager:
         return None if tensor is None else tensor.device
 
     @property
-    def _execution_agent(self) -> Any:
+    def _execution_agent(self) -> Agent | None:
         """What runs: a new object for each export and each set of gradients."""
         found = self._latest()
         return None if found is None else found[1].agent
@@ -149,7 +149,7 @@ class TorchModule:
 class View:
     """ORTModule._torch_module: views of the inside under the names that scripts know."""
 
-    def __get__(self, model: Any, _owner: type) -> Any:
+    def __get__(self, model: ORTModule | None, _owner: type) -> Any:
         if model is None:
             return self
         view = model.__dict__.get("_view")

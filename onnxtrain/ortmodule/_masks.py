@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -82,7 +81,7 @@ class Masks:
         self._mode.__enter__()
         return self
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, *error: object) -> None:
         self._mode.__exit__(*error)
 
     def check(self, outputs: Sequence[Tensor | None]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +82,7 @@ def _plan(entry: str) -> tuple[str, int, int]:
     return "".join(f"{name}+" for each in names for name in _HERE.get(each, (each,))), kind, count
 
 
-def announce(log: Any, plans: Sequence[Plan], sessions: Iterable[Any]) -> None:
+def announce(log: Callable[..., None], plans: Sequence[Plan], sessions: Iterable[Any]) -> None:
     """Logs what the latest programs could run again: a table at INFO, and at WARNING each plan that matches nothing.
 
     Args:

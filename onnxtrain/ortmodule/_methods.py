@@ -10,7 +10,6 @@ import gc
 import operator
 import types
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 
@@ -31,7 +30,7 @@ class Methods:
 
     def __init__(self, module: torch.nn.Module) -> None:
         classes = _classes(module)
-        found: dict[type, dict[str, Any]] = {cls: {} for cls in classes}
+        found: dict[type, dict[str, object]] = {cls: {} for cls in classes}
         functions: dict[types.FunctionType, None] = {}
         names, new = {"forward", "__call__"}, True
         while new:
@@ -67,7 +66,7 @@ def _classes(module: torch.nn.Module) -> list[type]:
     return [cls for cls in found if str(cls.__module__).partition(".")[0] not in known]
 
 
-def _functions(value: Any) -> Iterator[types.FunctionType]:
+def _functions(value: object) -> Iterator[types.FunctionType]:
     """Of an attribute of a class: a function in any of its forms, and those that it wraps."""
     if isinstance(value, property):
         for part in (value.fget, value.fset):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 import types
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -98,7 +98,7 @@ class ORTModule(FallsBack, torch.nn.Module):
     forward = Forward()
     _ort_is_root = False  # of the walks over modules
 
-    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _call(self, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         """The module's own forward: same arguments, same result."""
         if ((self._fallback.forced or exclusive.owner is not None or torch_modes() is None)
                 and (by_torch := self._outside()) is not None):
@@ -124,7 +124,7 @@ class ORTModule(FallsBack, torch.nn.Module):
                             type(self._module).__name__)
         return self._lazy
 
-    def _eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _eager(self, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         """The module's forward by PyTorch, with the results that are wanted."""
         wanted = self._wanted()
         result = self._module(*args, **kwargs)
@@ -134,7 +134,7 @@ class ORTModule(FallsBack, torch.nn.Module):
         """The results of a call now that its caller reads; empty for all."""
         return self._outputs or () if self._module.training else ()
 
-    def _say_constants(self, leaves: Iterable[Any]) -> None:
+    def _say_constants(self, leaves: Iterable[object]) -> None:
         for leaf in leaves:
             if isinstance(leaf, str):
                 self._debug.log(logging.INFO, "Received input of type %s is treated as a constant by ORT by default.",
@@ -145,7 +145,7 @@ class ORTModule(FallsBack, torch.nn.Module):
         found = [pair for runner in self._parts.runners() for pair in runner.programs()]
         return found + [pair for method in self._methods.values() for pair in method._all_programs()]
 
-    def _join(self, handle: Any) -> None:
+    def _join(self, handle: object) -> None:
         """For onnxtrain.optim.step_in_backward(): the optimizer that backward updates parameters by, or None."""
         self._in_backward = handle
         for runner in self._parts.runners():
@@ -178,7 +178,7 @@ class ORTModule(FallsBack, torch.nn.Module):
         _named_methods.note(self, name)
         return _wrapper_class.bound(self, value)
 
-    def __init_subclass__(cls, **settings: Any) -> None:
+    def __init_subclass__(cls, **settings: object) -> None:
         if not hasattr(cls, "_plain_class"):  # a class that is made for a wrapper is no news for the user's
             super().__init_subclass__(**settings)
 
@@ -229,10 +229,10 @@ class ORTModule(FallsBack, torch.nn.Module):
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *dir(self._module)})
 
-    def __reduce_ex__(self, _protocol: Any) -> Any:
+    def __reduce_ex__(self, _protocol: object) -> tuple[object, ...]:
         return _wrapper_class.blank, (getattr(type(self), "_plain_class", type(self)),), self.__getstate__()
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return {"module": self._module, "debug": self._debug, "outputs": self._outputs, "methods": tuple(self._methods)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -265,11 +265,11 @@ class ORTModule(FallsBack, torch.nn.Module):
         self.__dict__["training"] = False
         return self
 
-    def _apply(self, fn: Any, recurse: bool = True) -> ORTModule:
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> ORTModule:
         self._module._apply(fn, recurse)
         return self
 
-    def apply(self, fn: Any) -> ORTModule:
+    def apply(self, fn: Callable[[torch.nn.Module], None]) -> ORTModule:
         """As torch.nn.Module.apply, over the wrapped module."""
         self._module.apply(fn)
         return self
@@ -288,7 +288,7 @@ def _delegate(name: str) -> None:
     """Defines ORTModule.<name> as the wrapped module's method: torch looks such methods up on the class."""
     original = getattr(torch.nn.Module, name)
 
-    def method(self: ORTModule, *args: Any, **kwargs: Any) -> Any:
+    def method(self: ORTModule, *args: Any, **kwargs: Any) -> object:
         if name in _WALKS and self._ort_is_root:
             return original(self, *args, **kwargs)
         return getattr(self._module, name)(*args, **kwargs)

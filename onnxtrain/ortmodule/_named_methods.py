@@ -30,7 +30,7 @@ class Method(torch.nn.Module):
     def training(self, mode: bool) -> None:
         """The module's own, which train() sets."""
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, *args: Any, **kwargs: Any) -> object:
         return getattr(self.of, self._method)(*args, **kwargs)
 
 

@@ -280,13 +280,13 @@ def _is_tracing() -> bool:
 
 
 class _Instead(NamedTuple):
-    function: Callable[..., Any]
+    function: Callable[..., object]
     numbers: tuple[str, ...]  # its parameters that may be symbolic
     of_any_type: bool = False  # whether it has the types of torch's under autocast, too
 
 
 _nn = nn_functions
-_INSTEAD: dict[Any, _Instead] = {
+_INSTEAD: dict[object, _Instead] = {
     _nn.elu: _Instead(_elu, ("alpha", "scale", "input_scale")),
     torch.celu: _Instead(_celu, ("alpha",)),
     _nn.hardtanh: _Instead(_hardtanh, ("min_val", "max_val")),
@@ -321,17 +321,17 @@ _INSTEAD: dict[Any, _Instead] = {
     F.hardtanh: _Instead(F.hardtanh, ("min_val", "max_val"), True),
 }
 # Functions and methods that Dynamo would call while it captures, or in a graph, or cut the graph at.
-_IN_PYTHON: dict[Any, Any] = {python_assert: _assert, is_tracing: _is_tracing,
+_IN_PYTHON: dict[object, Callable[..., object]] = {python_assert: _assert, is_tracing: _is_tracing,
                               torch.equal: _equal, "equal": _equal, torch.allclose: _allclose, "allclose": _allclose}
 # NumPy's, of sizes: Dynamo would make tensors of these, whose results would be no numbers.
-_OF_SIZES: dict[Any, Any] = {np.prod: _prod, np.max: _max, np.min: _min, np.sqrt: _sqrt}
+_OF_SIZES: dict[object, Callable[..., object]] = {np.prod: _prod, np.max: _max, np.min: _min, np.sqrt: _sqrt}
 _METHODS = {"norm": _Instead(_norm, ("p",)), "bernoulli_": _Instead(_bernoulli_, ("p",), True),
             **{name: _INSTEAD[getattr(torch, name)]
                for name in ("roll", "round", "nan_to_num", "logit", "addmm", "dist", "quantile")}}
 _signature = functools.cache(inspect.signature)
 
 
-def _changes(argument: Any) -> bool:
+def _changes(argument: _torch.Value) -> bool:
     """Whether a value of Dynamo's is a number that changes, or has one, and not made of the sizes of tensors alone."""
     if isinstance(argument, _torch.LazyVariableTracker):
         argument = argument.realize()
@@ -345,7 +345,7 @@ def _changes(argument: Any) -> bool:
                     for source in sources.get(symbol, [None])])
 
 
-def _chosen(instead: _Instead | None, given: Sequence[Any], named: dict[str, Any]) -> Any:
+def _chosen(instead: _Instead | None, given: Sequence[object], named: _torch.Named) -> Callable[..., object] | None:
     """What Dynamo captures for a call with these arguments; None: the call itself."""
     if instead is None or not instead.of_any_type and any(map(torch.is_autocast_enabled, ("cpu", "cuda"))):
         return None
@@ -356,9 +356,9 @@ def _chosen(instead: _Instead | None, given: Sequence[Any], named: dict[str, Any
     return instead.function if any(_changes(arguments[name]) for name in instead.numbers if name in arguments) else None
 
 
-def _in_tensors(plain: Callable[..., Any]) -> Callable[..., Any]:
+def _in_tensors(plain: Callable[..., object]) -> Callable[..., object]:
     """Dynamo's reading of a call in Python, of a function of torch that goes into the graph."""
-    def call_function(self: Any, fn: Any, args: Any, kwargs: Any) -> None:
+    def call_function(self: _torch.Translator, fn: Any, args: _torch.Values, kwargs: _torch.Named) -> None:
         fn = fn.realize() if isinstance(fn, _torch.LazyVariableTracker) else fn
         if isinstance(fn, _torch.TorchInGraphFunctionVariable):
             try:
@@ -371,9 +371,9 @@ def _in_tensors(plain: Callable[..., Any]) -> Callable[..., Any]:
     return call_function
 
 
-def _methods_in_tensors(plain: Callable[..., Any]) -> Callable[..., Any]:
+def _methods_in_tensors(plain: Callable[..., object]) -> Callable[..., object]:
     """call_method of Dynamo's variable for a tensor."""
-    def call_method(self: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
+    def call_method(self: Any, tx: _torch.Translator, name: str, args: _torch.Values, kwargs: _torch.Named) -> object:
         chosen = _IN_PYTHON.get(name) or _chosen(_METHODS.get(name), [self, *args], kwargs)
         return plain(self, tx, name, args, kwargs) if chosen is None else _torch.UserFunctionVariable(
             chosen).call_function(tx, [self, *args], kwargs)
@@ -381,7 +381,7 @@ def _methods_in_tensors(plain: Callable[..., Any]) -> Callable[..., Any]:
     return call_method
 
 
-def _is_size(value: Any) -> bool:
+def _is_size(value: _torch.Value) -> bool:
     """Whether a value of Dynamo's is a whole number that is not negative, as sizes are."""
     from torch.fx.experimental.symbolic_shapes import statically_known_true
 
@@ -392,9 +392,9 @@ def _is_size(value: Any) -> bool:
             and statically_known_true(value.sym_num >= 0))
 
 
-def _numbers_of_numpy(plain: Callable[..., Any]) -> Callable[..., Any]:
+def _numbers_of_numpy(plain: Callable[..., None]) -> Callable[..., None]:
     """Dynamo's reading of a call in Python, of a function of NumPy's."""
-    def call_function(self: Any, fn: Any, args: Any, kwargs: Any) -> None:
+    def call_function(self: _torch.Translator, fn: Any, args: _torch.Values, kwargs: _torch.Named) -> None:
         if not isinstance(fn, _torch.NumpyVariable) or kwargs or not callable(fn.value):
             return plain(self, fn, args, kwargs)
         values = [arg.as_python_constant() if arg.is_python_constant() else None for arg in args]
@@ -410,7 +410,7 @@ def _numbers_of_numpy(plain: Callable[..., Any]) -> Callable[..., Any]:
     return call_function
 
 
-def to_numpy(value: Any) -> Any:
+def to_numpy(value: object) -> object:
     """A result of NumPy's as Python has it: where there are no axes it is a scalar, which Dynamo makes an array."""
     found = _torch.to_numpy_helper(value)
     return found[()] if getattr(found, "ndim", None) == 0 else found
@@ -421,7 +421,7 @@ leave_alone(to_numpy)
 
 def _scalars_of_numpy(plain: Callable[..., None]) -> Callable[..., None]:
     """load_import_from of Dynamo's code generator."""
-    def load_import_from(self: Any, module_name: str, object_name: str) -> None:
+    def load_import_from(self: object, module_name: str, object_name: str) -> None:
         ours = object_name == "to_numpy_helper"
         plain(self, __name__ if ours else module_name, to_numpy.__name__ if ours else object_name)
 

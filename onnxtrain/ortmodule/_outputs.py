@@ -9,7 +9,7 @@ from __future__ import annotations
 import collections
 import copy
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -29,7 +29,7 @@ def wanted_of(outputs: str | int | Iterable[str | int]) -> Wanted:
     return wanted
 
 
-def chosen(result: Any, wanted: Wanted) -> Any:
+def chosen(result: object, wanted: Wanted) -> object:
     """A copy of a module's result with None in place of what is not wanted.
 
     The result itself is returned where it is one tensor, and where nothing of what is wanted is there: a model of
@@ -52,7 +52,6 @@ def chosen(result: Any, wanted: Wanted) -> Any:
         return kind(*values)
     if not dataclasses.is_dataclass(result):
         return kind([(key, value) for (key, _), value in zip(items, values)])
-    made: Any
     if isinstance(result, dict):  # a ModelOutput of transformers, which leaves out fields that are None from the first
         made = kind(**dict(items))
         for key in [key for key, _ in items if key not in kept]:
@@ -64,7 +63,7 @@ def chosen(result: Any, wanted: Wanted) -> Any:
     return made
 
 
-def _items(result: Any) -> list[tuple[Any, Any]]:
+def _items(result: Any) -> list[tuple[Any, object]]:
     """Names, or else positions, and what they stand for."""
     if type(result) in (tuple, list):
         return list(enumerate(result))
@@ -78,7 +77,7 @@ def _items(result: Any) -> list[tuple[Any, Any]]:
                      f"returns an object of the class {type(result).__name__}")
 
 
-def _kept(result: Any, items: list[tuple[Any, Any]], wanted: Wanted) -> list[Any]:
+def _kept(result: object, items: list[tuple[Any, object]], wanted: Wanted) -> Sequence[str | int]:
     """The keys of what is wanted: by names where the result has names and some are given, else by positions."""
     names = [item for item in wanted if isinstance(item, str)]
     places = [item for item in wanted if not isinstance(item, str)]
@@ -87,8 +86,8 @@ def _kept(result: Any, items: list[tuple[Any, Any]], wanted: Wanted) -> list[Any
     if dataclasses.is_dataclass(result):  # fields that are None are no keys of a ModelOutput
         known += [field.name for field in dataclasses.fields(result) if field.name not in keys]
     if names and type(result) not in (tuple, list):
-        wrong: list[Any] = [name for name in names if name not in known]
-        kept: list[Any] = names
+        wrong: Sequence[str | int] = [name for name in names if name not in known]
+        kept: Sequence[str | int] = names
     else:
         wrong = [place for place in places if not -len(keys) <= place < len(keys)] if places else list(names)
         kept = [keys[place] for place in places if place not in wrong]
@@ -98,7 +97,7 @@ def _kept(result: Any, items: list[tuple[Any, Any]], wanted: Wanted) -> list[Any
     return kept
 
 
-def beside_loss(results: Any, totals: dict[str, Any]) -> str:
+def beside_loss(results: Iterable[object], totals: dict[str, float]) -> str:
     """What the results of a training step beside its loss cost, in words; "" where there is no loss, or that is little.
 
     Args:

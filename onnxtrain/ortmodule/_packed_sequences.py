@@ -7,7 +7,7 @@ What stays with PyTorch is a call that Dynamo cuts the graph for.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import CodeType
 from typing import Any
 
@@ -40,14 +40,14 @@ def _dtype() -> torch.dtype | None:
     return torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
 
 
-def _rounded(tensors: Any) -> list[Tensor]:
+def _rounded(tensors: Iterable[Tensor]) -> list[Tensor]:
     """As autocast has them, in float32: the engine sums in it."""
     dtype = _dtype()
     return list(tensors) if dtype is None else [
         tensor if tensor.dtype == torch.float64 else tensor.to(dtype).float() for tensor in tensors]
 
 
-def _lowered(tensors: Any) -> list[Tensor]:
+def _lowered(tensors: Iterable[Tensor]) -> list[Tensor]:
     """Results of autocast's dtype."""
     dtype = _dtype()
     return list(tensors) if dtype is None else [
@@ -92,7 +92,7 @@ def _weights(network: torch.nn.RNNBase) -> list[Tensor]:
     return [getattr(network, name) for name in network._flat_weights_names]
 
 
-def _forward_padded(self: torch.nn.RNNBase, input: Tensor, hx: Any = None) -> Any:
+def _forward_padded(self: torch.nn.RNNBase, input: Tensor, hx: Any = None) -> tuple[object, object]:
     """That of nn.RNN, nn.GRU and nn.LSTM for padded sequences, where _is_padded() holds."""
     several = self.mode == "LSTM"
     if hx is None:
@@ -106,12 +106,12 @@ def _forward_padded(self: torch.nn.RNNBase, input: Tensor, hx: Any = None) -> An
     return output, tuple(last) if several else last[0]
 
 
-def _forward_projected(self: torch.nn.RNNBase, input: Tensor, hx: Any = None) -> None:
+def _forward_projected(self: torch.nn.RNNBase, input: Tensor, hx: object = None) -> None:
     """That of nn.LSTM with proj_size, which ONNX's operator does not have."""
     _by_torch()
 
 
-def _forward(self: torch.nn.RNNBase, input: PackedSequence, hx: Any = None) -> Any:
+def _forward(self: torch.nn.RNNBase, input: PackedSequence, hx: Any = None) -> tuple[object, object]:
     """That of nn.RNN, nn.GRU and nn.LSTM."""
     data, batch_sizes, order, back = input
     self.check_input(data, batch_sizes)
@@ -135,7 +135,7 @@ def _forward(self: torch.nn.RNNBase, input: PackedSequence, hx: Any = None) -> A
     return PackedSequence(output, batch_sizes, order, back), tuple(last) if several else last[0]
 
 
-def _replace(self: Any, /, **fields: Any) -> Any:
+def _replace(self: Any, /, **fields: object) -> object:
     """That of a named tuple. Of a class with a `__new__` of its own, Dynamo would give an empty one."""
     result = self._make([fields.pop(name, value) for name, value in zip(self._fields, self)])
     if fields:
@@ -149,7 +149,7 @@ def _ask_for_none(self: Any, value: bool) -> None:
     self.materialize_grads = value
 
 
-_INSTEAD: dict[CodeType, Any] = {
+_INSTEAD: dict[CodeType, Callable[..., object]] = {
     FunctionCtx.set_materialize_grads.__code__: _ask_for_none,
     rnn.pack_padded_sequence.__code__: _pack_padded_sequence,
     rnn.pad_packed_sequence.__code__: _pad_packed_sequence,
@@ -158,14 +158,14 @@ _INSTEAD: dict[CodeType, Any] = {
 _FORWARDS = {kind.forward.__code__ for kind in (torch.nn.RNN, torch.nn.GRU, torch.nn.LSTM)}
 
 
-def _is_packed(argument: Any) -> bool:
+def _is_packed(argument: _torch.Value) -> bool:
     try:
         return argument.python_type() is PackedSequence
     except NotImplementedError:
         return False
 
 
-def _instead_of_forward(module: Any, arguments: list[Any]) -> Any:
+def _instead_of_forward(module: object, arguments: list[Any]) -> Callable[..., object] | None:
     """What Dynamo captures of a recurrent network; None: its own forward."""
     if any(map(_is_packed, arguments)):
         return _forward
@@ -179,7 +179,7 @@ def _instead_of_forward(module: Any, arguments: list[Any]) -> Any:
     return _forward_padded if all([each.dim() == 3 and _fits(each.dtype) for each in examples]) else None
 
 
-def _is_given_list(arguments: list[Any], named: dict[str, Any]) -> bool:
+def _is_given_list(arguments: _torch.Values, named: _torch.Named) -> bool:
     """Whether lengths are numbers of the caller's: each list of them would be a graph of its own."""
     lengths = named.get("lengths", arguments[1] if len(arguments) > 1 else None)
     if isinstance(lengths, _torch.LazyVariableTracker) and not lengths.is_realized():
@@ -189,7 +189,7 @@ def _is_given_list(arguments: list[Any], named: dict[str, Any]) -> bool:
         item, _torch.LazyVariableTracker) and not item.is_realized() for item in items])
 
 
-def _instead(function: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _instead(function: object, args: _torch.Values, kwargs: _torch.Named) -> Callable[..., object] | None:
     """What Dynamo captures for a call of a function, given its first argument as well; None: that function."""
     code: Any = getattr(function, "__code__", None)
     instead = _INSTEAD.get(code)
@@ -198,9 +198,9 @@ def _instead(function: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     return None if instead is _pack_padded_sequence and _is_given_list(args, kwargs) else instead
 
 
-def _followed(plain: Callable[..., Any]) -> Callable[..., Any]:
+def _followed(plain: Callable[..., object]) -> Callable[..., object]:
     """call_function of Dynamo's variable for a function that it reads."""
-    def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+    def call_function(self: Any, tx: _torch.Translator, args: _torch.Values, kwargs: _torch.Named) -> object:
         given = [*self.self_args(), *args]
         instead = _instead(self.fn, given, kwargs)
         return plain(self, tx, args, kwargs) if instead is None else _torch.UserFunctionVariable(
@@ -211,7 +211,7 @@ def _followed(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 def _not_skipped(plain: Callable[..., None]) -> Callable[..., None]:
     """Dynamo's reading of a call in Python, of a method, and of a function that it does not read."""
-    def call_function(self: Any, fn: Any, args: Any, kwargs: Any) -> None:
+    def call_function(self: _torch.Translator, fn: _torch.Value, args: _torch.Values, kwargs: _torch.Named) -> None:
         instead, given = None, args
         if isinstance(fn, _torch.SkipFunctionVariable):
             instead = _instead(fn.value, args, kwargs)

@@ -55,7 +55,7 @@ class _ORTModuleFunction(torch.autograd.Function):
     """The autograd node of one run: all gradients at once, from one call of the engine."""
 
     @staticmethod
-    def forward(ctx: Any, program: Program, mask: bytes, leaves: Any, *tensors: Tensor) -> Any:
+    def forward(ctx: Any, program: Program, mask: bytes, leaves: object, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Runs the engine, and marks and saves what an autograd node has to."""
         seed = program.seed() if program.random else 0
         outputs, run = program.session.forward(tensors, mask, seed)
@@ -73,7 +73,7 @@ class _ORTModuleFunction(torch.autograd.Function):
         return outputs
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> Any:
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():
             return (None, None, None, *_double.gradients(ctx, grads, _gradients))
         return (None, None, None, *_gradients(ctx, grads))
@@ -88,7 +88,7 @@ class _ChainFunction(torch.autograd.Function):
     """The node of a whole graph that runs in segments, where its gradients may be differentiated again."""
 
     @staticmethod
-    def forward(ctx: Any, program: Program, mask: bytes, leaves: Any, *tensors: Tensor) -> Any:
+    def forward(ctx: Any, program: Program, mask: bytes, leaves: Sequence[object], *tensors: Tensor) -> object:
         ctx.set_materialize_grads(False)
         ctx.program, ctx.seed, ctx.run = program, 0, Run(program.chain, mask, leaves, tensors)  # type: ignore[arg-type]
         ctx.mark_non_differentiable(*[result for result, flag in zip(ctx.run.results, ctx.run.differentiable)
@@ -96,7 +96,7 @@ class _ChainFunction(torch.autograd.Function):
         return ctx.run.results
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> Any:
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():
             return (None, None, None, *_double.gradients(ctx, grads, _of_chain))
         return (None, None, None, *_of_chain(ctx, grads))
@@ -111,12 +111,12 @@ class _SteppingFunction(torch.autograd.Function):
     """The same where the optimizer's step is in backward (onnxtrain/optim/_in_backward.py)."""
 
     @staticmethod
-    def forward(ctx: Any, program: Program, mask: bytes, stepping: Any, targets: Any, *tensors: Tensor) -> Any:
+    def forward(ctx: Any, program: Program, mask: bytes, stepping: object, targets: object, *tensors: Tensor) -> object:
         ctx.stepping, ctx.targets = stepping, targets
         return _ORTModuleFunction.forward(ctx, program, mask, None, *tensors)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> Any:
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         try:
             return (None, None, None, None, *ctx.stepping.gradients(ctx, grads))
         except MemoryError as error:
@@ -160,15 +160,15 @@ NODES = (_ORTModuleFunction._backward_cls, _SteppingFunction._backward_cls,
          _managed_gradients.HeldFunction._backward_cls)
 
 
-def is_node(node: Any, stepping: Any = None) -> bool:
+def is_node(node: object, stepping: object = None) -> bool:
     """Whether this is autograd's node of one run, whose gradients go on from there, or to this object."""
     if type(node) is _SteppingFunction._backward_cls:
         return bool(node.stepping is stepping)  # type: ignore[attr-defined]
     return type(node) is _ORTModuleFunction._backward_cls
 
 
-def _changed(change: Callable[[Tensor], Tensor], leaves: Sequence[Any], inputs: Sequence[Any] | None,
-             grad_enabled: bool) -> tuple[list[Any], bool, list[Any] | None]:
+def _changed(change: Callable[[Tensor], Tensor], leaves: Sequence[object], inputs: Sequence[object] | None,
+             grad_enabled: bool) -> tuple[list[object], bool, list[object] | None]:
     """The arguments of Program.__call__() with other tensors in the place of the user's."""
     changed = {id(leaf): change(leaf) for leaf in leaves if isinstance(leaf, Tensor)}
     placed = [[changed.get(id(value), value) for value in values or ()] for values in (leaves, inputs)]
@@ -178,7 +178,7 @@ def _changed(change: Callable[[Tensor], Tensor], leaves: Sequence[Any], inputs: 
 _UNSEEN = ("buffer", "check")  # results without a gradient
 
 
-def _refuse_shared(leaves: Sequence[Any], written: Sequence[tuple[int, int]]) -> None:
+def _refuse_shared(leaves: Sequence[object], written: Sequence[tuple[int, int]]) -> None:
     """Raises SharedMemoryError where one of the arguments that forward changes in place shares memory with another
     argument: in a graph the other one's readers would see what it held before.
     """
@@ -207,7 +207,7 @@ class Agent:
 
     def __init__(self, program: Program) -> None:
         self._inference_session = program.session
-        self._provider_options: dict[str, dict[str, Any]] = {"CPUExecutionProvider": {}}
+        self._provider_options: dict[str, dict[str, object]] = {"CPUExecutionProvider": {}}
 
 
 class Program:
@@ -246,7 +246,7 @@ class Program:
         self.random = self.session is not None and self.session.random
         self.build_seconds = time.perf_counter() - start
         self.exported = exported
-        self.called_with: tuple[Any, ...] | None = None  # kinds of the arguments of the module's call that it came from
+        self.called_with: tuple[object, ...] | None = None  # kinds of the arguments of the module's call it came from
         self.device = device
         self._module = module
         self.guards = exported.guards
@@ -341,7 +341,7 @@ class Program:
         results = tuple([i for i, target in enumerate(self.exported.outputs) if target.kind not in _UNSEEN])
         return self.writes - own | own & self.reach.read(results)
 
-    def planner(self, level: int, budget: float) -> Any:
+    def planner(self, level: int, budget: float) -> _C.Session:
         """A session of the same graph for plans at another level or budget.
 
         Raises:
@@ -363,7 +363,7 @@ class Program:
         return [source.name for source, wants in zip(self.exported.inputs, self.latest_mask)
                 if wants and source.kind == kind]
 
-    def totals(self) -> dict[str, Any]:
+    def totals(self) -> dict[str, float]:
         """Session.stats(), summed over the segments of a graph with calls in it."""
         each = [session.stats() for session in self.sessions]
         return {name: sum(stats[name] for stats in each) for name in (each[0] if each else ())}
@@ -384,7 +384,8 @@ class Program:
         """What this run's dropout follows from."""
         return _random.seed(self.session, self.device)
 
-    def __call__(self, leaves: Sequence[Any], grad_enabled: bool, inputs: Sequence[Any] | None = None) -> Any:
+    def __call__(self, leaves: Sequence[Any], grad_enabled: bool,
+                 inputs: Sequence[object] | None = None) -> tuple[Tensor, ...]:
         """Runs one forward for the arguments of the graph; returns its results.
 
         Args:
@@ -431,7 +432,6 @@ class Program:
         if getattr(*_timing.IN_PROFILER) is not _timing.in_ranges:
             _timing.switch_ranges()
         random = _random.state(self.device) if self._checks else None
-        outputs: Any
         try:
             if self.chain is not None and (wanted and not self.chain.draws and self._may_differentiate_again(leaves)):
                 outputs = _ChainFunction.apply(self, mask, given, *tensors)
@@ -473,7 +473,7 @@ class Program:
         self.first_seconds = self.first_seconds or self.step_seconds
         return outputs[:self.exported.results] if self._plain else self._results(outputs, leaves, given)
 
-    def _refuse_tied(self, tensors: Sequence[Tensor], given: Sequence[Any]) -> None:
+    def _refuse_tied(self, tensors: Sequence[Tensor], given: Sequence[object]) -> None:
         """Raises SharedMemoryError where a buffer that forward changes is another one, too, of this layer, and was none
         of that which was captured.
         """
@@ -482,13 +482,13 @@ class Program:
                 raise SharedMemoryError("a tensor that forward changes stands in two places of a layer, and in one of "
                                         "an equal layer")
 
-    def _may_differentiate_again(self, leaves: Sequence[Any]) -> bool:
+    def _may_differentiate_again(self, leaves: Sequence[object]) -> bool:
         """Whether the caller may ask for gradients of gradients: of arguments that it made for their gradients, as for
         forces and gradient penalties.
         """
         return any([isinstance(leaf, Tensor) and leaf.requires_grad and leaf.is_leaf for leaf in leaves])
 
-    def _under_autograd(self, tensors: Sequence[Any], mask: bytes, leaves: Sequence[Any]) -> Any:
+    def _under_autograd(self, tensors: Sequence[Tensor], mask: bytes, leaves: Sequence[object]) -> tuple[Tensor, ...]:
         """Forward, as a node of autograd's."""
         targets = outputs = None
         if self.in_backward is not None and (self.device == "cpu" or self.in_backward.on_devices):
@@ -500,7 +500,7 @@ class Program:
             outputs = self._held.apply(self, mask, leaves, tensors)
         return _apply(self, mask, leaves, *tensors) if outputs is None else outputs
 
-    def _check_weights(self, tensors: Sequence[Any]) -> None:
+    def _check_weights(self, tensors: Sequence[object]) -> None:
         """The engine refused its inputs: because of one of the module's own?"""
         for tensor, expected in zip(tensors, self._expected):
             if expected is None or expected[1].is_complex:
@@ -512,7 +512,7 @@ class Program:
                 raise StaleError(f"{name} is {tensor.dtype} {tuple(tensor.shape)} on {tensor.device}, but was {dtype} "
                                  f"{tuple(shape)}")
 
-    def _write_back(self, outputs: Sequence[Tensor], given: Sequence[Any]) -> None:
+    def _write_back(self, outputs: Sequence[Tensor], given: Sequence[object]) -> None:
         with torch.no_grad():
             for index, owner, name in self._buffers:
                 value = outputs[index].detach()
@@ -530,7 +530,7 @@ class Program:
         tensor: Tensor = (owner._parameters if last in owner._parameters else owner._buffers)[last]
         return tensor
 
-    def _results(self, outputs: Sequence[Tensor], leaves: Sequence[Any], given: Sequence[Any]) -> tuple[Tensor, ...]:
+    def _results(self, outputs: Sequence[Tensor], leaves: Sequence[Any], given: Sequence[object]) -> tuple[Tensor, ...]:
         flat: list[Any] = [None] * self.exported.results
         for index, leaf in self._user_outputs:
             flat[leaf] = outputs[index]

@@ -23,7 +23,7 @@ from onnxtrain import _torch
 from onnxtrain._export.state import wrapped
 
 
-def _number(value: Any) -> Any:
+def _number(value: _torch.Value) -> Any:
     """What a value of Dynamo's is in Python, guarded where it is a size.
 
     Raises NotImplementedError where Dynamo does not know it.
@@ -38,7 +38,7 @@ def _number(value: Any) -> Any:
     return value.as_python_constant()
 
 
-def _text(value: Any) -> Any:
+def _text(value: _torch.Value) -> _torch.Value:
     """A formatted text of sizes as a constant of Dynamo's, or the value itself."""
     if not isinstance(value, _torch.StringFormatVariable):
         return value
@@ -49,9 +49,9 @@ def _text(value: Any) -> Any:
         return value
 
 
-def _of_texts(plain: Callable[..., Any]) -> Callable[..., Any]:
+def _of_texts(plain: Callable[..., Any]) -> Callable[..., object]:
     """call_method of Dynamo's variable for a constant."""
-    def call_method(self: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
+    def call_method(self: Any, tx: _torch.Translator, name: str, args: _torch.Values, kwargs: _torch.Named) -> object:
         if name == "join" and len(args) == 1 and type(self.value) is str:
             parts = _torch.VariableTracker.build(tx, list).call_function(tx, list(args), {})
             args = [_torch.ListVariable(list(map(_text, parts.items)), mutation_type=_torch.ValueMutationNew())]
@@ -63,9 +63,9 @@ def _of_texts(plain: Callable[..., Any]) -> Callable[..., Any]:
     return call_method
 
 
-def _builtin(plain: Callable[..., Any]) -> Callable[..., Any]:
+def _builtin(plain: Callable[..., object]) -> Callable[..., object]:
     """call_function of Dynamo's variable for a function of Python's own."""
-    def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+    def call_function(self: Any, tx: _torch.Translator, args: _torch.Values, kwargs: _torch.Named) -> object:
         if self.fn is isinstance and len(args) == 2 and args[1].is_python_constant():
             kinds = args[1].as_python_constant()
             if torch.autograd.Variable in (kinds if isinstance(kinds, tuple) else (kinds,)):  # which any tensor is
@@ -80,11 +80,11 @@ def _builtin(plain: Callable[..., Any]) -> Callable[..., Any]:
     return call_function
 
 
-def _refusing(plain: Callable[..., Any]) -> Callable[..., Any]:
+def _refusing(plain: Callable[..., object]) -> Callable[..., object]:
     """bind_args of Dynamo's variable for a function of Python that it reads: wrong arguments are a TypeError, which
     forward may catch, as `try: layer(x, lengths) except TypeError: layer(x)` does.
     """
-    def bind_args(self: Any, parent: Any, args: Any, kwargs: Any) -> Any:
+    def bind_args(self: Any, parent: _torch.Translator, args: _torch.Values, kwargs: _torch.Named) -> Any:
         try:
             return plain(self, parent, args, kwargs)
         except TypeError:
@@ -112,7 +112,7 @@ def _refusal(function: types.FunctionType, count: int, named: Collection[str]) -
 
 
 @functools.cache
-def _follow_opt_einsum(sharing: Any) -> None:
+def _follow_opt_einsum(sharing: types.ModuleType) -> None:
     """From now on Dynamo reads whether opt_einsum keeps intermediate results as a question of its list of those. The
     function itself asks for the number of the thread, which Dynamo does not know. And opt_einsum finds the functions of
     torch now, instead of importing them in the first contraction.
@@ -129,9 +129,9 @@ def _follow_opt_einsum(sharing: Any) -> None:
         backends.has_einsum("torch")
 
 
-def _with_full_deques(plain: Callable[..., Any]) -> Callable[..., Any]:
+def _with_full_deques(plain: Callable[..., object]) -> Callable[..., object]:
     """_wrap of what makes Dynamo's variables: it takes a deque(maxlen=...) that it is given for one without an end."""
-    def wrap(self: Any, value: Any) -> Any:
+    def wrap(self: object, value: Any) -> object:
         if issubclass(type(value), collections.deque) and value.maxlen is not None:
             _torch.unimplemented(gb_type="a deque(maxlen=...)", context="",
                                  explanation="Dynamo forgets its maxlen.", hints=[])
@@ -140,7 +140,7 @@ def _with_full_deques(plain: Callable[..., Any]) -> Callable[..., Any]:
     return wrap
 
 
-def _generators_are_others(_: Callable[..., Any]) -> Callable[..., Any]:
+def _generators_are_others(_: Callable[..., object]) -> Callable[..., object]:
     """is_supported_random_obj of Dynamo's variable for a random.Random, the hidden one of shuffle() and sample() since
     torch 2.15: it draws once, for all calls. Of another object's methods Python draws, between two graphs.
     """

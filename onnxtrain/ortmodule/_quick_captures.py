@@ -32,9 +32,9 @@ def backend_as_it_is() -> Iterator[None]:
         yield
 
 
-def _in_functorch(plain: Callable[..., Any]) -> Callable[..., Any]:
+def _in_functorch(plain: Callable[..., object]) -> Callable[..., object]:
     """InstructionTranslator._throw_if_in_functorch, which looks up a backend where no transform is active, too."""
-    def throw(self: Any) -> None:
+    def throw(self: object) -> None:
         if _torch.peek_interpreter_stack() is not None:
             plain(self)
 
@@ -85,7 +85,7 @@ _UNINTERESTING = (
         "sizevars", "structured_logs", "symbolic_trace")])
 
 
-_INSTEAD: dict[str, Callable[[Any], Any]] = {
+_INSTEAD: dict[str, Callable[[Any], Callable[..., object]]] = {
     "throw_if_in_functorch": _in_functorch,
     "uninteresting_files": _files,
     "uninteresting_files_of_graphs": _files,

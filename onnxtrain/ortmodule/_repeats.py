@@ -32,8 +32,8 @@ class Result(NamedTuple):
     """What an operation made."""
 
     mode: FakeTensorMode
-    shape: Sequence[Any]
-    stride: Sequence[Any]
+    shape: Sequence[int | torch.SymInt]
+    stride: Sequence[int | torch.SymInt]
     dtype: torch.dtype
     device: torch.device
     requires_grad: bool
@@ -52,9 +52,9 @@ class Results(NamedTuple):
     """What an operation made, one tensor or a tuple of a class."""
 
     each: tuple[Result, ...]
-    kind: Callable[[Sequence[FakeTensor]], Any] | None
+    kind: Callable[[Sequence[FakeTensor]], object] | None
 
-    def again(self, arguments: Sequence[FakeTensor]) -> Any:
+    def again(self, arguments: Sequence[FakeTensor]) -> object:
         made = (_Again.apply(self.each, *arguments) if any(result.requires_grad for result in self.each)
                 else [result.again() for result in self.each])
         return made[0] if self.kind is None else self.kind(made)
@@ -66,23 +66,23 @@ class _Again(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, results: Sequence[Result], *arguments: Any) -> tuple[FakeTensor, ...]:
+    def forward(ctx: Any, results: Sequence[Result], *arguments: FakeTensor) -> tuple[FakeTensor, ...]:
         ctx.arguments = arguments
         made = tuple([result.again() for result in results])
         ctx.mark_non_differentiable(*[each for each, noted in zip(made, results) if not noted.requires_grad])
         return made
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         return None, *[argument * gradients[0].sum().to(argument.dtype) if wanted else None
                        for argument, wanted in zip(ctx.arguments, ctx.needs_input_grad[1:], strict=True)]
 
 
-def _without_guards(mode: FakeTensorMode) -> Any:
+def _without_guards(mode: FakeTensorMode) -> contextlib.AbstractContextManager[object]:
     return contextlib.nullcontext() if mode.shape_env is None else mode.shape_env.suppress_guards()
 
 
-def _number(value: Any) -> Any:
+def _number(value: object) -> tuple[object, ...]:
     """A size or another number, as a part of a key."""
     if not isinstance(value, _SYMBOLIC):
         return type(value), value
@@ -92,7 +92,7 @@ def _number(value: Any) -> Any:
     return type(value), node.expr, node.shape_env
 
 
-def _described(value: Any, tensors: list[FakeTensor]) -> Any:
+def _described(value: Any, tensors: list[FakeTensor]) -> tuple[object, ...]:
     """An argument as a part of a key; its tensors are added to `tensors`. Offsets in memory are left out: no result
     depends on them.
     """
@@ -110,7 +110,7 @@ def _described(value: Any, tensors: list[FakeTensor]) -> Any:
             value.fake_device, value.requires_grad, value.is_conj(), value.is_neg(), value.is_inference())
 
 
-def _modes() -> tuple[Any, ...]:
+def _modes() -> tuple[object, ...]:
     """What results depend on beyond arguments; a `with` of the module's may change it within a capture, and Dynamo
     begins again with another mode of its own.
     """
@@ -148,7 +148,7 @@ def _noted(result: Any, arguments: Sequence[FakeTensor], versions: Sequence[int]
     return None
 
 
-def _all_noted(made: Any, arguments: Sequence[FakeTensor], versions: Sequence[int]) -> Results | None:
+def _all_noted(made: object, arguments: Sequence[FakeTensor], versions: Sequence[int]) -> Results | None:
     """_noted() of one result, or of all, none of which shares memory with another."""
     if isinstance(made, Tensor):
         one = _noted(made, arguments, versions)
@@ -160,18 +160,18 @@ def _all_noted(made: Any, arguments: Sequence[FakeTensor], versions: Sequence[in
     return Results(tuple(filter(None, each)), type(made)) if distinct and all(each) else None
 
 
-def _memory(tensor: FakeTensor) -> list[Any]:
+def _memory(tensor: FakeTensor) -> list[object]:
     """The formulas of strides and of the storage's length: a result may be a part of what was made for it."""
     values = (*tensor.stride(), tensor.untyped_storage().nbytes())
     return [value.node.expr.expand() if isinstance(value, torch.SymInt) else value for value in values]
 
 
-def _remembering(plain: Callable[..., Any]) -> Callable[..., Any]:
+def _remembering(plain: Callable[..., object]) -> Callable[..., object]:
     """run_node that runs each operation once and makes its later results itself."""
-    known: dict[Any, Results | None] = {}
+    known: dict[tuple[object, ...], Results | None] = {}
 
-    def run_node(tracer: Any, node: Any, args: Sequence[Any], kwargs: Mapping[str, Any], nnmodule: Any, *more: Any,
-                 **named: Any) -> Any:  # more: what another torch may add
+    def run_node(tracer: object, node: torch.fx.Node, args: Sequence[object], kwargs: Mapping[str, object],
+                 nnmodule: object, *more: object, **named: object) -> object:  # more: what another torch may add
         arguments: list[FakeTensor] = []
         try:
             if node.op not in ("call_function", "call_method") or more or named:

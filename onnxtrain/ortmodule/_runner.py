@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -36,6 +36,10 @@ from onnxtrain.ortmodule._running import kind_of_call, names_of_call, running
 from onnxtrain.ortmodule._verify import VerificationError, compare, tolerance, verify
 from onnxtrain.ortmodule.options import RuntimeOptions
 
+if TYPE_CHECKING:
+    from onnxtrain.ortmodule._captured import Parts
+    from onnxtrain.ortmodule._key import Modes
+
 MAX_PROGRAMS = 32  # exports kept per schema; the one that was made first goes
 MAX_BY_TORCH = 8  # operators of one graph that torch runs; with more, torch runs the graph
 _UNTRANSLATED = re.compile(r"No ONNX function found for <OpOverload\(op='(aten\.\w+)', overload='(\w+)'\)>")
@@ -53,7 +57,7 @@ class GraphRunner(FallsBack):
             with the numbers as constants.
     """
 
-    def __init__(self, graph: Graph, parts: Callable[[], Any] | None = None) -> None:
+    def __init__(self, graph: Graph, parts: Callable[[], Parts] | None = None) -> None:
         whole = None if parts is None else parts()._model()
         self._module, self._parts = graph, parts
         self._debug = DebugOptions() if whole is None else whole._debug
@@ -62,7 +66,7 @@ class GraphRunner(FallsBack):
         self._counters = _report.Counters() if whole is None else whole._counters
         self._counted = "fallback_steps" if whole is None else "torch_graphs"
         self._programs: dict[Key, list[Program]] = {}
-        self._known: dict[tuple[bytes, tuple[Any, ...]], tuple[Key, list[Program]]] = {}  # by what C says of tensors
+        self._known: dict[tuple[bytes, tuple[bool, Modes]], tuple[Key, list[Program]]] = {}  # by what C says of tensors
         self._fallen: dict[Key | str, str] = {}  # why PyTorch runs such calls
         self._idle: set[Key] = set()  # calls whose results are views of arguments
         self._own = [i for i, held in enumerate(graph._captured.held) if held is None]
@@ -72,7 +76,7 @@ class GraphRunner(FallsBack):
         """Dynamo captured the same operations once more."""
         self._module._captured.again(operations)
 
-    def __call__(self, inputs: Sequence[Any]) -> Any:
+    def __call__(self, inputs: Sequence[object]) -> Any:
         """The graph's results for all of its inputs; weights may be others than those that it was captured with."""
         modes = torch_modes()
         if ((self._fallback.forced or exclusive.owner is not None or modes is None)
@@ -125,7 +129,8 @@ class GraphRunner(FallsBack):
             return self._in_torch(inputs)
         return self._export_and_run(key, tensors, grad_enabled, args, inputs)
 
-    def _run(self, program: Program, args: Sequence[Any], grad_enabled: bool, inputs: Sequence[Any]) -> Any:
+    def _run(self, program: Program, args: Sequence[object], grad_enabled: bool,
+             inputs: Sequence[object]) -> tuple[torch.Tensor, ...]:
         """One step in the engine, and its memory or density printed, where that was asked for."""
         result = program(args, grad_enabled, inputs)
         if self._runtime.print_memory_stats:
@@ -134,13 +139,13 @@ class GraphRunner(FallsBack):
             _announce.density(self._module, program)
         return result
 
-    def _verified(self, program: Program, args: Sequence[Any], inputs: Sequence[Any]) -> str:
+    def _verified(self, program: Program, args: Sequence[object], inputs: Sequence[object]) -> str:
         """The table of DebugOptions(verify=True)."""
         with exclusive.exclusive():
             self._module._captured.hold(inputs)
             return verify(self._module, program.exported, args)
 
-    def _after_check(self, error: CheckError, inputs: Sequence[Any]) -> Any:
+    def _after_check(self, error: CheckError, inputs: Sequence[object]) -> object:
         """A call for which forward may have to raise: all of forward runs in PyTorch, where the graph has its checks.
         """
         if _checks.has_checks(self._module._captured.graph):
@@ -151,7 +156,7 @@ class GraphRunner(FallsBack):
         """Those of each schema."""
         return list(self._programs.items())
 
-    def join(self, handle: Any) -> None:
+    def join(self, handle: object) -> None:
         """For onnxtrain.optim.step_in_backward(): the optimizer that backward updates parameters by, or None."""
         for programs in self._programs.values():
             for program in programs:
@@ -161,12 +166,12 @@ class GraphRunner(FallsBack):
         """The ORTModule whose graph this is; None where it is torch.compile's."""
         return None if self._parts is None else self._parts()._model()
 
-    def _eager(self, inputs: Sequence[Any]) -> Any:
+    def _eager(self, inputs: Sequence[object]) -> object:
         """The results, as PyTorch gives them."""
         return self._module._captured.graph.forward(*inputs)
 
     def _export_and_run(self, key: Key, tensors: Sequence[torch.Tensor], grad_enabled: bool,
-                        args: tuple[Any, ...], inputs: Sequence[Any]) -> Any:
+                        args: tuple[object, ...], inputs: Sequence[object]) -> object:
         """A schema, mode or size for which there is no program yet."""
         if any([tensor.is_nested for tensor in tensors]):
             self._fall_back(key, FallbackPolicy.FALLBACK_UNSUPPORTED_DATA, "an argument is a nested tensor", None)
@@ -271,8 +276,8 @@ class GraphRunner(FallsBack):
             for programs in self._programs.values():
                 programs[:] = [program for program in programs if program.device == device]
 
-    def _first_run(self, program: Program, args: Sequence[Any], grad_enabled: bool,
-                   inputs: Sequence[Any]) -> Any:
+    def _first_run(self, program: Program, args: Sequence[object], grad_enabled: bool,
+                   inputs: Sequence[object]) -> tuple[torch.Tensor, ...]:
         """A graph that does not run even for the arguments that it was exported with is the export's fault, or
         eager's. Whatever runs the call then draws the same random numbers.
         """
@@ -329,7 +334,7 @@ class GraphRunner(FallsBack):
         return Program(self._module, exported, device=device, memory=self._runtime.memory(),
                        places=self._module._captured.positions())
 
-    def _program(self, key: Key, args: tuple[Any, ...], by_torch: tuple[str, ...], device: str) -> Program:
+    def _program(self, key: Key, args: tuple[object, ...], by_torch: tuple[str, ...], device: str) -> Program:
         """Exports, loads, and compares with eager where that is needed or asked for."""
         from onnxtrain.export import export  # and with it torch's exporter, which no kept export needs
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -11,18 +11,21 @@ from onnxtrain._torch import pytree
 from onnxtrain.ortmodule._device import names_of
 from onnxtrain.ortmodule._key import describe
 
+if TYPE_CHECKING:
+    from onnxtrain.ortmodule._captured import _Call
+
 
 class Running(threading.local):
     """The call of each thread that goes on: of _captured.py, whose captures it hears of."""
 
-    call: Any = None
+    call: _Call | None = None
 
-    def capture_begins(self, _: Any = None) -> None:
+    def capture_begins(self, _: object = None) -> None:
         """Dynamo begins a capture, of whatever module."""
         if self.call is not None:
             self.call.capture_begins()
 
-    def capture_ends(self, _: Any = None) -> None:
+    def capture_ends(self, _: object = None) -> None:
         """A capture is over, whether it succeeded or not."""
         if self.call is not None:
             self.call.capture_ends()
@@ -31,10 +34,10 @@ class Running(threading.local):
 running = Running()
 
 
-def kind_of(args: tuple[Any, ...], kwargs: dict[str, Any], sizes: bool = False) -> tuple[Any, ...]:
+def kind_of(args: tuple[object, ...], kwargs: dict[str, object], sizes: bool = False) -> tuple[object, ...]:
     """What tells calls apart that Dynamo may or may not follow, or, with sizes, that forward may refuse."""
     leaves, spec = pytree.tree_flatten((args, kwargs))
-    found: tuple[Any, Any]
+    found: tuple[tuple[object, ...], object]
     found = tuple([describe(leaf) if isinstance(leaf, torch.Tensor) else type(leaf) for leaf in leaves]), spec
     if sizes:
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
@@ -46,7 +49,7 @@ def kind_of(args: tuple[Any, ...], kwargs: dict[str, Any], sizes: bool = False) 
     return found
 
 
-def kind_of_call() -> tuple[Any, ...] | None:
+def kind_of_call() -> tuple[object, ...] | None:
     """Of the arguments of the module's call: dtype, number of dimensions and device of the tensors, types of the
     others, and how they are nested.
     """

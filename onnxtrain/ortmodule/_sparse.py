@@ -21,7 +21,7 @@ from onnxtrain._torch import is_sparse_any
 _GUARDED = ("is_sparse", "is_sparse_csr", "layout", "dtype", "device", "shape", "ndim", "requires_grad")
 
 
-def _is_of_sparse(value: Any) -> bool:
+def _is_of_sparse(value: object) -> bool:
     """Whether it is a sparse tensor, or its values or indices, which torch makes no tensor without data of."""
     return isinstance(value, Tensor) and (is_sparse_any(value) or value._is_view() and is_sparse_any(value._base))
 
@@ -35,12 +35,12 @@ def _kind() -> type:
             super().__init__(**kwargs)
             self.given = given
 
-        def var_getattr(self, tx: Any, name: str) -> Any:
+        def var_getattr(self, tx: _torch.Translator, name: str) -> object:
             if name in _GUARDED and self.source is not None:
                 return _torch.VariableTracker.build(tx, getattr(self.given, name), _torch.AttrSource(self.source, name))
             return super().var_getattr(tx, name)
 
-        def _cut(self, *_: Any, **__: Any) -> Any:
+        def _cut(self, *_: object, **__: object) -> None:
             _torch.unimplemented(gb_type="PyTorch computes with a sparse tensor", context="",
                                  explanation="Dynamo takes no sparse tensors.", hints=[])
 
@@ -49,9 +49,9 @@ def _kind() -> type:
     return SparseVariable
 
 
-def _unknown(plain: Callable[..., Any]) -> Callable[..., Any]:
+def _unknown(plain: Callable[..., object]) -> Callable[..., object]:
     """_wrap of what makes Dynamo's variables."""
-    def wrap(self: Any, value: Any) -> Any:
+    def wrap(self: Any, value: object) -> object:
         if not _is_of_sparse(value):
             return plain(self, value)
         self.install_guards(_torch.GuardBuilder.TYPE_MATCH)  # it is not None
@@ -69,7 +69,7 @@ def _cutting(operators: list[Callable[..., None]]) -> list[Callable[..., None]]:
     def either(plain: Callable[..., None]) -> Callable[..., None]:
         cutting = cut(plain)
 
-        def read(self: Any, instruction: Any) -> None:
+        def read(self: _torch.Translator, instruction: object) -> None:
             has_sparse = any(isinstance(operand, _kind()) for operand in self.stack[-2:])
             (cutting if has_sparse else plain)(self, instruction)
 

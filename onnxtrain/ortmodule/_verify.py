@@ -50,7 +50,7 @@ def without_dropout(model: bytes) -> bytes:
     return proto.SerializeToString()
 
 
-def _kept(input: Tensor, *_args: Any, **_kwargs: Any) -> Tensor:
+def _kept(input: Tensor, *_args: object, **_kwargs: object) -> Tensor:
     """A dropout that drops nothing, and gives no view of its argument."""
     return F.dropout(input, 0.0, True)
 
@@ -64,7 +64,7 @@ _WITHOUT_DROPOUT = with_copies({F.scaled_dot_product_attention: _attention,
                                 **{getattr(F, name): _kept for name in _DROPOUTS}})
 
 
-def _with_grad(args: Sequence[Any], every: bool) -> list[Any]:
+def _with_grad(args: Sequence[object], every: bool) -> list[object]:
     """Copies of the arguments; all that can require a gradient do, or those that did."""
     fresh = []
     for leaf in args:
@@ -75,7 +75,7 @@ def _with_grad(args: Sequence[Any], every: bool) -> list[Any]:
     return fresh
 
 
-def _run(module: Graph, call: Callable[[Sequence[Any]], Sequence[Tensor]], args: Sequence[Any],
+def _run(module: Graph, call: Callable[[Sequence[object]], Sequence[Tensor]], args: Sequence[object],
          every: bool) -> tuple[dict[str, Tensor | None], list[bool]]:
     """Outputs, gradients of every input and parameter, and buffers, by name; which outputs have a gradient."""
     leaves = _with_grad(args, every)
@@ -92,7 +92,7 @@ def _run(module: Graph, call: Callable[[Sequence[Any]], Sequence[Tensor]], args:
     return found, [o.requires_grad for o in outputs]
 
 
-def _undisturbed(module: Graph, call: Callable[[Sequence[Any]], Sequence[Tensor]], args: Sequence[Any],
+def _undisturbed(module: Graph, call: Callable[[Sequence[object]], Sequence[Tensor]], args: Sequence[object],
                  every: bool, written: Collection[str]) -> tuple[dict[str, Tensor | None], list[bool]]:
     """One step, of which nothing stays on the module, whose buffers and parameters of these names forward writes."""
     with (state.random_unchanged(), state.unchanged(module), state.private_buffers(module, written),
@@ -113,7 +113,7 @@ def _every_weight(module: torch.nn.Module) -> Iterator[None]:
             parameter.requires_grad_(False)
 
 
-def compare(module: Graph, exported: Exported, args: Sequence[Any], thaw: bool = False) -> list[tuple[str, float]]:
+def compare(module: Graph, exported: Exported, args: Sequence[object], thaw: bool = False) -> list[tuple[str, float]]:
     """(what, error relative to the largest entry) of outputs, gradients and buffers; dropout is 0 in both.
 
     Module, buffers, gradients and random generators are as before afterwards. Raises what the engine or forward raises.
@@ -160,7 +160,7 @@ def _error(ours: Tensor | None, eager: Tensor | None, least: float) -> float:
     return ((ours - eager)[finite].abs().max() / scale).item()
 
 
-def verify(module: Graph, exported: Exported, args: Sequence[Any]) -> str:
+def verify(module: Graph, exported: Exported, args: Sequence[object]) -> str:
     """The table of compare(). Raises VerificationError above tolerance(module)."""
     rows, limit = compare(module, exported, args), tolerance(module)
     table = "\n".join(f"  {name:<48} {error:.2e}{'' if error <= limit else '  <-- differs'}" for name, error in rows)

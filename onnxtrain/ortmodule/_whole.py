@@ -6,7 +6,7 @@ Used by training/_saved.py. A file is a snapshot: nothing is guarded.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -22,12 +22,12 @@ from onnxtrain.ortmodule._captured import CAPTURE, CONTENTS, capturing, entry, f
 from onnxtrain.ortmodule._forget import forget
 
 
-def tensors_of(value: Any) -> Iterator[Tensor]:
+def tensors_of(value: object) -> Iterator[Tensor]:
     """The tensors of a result, in order, through containers and dataclasses."""
     if isinstance(value, Tensor):
         yield value
         return
-    parts: Any = ()
+    parts: Iterable[object] = ()
     if isinstance(value, dict):
         parts = value.values()
     elif isinstance(value, (list, tuple)):
@@ -38,7 +38,7 @@ def tensors_of(value: Any) -> Iterator[Tensor]:
         yield from tensors_of(part)
 
 
-def export_whole(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *,
+def export_whole(module: torch.nn.Module, args: tuple[object, ...], kwargs: dict[str, object], *,
                  opset: int = 20) -> Exported:
     """An export of one call of the module, in the modes that it and torch are in.
 
@@ -73,20 +73,20 @@ def export_whole(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[st
                                outputs=(*outputs, *(o for o in exported.outputs if o.kind != "user")))
 
 
-def _captured(module: torch.nn.Module, args: tuple[Any, ...],
-              kwargs: dict[str, Any]) -> tuple[Graph, Sequence[Any], Sequence[Tensor], list[Tensor]]:
+def _captured(module: torch.nn.Module, args: tuple[object, ...],
+              kwargs: dict[str, object]) -> tuple[Graph, Sequence[object], Sequence[Tensor], list[Tensor]]:
     """The graph, its arguments and results in this call, and the tensors of the call's result."""
     from onnxtrain import dynamo
 
     found: list[Any] = []
 
-    def backend(operations: torch.fx.GraphModule, _: Any) -> Any:
+    def backend(operations: torch.fx.GraphModule, _: object) -> Callable[..., object]:
         for node in list(operations.graph.nodes):
             if node.target is assert_async:  # a file has no such outputs
                 operations.graph.erase_node(node)
         ready = dynamo.prepared(operations, constants=True)
 
-        def call(*given: Any) -> Any:
+        def call(*given: object) -> object:
             inputs = ready.inputs(given)
             results = ready.graph.forward(*inputs)
             found.append((ready.graph, inputs, places_of(module, inputs), results))

@@ -9,9 +9,12 @@ from __future__ import annotations
 import inspect
 import logging
 import types
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+
+if TYPE_CHECKING:
+    from onnxtrain.ortmodule._module import ORTModule
 
 # Methods that write the name of their object's class into a configuration file: they get the module itself.
 _SAVING = frozenset(("save_pretrained", "save_config", "push_to_hub"))
@@ -27,14 +30,14 @@ class _Name:
     def __init__(self, wrapped: type, name: str) -> None:
         self._wrapped, self._name = wrapped, name
 
-    def __get__(self, model: Any, owner: type) -> Any:
+    def __get__(self, model: ORTModule | None, owner: type) -> object:
         return getattr(self._wrapped, self._name) if model is None else model.__getattr__(self._name)
 
 
-def _operation(name: str) -> Any:
+def _operation(name: str) -> object:
     """What Python calls as type(model).<name>(model, ...)."""
 
-    def method(self: Any, *args: Any) -> Any:
+    def method(self: ORTModule, *args: object) -> object:
         result = getattr(self._module, name)(*args)
         return self if result is self._module else result  # model += others; with model as m
 
@@ -61,10 +64,10 @@ def classed(kind: type, module: torch.nn.Module) -> type:
     return type(kind)(kind.__name__, (kind,), body) if operations else kind
 
 
-def _names(kind: type, wrapped: type) -> tuple[dict[str, Any], dict[str, Any]]:
+def _names(kind: type, wrapped: type) -> tuple[dict[str, object], dict[str, object]]:
     """What the class of a wrapper has of the wrapped class: the operations of Python, and the other names."""
-    operations: dict[str, Any] = {}
-    names: dict[str, Any] = {}
+    operations: dict[str, object] = {}
+    names: dict[str, object] = {}
     for base in reversed(wrapped.__mro__[:wrapped.__mro__.index(torch.nn.Module)]):
         for name in vars(base).keys() - _OF_EVERY_CLASS:
             is_special, of_torch = name.startswith("__"), hasattr(torch.nn.Module, name)
@@ -82,7 +85,7 @@ def _is_own(kind: type, name: str) -> bool:
     return any(name in vars(base) for base in kind.__mro__[:kind.__mro__.index(torch.nn.Module)])
 
 
-def bound(model: Any, value: types.MethodType) -> Any:
+def bound(model: ORTModule, value: types.MethodType) -> types.MethodType:
     """A method of the wrapped module, bound to the wrapper, so that self(...) inside runs there."""
     is_instance = isinstance(model, type(model._module))  # else super() would fail inside
     if not is_instance or not isinstance(value.__func__, types.FunctionType) or value.__name__ in _SAVING:
@@ -90,7 +93,7 @@ def bound(model: Any, value: types.MethodType) -> Any:
     return types.MethodType(value.__func__, model)
 
 
-def blank(kind: Any) -> Any:
+def blank(kind: type[ORTModule]) -> ORTModule:
     """An object of a class without its state, for unpickling: __setstate__ gives it its own."""
     return kind.__new__(kind)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 from collections.abc import Mapping
+from types import ModuleType
 from typing import IO, Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from onnxtrain.training._state import written_whole
 _SCALARS = (bool, int, float, str, bytes, np.generic)
 
 
-def _h5py() -> Any:
+def _h5py() -> ModuleType:
     try:
         import h5py
     except ImportError as error:
@@ -24,7 +25,7 @@ def _h5py() -> Any:
     return h5py
 
 
-def save(save_obj: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
+def save(save_obj: Mapping[str, object], path: str | os.PathLike[str]) -> None:
     """Writes a dict.
 
     Args:
@@ -48,7 +49,7 @@ def save(save_obj: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
     written_whole(path, write)
 
 
-def _write(group: Any, values: Mapping[str, Any], where: str) -> None:
+def _write(group: Any, values: Mapping[str, object], where: str) -> None:
     for key, value in values.items():
         place = f"{where}/{key}"
         if isinstance(value, Mapping):
@@ -76,11 +77,11 @@ def load(path: str | os.PathLike[str], key: str | None = None) -> Any:
         return _read(h5py, file if key is None else file[key.rstrip("/")])
 
 
-def _read(h5py: Any, item: Any) -> Any:
+def _read(h5py: ModuleType, item: Any) -> Any:
     return {key: _read(h5py, below) for key, below in item.items()} if isinstance(item, h5py.Group) else item[()]
 
 
-def to_serialized_hex(user_dict: Mapping[str, Any]) -> str:
+def to_serialized_hex(user_dict: Mapping[str, object]) -> str:
     """A dict, pickled, as hexadecimal digits."""
     return pickle.dumps(user_dict).hex()
 

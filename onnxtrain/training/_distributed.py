@@ -12,7 +12,7 @@ import logging
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -21,10 +21,11 @@ from torch import Tensor
 from onnxtrain import UnsupportedError, options
 from onnxtrain.training import _collectives
 from onnxtrain.training._collectives import Collectives, MpiCollectives
-from onnxtrain.training._update import MOMENTS, as_tensor
+from onnxtrain.training._update import MOMENTS, TensorLike, as_tensor
 
 _log = logging.getLogger("onnxtrain")
 _T = TypeVar("_T", bound=Tensor)
+_Result = TypeVar("_Result")
 _BUCKET = 25 << 20  # bytes that one collective takes
 
 
@@ -134,7 +135,7 @@ class Peers:
         self.size = collectives.size
         self._wire = {"float32": torch.float32, "bfloat16": torch.bfloat16}.get(options.read("ONNXTRAIN_REDUCE_DTYPE"))
 
-    def _together(self, collective: Callable[..., Any], *args: Any, name: str = "") -> Any:
+    def _together(self, collective: Callable[..., _Result], *args: Tensor, name: str = "") -> _Result:
         """Raises RuntimeError where it fails, as it does where another process has ended; the launcher says which."""
         try:
             return collective(*args)
@@ -402,7 +403,7 @@ class Shards:
         self._peers.sum(total)
         return total.sqrt() if isinstance(norm, Tensor) else math.sqrt(float(total))
 
-    def cut(self, state: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    def cut(self, state: Mapping[str, Mapping[str, TensorLike]]) -> dict[str, dict[str, TensorLike]]:
         """An optimizer's state of whole weights, or of this process's own pieces, as one of the pieces.
 
         Raises:

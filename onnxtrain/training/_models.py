@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import onnx
 import torch
@@ -17,6 +17,10 @@ from onnxtrain.ortmodule import ORTModule
 from onnxtrain.ortmodule._whole import tensors_of
 from onnxtrain.training import _saved
 from onnxtrain.training._opset import OPSET
+
+if TYPE_CHECKING:
+    from onnxtrain.ortmodule._program import Program
+    from onnxtrain.training._reducer import Reducer
 
 
 class ModelWithLoss(torch.nn.Module):
@@ -30,7 +34,7 @@ class ModelWithLoss(torch.nn.Module):
             None for all.
     """
 
-    def __init__(self, module: torch.nn.Module, loss_fn: Callable[..., Any] | None, names: Sequence[str],
+    def __init__(self, module: torch.nn.Module, loss_fn: Callable[..., object] | None, names: Sequence[str],
                  by_position: bool, loss: int) -> None:
         super().__init__()
         self.module = module
@@ -40,18 +44,18 @@ class ModelWithLoss(torch.nn.Module):
         self.loss = loss
         self.read: tuple[int, ...] | None = None
 
-    def _results(self, inputs: Sequence[Any]) -> Any:
+    def _results(self, inputs: Sequence[object]) -> object:
         if self.by_position:
             return self.module(*inputs)
         return self.module(**dict(zip(self.names, inputs)))
 
-    def _with_loss(self, inputs: Sequence[Any]) -> Any:
+    def _with_loss(self, inputs: Sequence[object]) -> object:
         if self.loss_fn is None or len(inputs) < len(self.names):
             return self._results(inputs)
         prediction = self._results(inputs[:-1])
         return self.loss_fn(prediction, inputs[-1]), prediction
 
-    def forward(self, *inputs: Any) -> Any:
+    def forward(self, *inputs: object) -> object:
         results = self._with_loss(inputs)
         if not self.training:
             return results
@@ -94,8 +98,9 @@ class TorchModel:
         ValueError: forward has no parameter of some input's name.
     """
 
-    def __init__(self, module: torch.nn.Module, loss_fn: Callable[..., Any] | None, inputs: Sequence[Any],
-                 outputs: Sequence[Any], by_position: bool, loss: int = 0, opset: int = OPSET) -> None:
+    def __init__(self, module: torch.nn.Module, loss_fn: Callable[..., object] | None,
+                 inputs: Sequence[_saved.Described], outputs: Sequence[_saved.Described], by_position: bool,
+                 loss: int = 0, opset: int = OPSET) -> None:
         names = [described[0] for described in inputs]
         if not by_position:
             known, any_name = parameters_of(module)
@@ -128,13 +133,13 @@ class TorchModel:
         """Moves the module there."""
         self._composed.to(device)
 
-    def deliver_to(self, reducer: Any) -> None:
+    def deliver_to(self, reducer: Reducer) -> None:
         """From now on the engine writes gradients where this Reducer says."""
         self.ort_module._join(reducer)
 
     # ---- running ----
 
-    def __call__(self, inputs: Sequence[Any], read: Iterable[int] | None = None) -> list[Any]:
+    def __call__(self, inputs: Sequence[object], read: Iterable[int] | None = None) -> list[Any]:
         """The outputs in training, under autograd; beside the loss those alone that are read, and None for the others.
         None: all are.
         """
@@ -144,22 +149,22 @@ class TorchModel:
         self._note(inputs)
         return list(self._run(inputs))
 
-    def _run(self, inputs: Sequence[Any]) -> Any:
+    def _run(self, inputs: Sequence[object]) -> Iterable[Any]:
         return self.ort_module(*inputs)
 
-    def evaluate(self, inputs: Sequence[Any]) -> list[Tensor]:
+    def evaluate(self, inputs: Sequence[object]) -> list[Tensor]:
         """The outputs in evaluation; every submodule is in its own mode again afterwards."""
         self._note(inputs)
         with _saved.evaluating(self._composed), torch.no_grad():
             return self._tensors(self._run(inputs))
 
-    def eager(self, inputs: Sequence[Any]) -> list[Tensor]:
+    def eager(self, inputs: Sequence[object]) -> list[Tensor]:
         """The same as evaluate(), by PyTorch."""
         with _saved.evaluating(self._composed), torch.no_grad():
             return self._tensors(self._composed(*inputs))
 
     @staticmethod
-    def _tensors(results: Any) -> list[Tensor]:
+    def _tensors(results: object) -> list[Tensor]:
         return list(tensors_of(results))
 
     def _note(self, inputs: Sequence[Any]) -> None:
@@ -168,7 +173,7 @@ class TorchModel:
                 isinstance(value, Tensor) for value in inputs):
             self._example = [(value.shape, value.dtype) for value in inputs]
 
-    def latest(self) -> Any:
+    def latest(self) -> Program | None:
         """The program of the latest step; None where PyTorch runs the module."""
         programs = [program for _, known in self.ort_module._all_programs() for program in known]
         return max(programs, key=lambda program: program.used, default=None)

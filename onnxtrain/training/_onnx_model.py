@@ -6,7 +6,7 @@ Same methods as TorchModel of _models.py. Used by _trainer_step.py.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
@@ -20,7 +20,10 @@ from onnxtrain._onnx_functions import nodes_of
 from onnxtrain.backend import _to_tensor
 from onnxtrain.export import SMALL_CONSTANT
 from onnxtrain.ortmodule._program import Program
-from onnxtrain.training._saved import tensor_proto
+from onnxtrain.training._saved import Described, tensor_proto
+
+if TYPE_CHECKING:
+    from onnxtrain.training._reducer import Reducer
 
 _FLOATS = (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
 _IN_HALF = ("MatMul", "Gemm", "Conv", "ConvTranspose")
@@ -46,7 +49,7 @@ class OnnxModel:
         UnsupportedError: the engine lacks an operator.
     """
 
-    def __init__(self, model: onnx.ModelProto, inputs: Sequence[Any], outputs: Sequence[Any],
+    def __init__(self, model: onnx.ModelProto, inputs: Sequence[Described], outputs: Sequence[Described],
                  mixed_precision: bool = False) -> None:
         self._mixed_precision = mixed_precision
         self.model = onnx.ModelProto()
@@ -82,7 +85,7 @@ class OnnxModel:
         self._counters = _report.Counters()
         self._programs: dict[bool, Program] = {}
         self._latest: Program | None = None
-        self._reducer: Any = None
+        self._reducer: Reducer | None = None
 
     # ---- weights ----
 
@@ -101,22 +104,22 @@ class OnnxModel:
         self._holder.to(device)
         self._constants = {name: value.to(device) for name, value in self._constants.items()}
 
-    def deliver_to(self, reducer: Any) -> None:
+    def deliver_to(self, reducer: Reducer) -> None:
         """From now on the engine writes gradients where this Reducer says. No step has been run yet."""
         self._reducer = reducer
 
     # ---- running ----
 
-    def __call__(self, inputs: Sequence[Any], read: Iterable[int] | None = None) -> list[Tensor]:
+    def __call__(self, inputs: Sequence[object], read: Iterable[int] | None = None) -> list[Tensor]:
         """The outputs in training, under autograd; all of them, whichever are read."""
         return self._run(inputs, True)
 
-    def evaluate(self, inputs: Sequence[Any]) -> list[Tensor]:
+    def evaluate(self, inputs: Sequence[object]) -> list[Tensor]:
         """The outputs in evaluation."""
         with torch.no_grad():
             return self._run(inputs, False)
 
-    def _run(self, inputs: Sequence[Any], training: bool) -> list[Tensor]:
+    def _run(self, inputs: Sequence[object], training: bool) -> list[Tensor]:
         missing = [name for name, place in self._users if place >= len(inputs)]
         if missing:
             raise ValueError(f"inputs are missing: {', '.join(missing)}")

@@ -103,7 +103,7 @@ class _Conversion:
     def __init__(self, source: int, target: int, types: Mapping[str, onnx.TypeProto], nodes: Iterable[onnx.NodeProto],
                  initializers: Mapping[str, onnx.TensorProto], lacking: set[str]) -> None:
         self.source, self.target, self._types, self._lacking = source, target, types, lacking
-        self._constants: dict[str, Any] = dict(initializers)
+        self._constants: dict[str, object] = dict(initializers)
         self._names = {name for node in nodes_of(nodes) for name in (*node.input, *node.output)} | set(initializers)
         for node in nodes_of(nodes):
             if node.op_type == "Constant" and node.domain in _STANDARD and not node.attribute[0].ref_attr_name:
@@ -192,7 +192,7 @@ class _Conversion:
 
 
 def _fit(node: onnx.NodeProto, schema: onnx.defs.OpSchema, older: onnx.defs.OpSchema,
-         constant: Callable[[str], Any]) -> None:
+         constant: Callable[[str], np.ndarray[Any, Any] | None]) -> None:
     """Gives the node the inputs and attributes that the older schema has.
 
     Raises:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import onnx
 import torch
@@ -24,6 +24,9 @@ from onnxtrain.training import _saved
 from onnxtrain.training._models import TorchModel
 from onnxtrain.training._onnx_model import give_out, weights_as_inputs
 from onnxtrain.training._opset import converted, version_of
+
+if TYPE_CHECKING:
+    from onnxtrain.training._reducer import Reducer
 
 Change = Callable[[onnx.ModelProto], onnx.ModelProto | None]
 MOST_PROGRAMS = 64  # that are kept; each has the sizes of its inputs
@@ -62,11 +65,11 @@ class PostprocessedModel(TorchModel):
     def __init__(self, change: Change, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._change = change
-        self._programs: dict[Any, Program] = {}
+        self._programs: dict[tuple[object, ...], Program] = {}
         self._latest: Program | None = None
-        self._reducer: Any = None
+        self._reducer: Reducer | None = None
 
-    def deliver_to(self, reducer: Any) -> None:
+    def deliver_to(self, reducer: Reducer) -> None:
         """From now on the engine writes gradients where this Reducer says. No step has been run yet."""
         self._reducer = reducer
 
@@ -78,11 +81,11 @@ class PostprocessedModel(TorchModel):
         """TorchModel.proto(), changed by the function."""
         return applied(self._change, super().proto())
 
-    def __call__(self, inputs: Sequence[Any], read: Iterable[int] | None = None) -> list[Any]:
+    def __call__(self, inputs: Sequence[object], read: Iterable[int] | None = None) -> list[Any]:
         """All outputs in training, under autograd: the function may have changed what any of them is."""
         return super().__call__(inputs)
 
-    def _run(self, inputs: Sequence[Any]) -> Any:
+    def _run(self, inputs: Sequence[object]) -> Iterable[Any]:
         device = device_of([*(value for value in inputs if isinstance(value, Tensor)), *self._composed.parameters()])
         kind = device.split(":")[0]
         key = (tuple([module.training for module in self._composed.modules()]), device,

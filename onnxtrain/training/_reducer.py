@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from onnxtrain.optim._in_backward import StepInBackward
+from onnxtrain.optim._in_backward import EngineNode, StepInBackward
 from onnxtrain.training._distributed import Peers, buckets
 
+Delivery = tuple[list[tuple[int, Tensor, bool]], Callable[[int], None]]  # see Reducer.delivery()
 _ADDED = (torch.float32, torch.float64)  # dtypes that the engine can add to a gradient
 
 
@@ -59,7 +59,7 @@ class Reducer:
         self._next = 0  # the next bucket to be reduced
         self._calls = 0  # of the engine in this forward
         self._last = False
-        self._node: Any = None  # whose gradients may be reduced early
+        self._node: object = None  # whose gradients may be reduced early
         self.early = 0
 
     def _make(self) -> None:
@@ -93,7 +93,7 @@ class Reducer:
     on_devices = False  # the engine writes buckets in memory of the CPU
     mask = staticmethod(StepInBackward.mask)
 
-    def gradients(self, ctx: Any, grads: tuple[Tensor | None, ...]) -> Sequence[Tensor | None]:
+    def gradients(self, ctx: EngineNode[Tensor], grads: tuple[Tensor | None, ...]) -> Sequence[Tensor | None]:
         """The engine's backward of a node; None for the gradients that lie in buckets."""
         reached: Sequence[int | None] = range(len(ctx.next_functions))
         if len(grads) > 1:  # a weight behind another output than the loss has no gradient, not zeros
@@ -102,8 +102,7 @@ class Reducer:
         found = ctx.run.deliver(ctx.saved_tensors, grads, *self.delivery(targets, ctx is self._node))
         return found if len(grads) == 1 else ctx.program.reach.drop(ctx.run.differentiable, grads, found)
 
-    def delivery(self, targets: Mapping[int, Tensor], only: bool) -> tuple[list[tuple[int, Tensor, bool]],
-                                                                           Callable[[int], None]]:
+    def delivery(self, targets: Mapping[int, Tensor], only: bool) -> Delivery:
         """The receivers of a backward, and what is told that a gradient is there, for Run.deliver().
 
         Args:

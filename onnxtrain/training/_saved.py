@@ -25,6 +25,7 @@ from onnxtrain.ortmodule._whole import export_whole
 from onnxtrain.training._opset import OPSET, converted, version_of
 from onnxtrain.utils.torch_io_helper import pytorch_type_to_onnx_dtype
 
+Described = tuple[str, list[int | str], *tuple[object, ...]]  # name, shape and more
 # Operators of the engine's own that are one of the standard's, but for gradients and checks: its name, and how many of
 # the inputs it has.
 _SAME = {"StopGradient": ("Identity", 1), "InRange": ("Identity", 1), "HardTanh": ("Clip", 3), "TorchTopK": ("TopK", 2),
@@ -48,8 +49,8 @@ def tensor_proto(tensor: Tensor, name: str) -> onnx.TensorProto:
                             raw_data=data.numpy().tobytes())
 
 
-def proto_of(module: torch.nn.Module, example: Sequence[Tensor], own: Callable[[str], str], inputs: Sequence[Any],
-             outputs: Sequence[Any], opset: int = OPSET) -> onnx.ModelProto:
+def proto_of(module: torch.nn.Module, example: Sequence[Tensor], own: Callable[[str], str],
+             inputs: Sequence[Described], outputs: Sequence[Described], opset: int = OPSET) -> onnx.ModelProto:
     """A module in evaluation.
 
     Args:
@@ -82,13 +83,13 @@ def evaluating(module: torch.nn.Module) -> Iterator[None]:
             child.training = training
 
 
-def exported_of(module: torch.nn.Module, inputs: Sequence[Any], opset: int) -> Exported:
+def exported_of(module: torch.nn.Module, inputs: Sequence[object], opset: int) -> Exported:
     """export_whole(), in this opset; in the oldest that the exporter has for one before it."""
     return export_whole(module, tuple(inputs), {}, opset=max(opset, OPSETS[0]))
 
 
-def named(module: torch.nn.Module, exported: Exported, own: Callable[[str], str], inputs: Sequence[Any],
-          outputs: Sequence[Any]) -> tuple[onnx.ModelProto, dict[str, str]]:
+def named(module: torch.nn.Module, exported: Exported, own: Callable[[str], str],
+          inputs: Sequence[Described], outputs: Sequence[Described]) -> tuple[onnx.ModelProto, dict[str, str]]:
     """An export with weights as initializers, its values under the names of proto_of()'s arguments, and what they were
     called before. Results that are not described are none of its outputs; what a run writes besides comes last.
     """
@@ -157,7 +158,7 @@ def _unused(name: str, taken: set[str]) -> str:
     return name
 
 
-def _describe(graph: onnx.GraphProto, inputs: Sequence[Any]) -> None:
+def _describe(graph: onnx.GraphProto, inputs: Sequence[Described]) -> None:
     """Gives open dims the names, and the sizes, that the description has for them, wherever they stand."""
     order = {described[0]: place for place, described in enumerate(inputs)}
     given = sorted(graph.input, key=lambda value: order.get(value.name, len(order)))

@@ -11,7 +11,7 @@ import os
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,8 +19,9 @@ from torch import Tensor
 from onnxtrain._export import files
 from onnxtrain.backend import _to_array
 from onnxtrain.training._trainer_step import Engine
-from onnxtrain.training._update import COUNT, MOMENTS, SHARED, as_tensor
+from onnxtrain.training._update import COUNT, MOMENTS, SHARED, Array, as_tensor
 
+_Value = TypeVar("_Value")
 GRADIENT = "Gradient"  # what one accumulated gradient is called; there are none after an update
 
 
@@ -30,7 +31,7 @@ class TrainingSession:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
-    def get_state(self) -> dict[str, Any]:
+    def get_state(self) -> dict[str, Array]:
         """Trained weights, and what the optimizer keeps of them, under the names of flat(); with mixed precision
         ``w_fp16`` too: see get_model_state().
         """
@@ -39,7 +40,7 @@ class TrainingSession:
         optimizer = {name: _to_array(value) for name, value in flat_optimizer(self._engine.update.state()).items()}
         return {**model["full_precision"], **half, **optimizer}
 
-    def get_model_state(self, include_mixed_precision_weights: bool = False) -> dict[str, Any]:
+    def get_model_state(self, include_mixed_precision_weights: bool = False) -> dict[str, dict[str, Array]]:
         """``{"full_precision": {weight: array}}`` of the trained weights. With mixed precision, and asked for,
         "mixed_precision" as well: the same in float16, which autocast makes again in each step.
         """
@@ -49,12 +50,12 @@ class TrainingSession:
             found["mixed_precision"] = {name: _to_array(value.half()) for name, value in weights.items()}
         return found
 
-    def get_optimizer_state(self) -> dict[str, Any]:
+    def get_optimizer_state(self) -> dict[str, dict[str, Array]]:
         """Per weight, and "shared_optimizer_state": see Update.state()."""
         return {name: {key: _to_array(value) for key, value in entry.items()}
                 for name, entry in self._engine.update.state().items()}
 
-    def get_partition_info_map(self) -> dict[str, Any]:
+    def get_partition_info_map(self) -> dict[str, dict[str, list[int]]]:
         """With ZeRO, of each weight that this process updates, or a part of it: its shape, ``original_dim``, and
         ``megatron_row_partition``, always [-1]. Else empty.
         """
@@ -68,15 +69,15 @@ def copied(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: value.detach().cpu().clone() for name, value in values.items()}
 
 
-def flat_optimizer(state: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def flat_optimizer(state: Mapping[str, Mapping[str, _Value]]) -> dict[str, _Value]:
     """Update.state() as ``Moment_1_w``, ``Moment_2_w``, ``Update_Count_w`` and ``Step``."""
     found = {f"{key}_{name}": value for name, entry in state.items() if name != SHARED for key, value in entry.items()}
     return {**found, **state.get(SHARED, {})}
 
 
-def nested_optimizer(state: Mapping[str, Any], weights: Iterable[str]) -> dict[str, dict[str, Any]]:
+def nested_optimizer(state: Mapping[str, _Value], weights: Iterable[str]) -> dict[str, dict[str, _Value]]:
     """The opposite; what is none of an optimizer's is left out."""
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[str, dict[str, _Value]] = {}
     for name in weights:
         for key in (*MOMENTS, COUNT):
             if f"{key}_{name}" in state:
@@ -97,7 +98,7 @@ def flat(state: Mapping[str, Any], optimizer: bool = True) -> dict[str, Tensor]:
     return {name: as_tensor(value) for name, value in found.items()}
 
 
-def nested(state: Mapping[str, Any], weights: Iterable[str]) -> dict[str, Any]:
+def nested(state: Mapping[str, object], weights: Iterable[str]) -> dict[str, Any]:
     """The opposite, of these trained weights."""
     optimizer = nested_optimizer(state, weights)
     sums = {name: state[f"{GRADIENT}_{name}"] for name in state if f"{GRADIENT}_{name}" in state}
@@ -107,7 +108,7 @@ def nested(state: Mapping[str, Any], weights: Iterable[str]) -> dict[str, Any]:
     return {**found, "accumulated_gradients": sums} if sums else found
 
 
-def of_file(state: Mapping[str, Any], engine: Engine, run: Mapping[str, Any]) -> dict[str, Any]:
+def of_file(state: Mapping[str, object], engine: Engine, run: Mapping[str, Any]) -> dict[str, Any]:
     """A flat state as a nested one that this engine's trainer loads.
 
     Args:
@@ -158,7 +159,7 @@ def check_gradients(engine: Engine, rank: int, size: int) -> None:
                            "update, or let every process save and load its own checkpoint")
 
 
-def scaler_state(scaler: Any) -> dict[str, float]:
+def scaler_state(scaler: object) -> dict[str, float]:
     """The state of a loss scaler of either class; empty for None and for the user's own scaler."""
     scaler = getattr(scaler, "asked", scaler)  # of the older form's trainer
     names = [name for name in ("_loss_scale", "_stable_steps_count", "loss_scale_", "stable_steps_")
@@ -166,7 +167,7 @@ def scaler_state(scaler: Any) -> dict[str, float]:
     return {name: getattr(scaler, name) for name in names}
 
 
-def load_scaler_state(scaler: Any, state: Mapping[str, Any]) -> None:
+def load_scaler_state(scaler: object, state: Mapping[str, float]) -> None:
     """The opposite."""
     scaler = getattr(scaler, "asked", scaler)
     for name, value in state.items():
@@ -174,7 +175,7 @@ def load_scaler_state(scaler: Any, state: Mapping[str, Any]) -> None:
             setattr(scaler, name, type(getattr(scaler, name))(value))
 
 
-def written_whole(path: str | os.PathLike[str], write: Callable[[IO[bytes]], Any]) -> None:
+def written_whole(path: str | os.PathLike[str], write: Callable[[IO[bytes]], object]) -> None:
     """Lets write() fill a file that becomes this path once it is complete: at every moment the path has the old file
     or the new one. What processes left that were killed an hour ago and more is removed.
 
@@ -195,6 +196,6 @@ def written_whole(path: str | os.PathLike[str], write: Callable[[IO[bytes]], Any
         files.clear(target.parent)
 
 
-def save_tensors(value: dict[str, Any], path: str) -> None:
+def save_tensors(value: dict[str, object], path: str) -> None:
     """torch.save(), whole or not at all."""
     written_whole(path, lambda file: torch.save(value, file))

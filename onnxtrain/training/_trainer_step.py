@@ -9,7 +9,6 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -23,7 +22,7 @@ from onnxtrain.training._distributed import Processes, Shards
 from onnxtrain.training._models import TorchModel
 from onnxtrain.training._onnx_model import OnnxModel
 from onnxtrain.training._reducer import Reducer
-from onnxtrain.training._update import Update
+from onnxtrain.training._update import TensorLike, Update, UpdateCall
 from onnxtrain.training._whole_step import WholeStep
 
 _log = logging.getLogger("onnxtrain")
@@ -56,10 +55,10 @@ class Engine:
         RuntimeError, UnsupportedError, ValueError: see Processes.join(), Shards.
     """
 
-    def __init__(self, model: TorchModel | OnnxModel, optimizer: str, hyperparameters: Callable[[str], dict[str, Any]],
-                 frozen: Sequence[str] = (), clip: bool = True, accumulation: int = 1, mixed_precision: bool = False,
-                 deterministic: bool = False, device: str = "cpu",
-                 processes: Processes = Processes()) -> None:  # noqa: B008
+    def __init__(self, model: TorchModel | OnnxModel, optimizer: str,
+                 hyperparameters: Callable[[str], dict[str, float]], frozen: Sequence[str] = (), clip: bool = True,
+                 accumulation: int = 1, mixed_precision: bool = False, deterministic: bool = False,
+                 device: str = "cpu", processes: Processes = Processes()) -> None:  # noqa: B008
         self.device = torch.device(device)
         if self.device.type == "cuda" and not torch.cuda.is_available():
             raise RuntimeError(f"the trainer's device is '{device}', and torch has no CUDA device here: ask for 'cpu' "
@@ -148,7 +147,7 @@ class Engine:
         for name, weight in self._trained.items():
             weight.grad = values[name].to(weight.device, weight.dtype).clone() if name in values else None
 
-    def load_optimizer(self, state: Mapping[str, Mapping[str, Any]]) -> None:
+    def load_optimizer(self, state: Mapping[str, Mapping[str, TensorLike]]) -> None:
         """Update.load_state() of whole weights; with ZeRO each process keeps its part of it."""
         self.update.load_state(state if self.shards is None else self.shards.cut(state))
 
@@ -200,12 +199,12 @@ class Engine:
             if self._deterministic:
                 torch.use_deterministic_algorithms(before[0], warn_only=before[1])
 
-    def inputs(self, given: Sequence[Any]) -> list[Any]:
+    def inputs(self, given: Sequence[object]) -> list[object]:
         """The inputs, on the device."""
         return [value.to(self.device) if isinstance(value, Tensor) else value for value in given]
 
-    def forward(self, given: Sequence[Any], loss: int, step: int, scale: float, rate: Callable[[], float],
-                read: Sequence[int] | None = None) -> list[Any]:
+    def forward(self, given: Sequence[object], loss: int, step: int, scale: float, rate: Callable[[], float],
+                read: Sequence[int] | None = None) -> list[Tensor]:
         """Outputs in training. Where the core takes the step in one call (_whole_step.py), backward and the update have
         been done as well, and backward() and apply() say so.
 
@@ -275,7 +274,7 @@ class Engine:
             self._one = scale, like
         return like
 
-    def evaluate(self, given: Sequence[Any]) -> list[Tensor]:
+    def evaluate(self, given: Sequence[object]) -> list[Tensor]:
         """Outputs in evaluation."""
         with self._switches(self.mixed_precision):
             return self.model.evaluate(self.inputs(given))
@@ -306,7 +305,7 @@ class Engine:
             self.peers.broadcast(list(self.model.buffers().values()))
         return done
 
-    def _update_within(self, step: Callable[[tuple[Any, ...]], Any]) -> bool:
+    def _update_within(self, step: Callable[[UpdateCall], float | None]) -> bool:
         """The update as the end of a whole step, which has joined the processes' gradients before."""
         if self.update.is_one_call and not self._adasum:
             return self.update.step(*self._last_arguments(), within=step)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -16,12 +16,14 @@ from torch import Tensor
 
 from onnxtrain import _C
 from onnxtrain.optim import SGD, AdamWMode, FusedAdam, Lamb
-from onnxtrain.optim._base import FusedOptimizer
+from onnxtrain.optim._base import FusedOptimizer, UpdateCall
 from onnxtrain.optim._clip import Lists, there
 
 MOMENTS = {"Moment_1": "exp_avg", "Moment_2": "exp_avg_sq"}
 COUNT = "Update_Count"
 SHARED = "shared_optimizer_state"
+Array = np.ndarray[tuple[int, ...], np.dtype[np.generic]]
+TensorLike: TypeAlias = "Tensor | np.typing.ArrayLike"
 
 
 def _sgd(groups: list[dict[str, Any]], lr: float) -> FusedOptimizer:
@@ -59,14 +61,14 @@ class Update:
     """
 
     def __init__(self, name: str, weights: Mapping[str, torch.nn.Parameter],
-                 hyperparameters: Callable[[str], dict[str, Any]], clip: bool,
+                 hyperparameters: Callable[[str], dict[str, float]], clip: bool,
                  norm_of_all: Callable[[float | Tensor], float | Tensor] | None = None) -> None:
         self.name = name
         self._norm_of_all = norm_of_all
         self.weights = dict(weights)
         self._clips = clip and name != "SGDOptimizer"
         self._lists = Lists()
-        by_limit: dict[float, dict[tuple[Any, ...], dict[str, Any]]] = {}
+        by_limit: dict[float, dict[tuple[tuple[str, float], ...], dict[str, Any]]] = {}
         for weight, parameter in self.weights.items():
             values = hyperparameters(weight)
             limit = float(values.pop("max_norm_clip", math.inf)) if self._clips else math.inf
@@ -88,7 +90,7 @@ class Update:
             optimizer.zero_grad(True)
 
     def step(self, lr: float, scale: float, check: bool,
-             within: Callable[[tuple[Any, ...]], Any] | None = None) -> bool:
+             within: Callable[[UpdateCall], float | None] | None = None) -> bool:
         """One update of every weight that has a gradient.
 
         Args:
@@ -115,7 +117,7 @@ class Update:
         return True
 
     def _step_alone(self, lr: float, scale: float, check: bool,
-                    within: Callable[[tuple[Any, ...]], Any] | None) -> bool:
+                    within: Callable[[UpdateCall], float | None] | None) -> bool:
         (limit, optimizer), = self._optimizers
         for group in optimizer.param_groups:
             group["lr"] = lr
@@ -132,7 +134,7 @@ class Update:
 
     # ---- state ----
 
-    def _entry(self, parameter: torch.nn.Parameter) -> Mapping[str, Any]:
+    def _entry(self, parameter: torch.nn.Parameter) -> Mapping[str, Tensor]:
         return self._of[id(parameter)].state.get(parameter, {})
 
     def state(self) -> dict[str, dict[str, Tensor]]:
@@ -158,7 +160,7 @@ class Update:
         return found
 
     @torch.no_grad()
-    def load_state(self, state: Mapping[str, Mapping[str, Any]]) -> None:
+    def load_state(self, state: Mapping[str, Mapping[str, TensorLike]]) -> None:
         """Takes state as state() gives it, of tensors or arrays; weights that it does not name keep theirs.
 
         Raises:
@@ -189,7 +191,7 @@ class Update:
             self._of[id(parameter)].state[parameter] = entry
 
 
-def _factor(norm: float | Tensor, limit: float) -> Any:
+def _factor(norm: float | Tensor, limit: float) -> float | Tensor:
     """What gradients of this norm are multiplied by."""
     if limit == math.inf:
         return 1.0
@@ -198,7 +200,7 @@ def _factor(norm: float | Tensor, limit: float) -> Any:
     return limit / norm if norm > limit else 1.0
 
 
-def as_tensor(value: Any) -> Tensor:
+def as_tensor(value: TensorLike) -> Tensor:
     """A tensor of a tensor, an array or a number; shares memory where it can."""
     if isinstance(value, Tensor):
         return value.detach()

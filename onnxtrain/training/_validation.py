@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+Errors = dict[Any, Sequence["str | Errors"]]  # by the name of an option, or the place in a list
 
 
 def check(condition: bool, message: str) -> None:
@@ -17,12 +19,12 @@ def check(condition: bool, message: str) -> None:
         raise AssertionError(message)
 
 
-def is_number(value: Any, least: float = -math.inf) -> bool:
+def is_number(value: object, least: float = -math.inf) -> bool:
     """Whether it is an int or float of at least so much."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and value >= least
 
 
-def is_count(value: Any, least: int = 0) -> bool:
+def is_count(value: object, least: int = 0) -> bool:
     """Whether it is an int of at least so much."""
     return isinstance(value, int) and is_number(value, least)
 
@@ -35,13 +37,13 @@ class Field:
     """
 
     kind: str
-    accepts: Callable[[Any], bool]
-    default: Any  # a function makes it where it is mutable
+    accepts: Callable[[object], bool]
+    default: object  # a function makes it where it is mutable
     low: int | None = None
     high: int | None = None
     nullable: bool = False
 
-    def errors(self, value: Any) -> list[Any]:
+    def errors(self, value: Any) -> Sequence[str | Errors]:
         """What is wrong with a value."""
         if value is None:
             return [] if self.nullable else ["null value not allowed"]
@@ -54,13 +56,13 @@ class Field:
         return []
 
 
-Schema = dict[str, Any]  # name -> Field, or a Schema below it
+Schema = dict[str, "Field | Schema"]  # by name
 
 
-def filled(schema: Schema, given: Any) -> tuple[dict[str, Any], dict[str, list[Any]]]:
+def filled(schema: Schema, given: Mapping[str, Any]) -> tuple[dict[str, Any], Errors]:
     """The options, complete, in the schema's order; and what is wrong with those that were given, by sorted keys."""
     values: dict[str, Any] = {}
-    errors: dict[str, list[Any]] = {name: ["unknown field"] for name in given if name not in schema}
+    errors: Errors = {name: ["unknown field"] for name in given if name not in schema}
     for name, field in schema.items():
         if isinstance(field, Field):
             values[name] = given[name] if name in given else field.default() if callable(field.default) else (
@@ -76,7 +78,7 @@ def filled(schema: Schema, given: Any) -> tuple[dict[str, Any], dict[str, list[A
     return values, dict(sorted(errors.items(), key=lambda item: str(item[0])))
 
 
-def _is(*kinds: type) -> Callable[[Any], bool]:
+def _is(*kinds: type) -> Callable[[object], bool]:
     return lambda value: isinstance(value, kinds) and (bool in kinds or not isinstance(value, bool))
 
 
@@ -105,6 +107,6 @@ def mapping() -> Field:
     return Field("dict", _is(dict), dict)
 
 
-def instance(kind: str, accepts: Callable[[Any], bool]) -> Field:
+def instance(kind: str, accepts: Callable[[object], bool]) -> Field:
     """An object of some type, or None, which is the default."""
     return Field(kind, accepts, None, nullable=True)

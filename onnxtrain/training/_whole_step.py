@@ -11,17 +11,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from onnxtrain.optim._in_backward import not_alone
 from onnxtrain.ortmodule._program import Program, is_node
-from onnxtrain.training._reducer import Reducer
+from onnxtrain.training._reducer import Delivery, Reducer
+
+if TYPE_CHECKING:
+    from onnxtrain.optim._base import UpdateCall
 
 MOST_SHAPES = 1024  # of inputs that are remembered
-_Within = Callable[[tuple[Any, ...]], Any]
 
 
 @dataclass(frozen=True)
@@ -57,16 +59,17 @@ class WholeStep:
     """
 
     def __init__(self, weights: Collection[Tensor], gradient: Callable[[Tensor, float], Tensor],
-                 update: Callable[[_Within], bool], reduce: Callable[[], None] | None, reducer: Reducer | None) -> None:
+                 update: Callable[[Callable[[UpdateCall], float | None]], bool], reduce: Callable[[], None] | None,
+                 reducer: Reducer | None) -> None:
         self._weights, self._gradient, self._update = weights, gradient, update
         self._reduce, self._reducer = reduce, reducer
-        self._shapes: set[tuple[Any, ...]] = set()  # of inputs whose outputs are known to be as they should
-        self._now: tuple[Any, ...] = ()
+        self._shapes: set[tuple[torch.Size | type, ...]] = set()  # of inputs whose outputs are as they should
+        self._now: tuple[torch.Size | type, ...] = ()
         self._offer: tuple[float, bool] | None = None
         self.loss: Tensor | None = None
         self.done: bool | None = None
 
-    def begin(self, given: Sequence[Any], scale: float, last: bool) -> None:
+    def begin(self, given: Sequence[object], scale: float, last: bool) -> None:
         """Before the model is called.
 
         Args:
@@ -92,11 +95,11 @@ class WholeStep:
             return None
         (scale, last), self._offer = self._offer, None
         outputs: tuple[Tensor, ...] = ()
-        delivery: tuple[Any, ...] = None, None
+        delivery: Delivery | tuple[None, None] = None, None
         if self._reducer is not None and (targets := self._reducer.targets(tensors, mask)) is not None:
             mask, delivery = self._reducer.mask(mask, targets), self._reducer.delivery(targets, True)
 
-        def step(update: tuple[Any, ...] | None) -> Any:
+        def step(update: UpdateCall | None) -> float | None:
             nonlocal outputs
             outputs, result = program.session.step(tensors, mask, program.seed() if program.random else 0, learned.loss,
                                                    self._gradient(learned.like, scale), update, *delivery, self._reduce)
@@ -119,7 +122,7 @@ class WholeStep:
         program, run = node.program, node.run
         wanted = [source.kind for source, wants in zip(program.exported.inputs, program.latest_mask) if wants]
         gradients = [loss if place == loss.output_nr else None for place in range(len(run.differentiable))]
-        places: Any = range(len(program.latest_mask))  # in place of gradients of the inputs
+        places: Sequence[int] = range(len(program.latest_mask))  # in place of gradients of the inputs
         reached = program.reach.drop(run.differentiable, gradients, places)
         if program.may_step and set(wanted) == {"parameter"} and not any(
                 wants and place is None for wants, place in zip(program.latest_mask, reached)):

@@ -16,7 +16,7 @@ import torch
 from onnxtrain import UnsupportedError
 from onnxtrain.backend import _to_array
 from onnxtrain.training import _checkpoint_storage, _state
-from onnxtrain.training._update import MOMENTS, as_tensor
+from onnxtrain.training._update import MOMENTS, Array, TensorLike, as_tensor
 from onnxtrain.training._validation import check
 from onnxtrain.training.orttrainer import ORTTrainer
 
@@ -39,7 +39,8 @@ def experimental_state_dict(ort_trainer: ORTTrainer, include_optimizer_state: bo
     return _state.flat(ort_trainer.state_dict(), include_optimizer_state)
 
 
-def experimental_load_state_dict(ort_trainer: ORTTrainer, state_dict: Mapping[str, Any], strict: bool = False) -> None:
+def experimental_load_state_dict(ort_trainer: ORTTrainer, state_dict: Mapping[str, TensorLike],
+                                 strict: bool = False) -> None:
     """Loads what experimental_state_dict() gives.
 
     Args:
@@ -53,7 +54,7 @@ def experimental_load_state_dict(ort_trainer: ORTTrainer, state_dict: Mapping[st
     _load(state_dict, ort_trainer, strict, {})
 
 
-def _load(state: Mapping[str, Any], trainer: ORTTrainer, strict: bool, run: Mapping[str, Any]) -> None:
+def _load(state: Mapping[str, TensorLike], trainer: ORTTrainer, strict: bool, run: Mapping[str, Any]) -> None:
     if trainer._engine is None:
         trainer._load_state_dict = functools.partial(_load, state, trainer, strict, run)
         return
@@ -63,7 +64,7 @@ def _load(state: Mapping[str, Any], trainer: ORTTrainer, strict: bool, run: Mapp
 
 
 def experimental_save_checkpoint(ort_trainer: ORTTrainer, checkpoint_dir: str, checkpoint_prefix: str = PREFIX,
-                                 checkpoint_state_dict: Mapping[str, Any] | None = None,
+                                 checkpoint_state_dict: Mapping[str, object] | None = None,
                                  include_optimizer_state: bool = True) -> None:
     """Writes ``{checkpoint_dir}/{checkpoint_prefix}.ort.pt``: the state under "model", how far the run is, and what the
     caller adds. An older file is replaced, with a warning, and only once the new one is complete. With ZeRO every
@@ -146,7 +147,7 @@ def _joined(contents: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """
     found: dict[str, Any] = {"model": {}, "optimizer": {}}
     cut: dict[str, list[int]] = {}
-    gradients: list[dict[str, Any]] = []
+    gradients: list[dict[str, object]] = []
     for content in contents:
         state = {name: _to_array(value) for name, value in content["model"].items()}
         pieces = content[RUN]["processes"]["pieces"]
@@ -179,7 +180,7 @@ def aggregate_checkpoints(paths: Sequence[str], pytorch_format: bool = True) -> 
     paths = _by_rank(paths)
     first = _checkpoint_storage.load(paths[0], key="trainer_options")
     mixed = bool(first["mixed_precision"])
-    rest: dict[str, Any] = {}
+    rest: dict[str, object] = {}
     found: dict[str, Any] = {"model": {}, "optimizer": {}}
     cut: dict[str, list[int]] = {}
     for path in paths:  # one after the other: each has all weights
@@ -275,14 +276,14 @@ def _dims(state: Mapping[str, Any], original_dims: dict[str, list[int]]) -> dict
     return own
 
 
-def _join(joined: dict[str, Any], key: str, value: Any, shape: list[int] | None, what: str) -> None:
+def _join(joined: dict[str, Array], key: str, value: Array, shape: list[int] | None, what: str) -> None:
     """Appends a piece of a tensor of this shape; anything else has to be what is there already."""
     if key not in joined:
         joined[key] = value
     elif shape is not None and list(value.shape) != shape:
         joined[key] = np.concatenate([joined[key].reshape(-1), value.reshape(-1)])
     else:
-        check(np.array_equal(joined[key], value, equal_nan=True), f"Value mismatch for {what}")
+        check(np.array_equal(joined[key], value, equal_nan=True), f"TensorLike mismatch for {what}")
 
 
 def _to_pytorch_format(state_dict: Mapping[str, Any]) -> dict[str, torch.Tensor]:

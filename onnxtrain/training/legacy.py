@@ -119,11 +119,11 @@ class _ByName(_OptimizerConfig):
         attributes: of a weight's name gives the hyperparameters that are no defaults.
     """
 
-    def __init__(self, name: str, attributes: Callable[[str], Mapping[str, Any]] | None) -> None:
+    def __init__(self, name: str, attributes: Callable[[str], Mapping[str, float]] | None) -> None:
         super().__init__(name, [], _CONFIGS[name]().defaults)
         self._attributes = attributes
 
-    def of(self, weight: str) -> dict[str, Any]:
+    def of(self, weight: str) -> dict[str, float]:
         """See _OptimizerConfig.
 
         Raises:
@@ -203,7 +203,7 @@ class ORTTrainer:
 
     def __init__(self, model: torch.nn.Module | onnx.ModelProto, loss_fn: Callable[[Any, Any], Tensor] | None,
                  model_desc: ModelDescription, training_optimizer_name: str,
-                 map_optimizer_attributes: Callable[[str], Mapping[str, Any]] | None,
+                 map_optimizer_attributes: Callable[[str], Mapping[str, float]] | None,
                  learning_rate_description: IODescription, device: torch.device | str,
                  gradient_accumulation_steps: int = 1, world_rank: int = 0, world_size: int = 1,
                  use_mixed_precision: bool = False, allreduce_post_accumulation: bool = False, global_step: int = 0,
@@ -307,7 +307,7 @@ class ORTTrainer:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.train_step(*args, **kwargs) if self._is_train else self.eval_step(*args, **kwargs)
 
-    def train_step(self, *args: Any, fetches: Sequence[str] | None = None, **kwargs: Any) -> Any:
+    def train_step(self, *args: object, fetches: Sequence[str] | None = None, **kwargs: object) -> Any:
         """One step, and after every gradient_accumulation_steps of them an update.
 
         Args:
@@ -347,7 +347,7 @@ class ORTTrainer:
             outputs.append(torch.tensor([self._trainer._train_step_info.all_finite]))
         return alone(outputs)
 
-    def eval_step(self, *args: Any, fetches: Sequence[str] | None = None, **kwargs: Any) -> Any:
+    def eval_step(self, *args: object, fetches: Sequence[str] | None = None, **kwargs: object) -> Any:
         """The outputs in evaluation, of the inputs in the description's order or by name; those at the end may be left
         out where the outputs can do without them.
 
@@ -375,7 +375,7 @@ class ORTTrainer:
         """
         return checkpoint.experimental_state_dict(self._trainer, include_optimizer_state)
 
-    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = False) -> None:
+    def load_state_dict(self, state_dict: Mapping[str, checkpoint.TensorLike], strict: bool = False) -> None:
         """Loads what state_dict() gives; before the first step it is kept until then.
 
         Raises:
@@ -384,7 +384,7 @@ class ORTTrainer:
         checkpoint.experimental_load_state_dict(self._trainer, state_dict, strict)
 
 
-def _bound(names: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+def _bound(names: Sequence[str], args: Sequence[object], kwargs: Mapping[str, object]) -> dict[str, Any]:
     """Arguments by name, in the order of the names; one list stands for all that are given by position.
 
     Raises:
@@ -401,7 +401,7 @@ def _bound(names: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any])
 
 
 def save_checkpoint(ort_trainer: ORTTrainer, checkpoint_dir: str, checkpoint_prefix: str = checkpoint.PREFIX,
-                    checkpoint_state_dict: Mapping[str, Any] | None = None,
+                    checkpoint_state_dict: Mapping[str, object] | None = None,
                     include_optimizer_state: bool = True) -> None:
     """Writes ``{checkpoint_dir}/{checkpoint_prefix}.ort.pt``: see checkpoint.experimental_save_checkpoint()."""
     checkpoint.experimental_save_checkpoint(ort_trainer._trainer, os.fspath(checkpoint_dir), checkpoint_prefix,

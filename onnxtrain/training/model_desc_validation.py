@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
-from onnxtrain.training._validation import check
+from onnxtrain.training._validation import Errors, check
 
 LEARNING_RATE_IO_DESCRIPTION_NAME = "__learning_rate"
 ALL_FINITE_IO_DESCRIPTION_NAME = "__all_finite"
@@ -52,10 +52,10 @@ class _Added:
     def __set_name__(self, owner: type, name: str) -> None:
         self._place = f"_{name}"
 
-    def __get__(self, desc: Any, owner: type) -> Any:
+    def __get__(self, desc: object, owner: type) -> Any:
         return self if desc is None else vars(desc).get(self._place)
 
-    def __set__(self, desc: Any, name: str) -> None:
+    def __set__(self, desc: object, name: str) -> None:
         check(isinstance(name, str) and bool(name), "'name' must be a non-empty string")
         vars(desc)[self._place] = _InputDescriptionTyped(name, self._shape, self._dtype)
 
@@ -85,8 +85,9 @@ class _ORTTrainerModelDesc:
         errors = _errors(model_desc)
         if errors:
             raise ValueError(f"Invalid model_desc: {errors}")
-        self.inputs: list[Any] = [_InputDescription(*given) for given in model_desc["inputs"]]
-        self.outputs: list[Any] = [_OutputDescription(given[0], given[1], bool(given[2:]) and given[2])
+        self.inputs: list[_InputDescription | _Typed] = [_InputDescription(*given) for given in model_desc["inputs"]]
+        self.outputs: list[_OutputDescription | _OutputDescriptionTyped] = [
+            _OutputDescription(given[0], given[1], bool(given[2:]) and given[2])
                                    for given in model_desc["outputs"]]
         self.learning_rate = _InputDescriptionTyped(LEARNING_RATE_IO_DESCRIPTION_NAME, [1], torch.float32)
 
@@ -122,10 +123,10 @@ class _ORTTrainerModelDesc:
         return repr({"inputs": self.inputs, "outputs": self.outputs})
 
 
-def _errors(given: Any) -> dict[str, list[Any]]:
+def _errors(given: object) -> Errors:
     if not isinstance(given, dict):
         return {"model_desc": ["must be of dict type"]}
-    errors: dict[str, list[Any]] = {str(name): ["unknown field"] for name in given if name not in ("inputs", "outputs")}
+    errors: Errors = {str(name): ["unknown field"] for name in given if name not in ("inputs", "outputs")}
     for name, of_item in (("inputs", _input_errors), ("outputs", _output_errors)):
         found = _list_errors(given, name, of_item)
         if found:
@@ -133,7 +134,7 @@ def _errors(given: Any) -> dict[str, list[Any]]:
     return dict(sorted(errors.items()))
 
 
-def _list_errors(given: dict[str, Any], name: str, check: Callable[[Any], list[str]]) -> list[Any]:
+def _list_errors(given: dict[str, Any], name: str, check: Callable[[object], list[str]]) -> Sequence[str | Errors]:
     if name not in given:
         return ["required field"]
     items = given[name]
@@ -149,13 +150,13 @@ def _list_errors(given: dict[str, Any], name: str, check: Callable[[Any], list[s
     return [dict(sorted(found.items()))] if found else []
 
 
-def _input_errors(item: Any) -> list[str]:
+def _input_errors(item: object) -> list[str]:
     if not isinstance(item, tuple) or len(item) != 2:
         return ["must be a tuple with size 2"]
     return _name_and_shape_errors(item)
 
 
-def _output_errors(item: Any) -> list[str]:
+def _output_errors(item: object) -> list[str]:
     if not isinstance(item, tuple) or len(item) not in (2, 3):
         return ["must be a tuple with size 2 or 3"]
     errors = _name_and_shape_errors(item)
@@ -164,7 +165,7 @@ def _output_errors(item: Any) -> list[str]:
     return errors
 
 
-def _name_and_shape_errors(item: tuple[Any, ...]) -> list[str]:
+def _name_and_shape_errors(item: tuple[object, ...]) -> list[str]:
     errors = []
     if not isinstance(item[0], str):
         errors.append("the first element of the tuple (aka name) must be a string")

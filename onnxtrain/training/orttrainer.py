@@ -10,7 +10,7 @@ import functools
 import inspect
 import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import onnx
@@ -22,10 +22,10 @@ from onnxtrain.training import _checkpoint_storage, _state
 from onnxtrain.training._distributed import Processes
 from onnxtrain.training._info import TrainStepInfo
 from onnxtrain.training._models import TorchModel, alone
-from onnxtrain.training._onnx_model import OnnxModel
+from onnxtrain.training._onnx_model import Described, OnnxModel
 from onnxtrain.training._postprocess import applied, torch_model
 from onnxtrain.training._trainer_step import Engine
-from onnxtrain.training._update import as_tensor
+from onnxtrain.training._update import TensorLike, as_tensor
 from onnxtrain.training._validation import check
 from onnxtrain.training.amp.loss_scaler import DynamicLossScaler, LossScaler
 from onnxtrain.training.model_desc_validation import _ORTTrainerModelDesc
@@ -85,9 +85,9 @@ class ORTTrainer:
         self.loss_fn = loss_fn
         self.options = ORTTrainerOptions() if options is None else options
         self._train_step_info = TrainStepInfo(optim_config)
-        self._load_state_dict: functools.partial[Any] | None = None
+        self._load_state_dict: functools.partial[None] | None = None
         self._engine: Engine | None = None
-        self._training_session: Any = None
+        self._training_session: _state.TrainingSession | None = None
         self._proto: onnx.ModelProto | None = None
         self._torch_model = model if isinstance(model, torch.nn.Module) else None
         if not isinstance(model, torch.nn.Module):
@@ -98,8 +98,8 @@ class ORTTrainer:
 
     # ---- the session ----
 
-    def _init_session(self, optimizer_state: Mapping[str, Any] = {}, session_options: Any = None,  # noqa: B006
-                      provider_options: Any = None) -> None:
+    def _init_session(self, optimizer_state: Mapping[str, Mapping[str, TensorLike]] = {},  # noqa: B006
+                      session_options: object = None, provider_options: object = None) -> None:
         """Gets ready for steps, if that has not been done, and gives the optimizer this state.
 
         Raises:
@@ -140,7 +140,7 @@ class ORTTrainer:
         if optimizer_state:
             self._engine.load_optimizer(optimizer_state)
 
-    def _ready(self, inputs: Sequence[Any]) -> Engine:
+    def _ready(self, inputs: Sequence[object]) -> Engine:
         """Before a step: the engine, with what was loaded before there was one."""
         if self._engine is None:
             self._init_session()
@@ -151,7 +151,7 @@ class ORTTrainer:
             load()
         return self._engine  # type: ignore[return-value]
 
-    def _check_export(self, inputs: Sequence[Any]) -> None:
+    def _check_export(self, inputs: Sequence[object]) -> None:
         """Compares the engine with PyTorch, in evaluation, before anything is trained."""
         assert self._engine is not None
         given = self._engine.inputs(inputs)
@@ -175,7 +175,7 @@ class ORTTrainer:
 
     # ---- steps ----
 
-    def train_step(self, *args: Any, **kwargs: Any) -> Any:
+    def train_step(self, *args: object, **kwargs: object) -> Any:
         """One step: outputs of the model in training, backward, and after every
         ``batch.gradient_accumulation_steps`` of them an update.
 
@@ -192,7 +192,7 @@ class ORTTrainer:
         """
         return alone(self._train(self._inputs(args, kwargs), self._train_step_info.fetches))
 
-    def _train(self, inputs: Sequence[Any], fetches: Sequence[str]) -> list[Tensor]:
+    def _train(self, inputs: Sequence[object], fetches: Sequence[str]) -> list[Tensor]:
         """train_step() of inputs in the description's order; the outputs in that of fetches."""
         info, places = self._train_step_info, self._places(fetches)
         sizes_of(self.model_desc.inputs, inputs)
@@ -218,7 +218,7 @@ class ORTTrainer:
             info.optimization_step += info.all_finite
         return chosen
 
-    def eval_step(self, *args: Any, **kwargs: Any) -> Any:
+    def eval_step(self, *args: object, **kwargs: object) -> Any:
         """The outputs of the model in evaluation. With ``_train_step_info.fetches`` inputs at the end may be left out.
 
         Args and returns are train_step()'s.
@@ -226,7 +226,7 @@ class ORTTrainer:
         outputs = self._evaluate(self._inputs(args, kwargs), self._train_step_info.fetches)
         return alone(list(outputs.values()))
 
-    def _evaluate(self, inputs: Sequence[Any], fetches: Sequence[str]) -> dict[str, Tensor]:
+    def _evaluate(self, inputs: Sequence[object], fetches: Sequence[str]) -> dict[str, Tensor]:
         """eval_step() of inputs in the description's order; outputs by name."""
         self._places(fetches)
         sizes_of(self.model_desc.inputs, inputs)
@@ -255,7 +255,7 @@ class ORTTrainer:
                                f"{unknown} are not in {names}")
         return tuple(place for place, name in enumerate(names) if not fetches or name in fetches)
 
-    def _inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    def _inputs(self, args: tuple[object, ...], kwargs: dict[str, object]) -> list[object]:
         if len(args) == 1 and isinstance(args[0], (list, tuple)):
             args = tuple(args[0])
         names = [described[0] for described in self.model_desc.inputs]
@@ -269,7 +269,8 @@ class ORTTrainer:
               "name")
         return inputs
 
-    def _outputs(self, inputs: Sequence[Any], results: Sequence[Tensor], fetches: Sequence[str]) -> dict[str, Tensor]:
+    def _outputs(self, inputs: Sequence[object], results: Sequence[Tensor],
+                 fetches: Sequence[str]) -> dict[str, Tensor]:
         """Outputs by name, in the shapes that are described, those of fetches alone where there are some; notes dtypes
         on the way.
         """
@@ -279,7 +280,7 @@ class ORTTrainer:
         self._note_dtypes(inputs, shaped)
         return shaped
 
-    def _note_dtypes(self, inputs: Sequence[Any], outputs: Mapping[str, Tensor]) -> None:
+    def _note_dtypes(self, inputs: Sequence[object], outputs: Mapping[str, Tensor]) -> None:
         desc = self.model_desc
         for place, value in enumerate(inputs):
             if len(desc.inputs[place]) == 2 and isinstance(value, Tensor):
@@ -431,12 +432,12 @@ class ORTTrainer:
                     there = _state.without_lacking_buffers(self._engine, there, given[key][below])
                 _compare(there, given[key][below], f"state_dict[{key}][{below}]")
 
-    def _update_onnx_model_initializers(self, values: Mapping[str, Any]) -> None:
+    def _update_onnx_model_initializers(self, values: Mapping[str, TensorLike]) -> None:
         """Sets weights, frozen ones and buffers, by name."""
         if self._engine is not None and values:
             self._engine.load({name: as_tensor(value) for name, value in values.items()})
 
-    def save_checkpoint(self, path: str, user_dict: Mapping[str, Any] = {},  # noqa: B006
+    def save_checkpoint(self, path: str, user_dict: Mapping[str, object] = {},  # noqa: B006
                         include_optimizer_states: bool = True) -> None:
         """Writes state_dict() to a file of HDF5, which must not be there yet; whole or not at all. With ZeRO every
         process writes its own file.
@@ -485,7 +486,7 @@ class ORTTrainer:
         return user_dict
 
 
-def _compare(own: Mapping[str, Any], given: Mapping[str, Any], where: str) -> None:
+def _compare(own: Collection[str], given: Collection[str], where: str) -> None:
     missing, unexpected = [key for key in own if key not in given], [key for key in given if key not in own]
     problems = [f"{what}: {keys} in {where}" for what, keys in (("Missing keys", missing),
                                                                 ("Unexpected keys", unexpected)) if keys]
@@ -493,7 +494,7 @@ def _compare(own: Mapping[str, Any], given: Mapping[str, Any], where: str) -> No
         raise RuntimeError("; ".join(problems))
 
 
-def sizes_of(described: Sequence[Any], inputs: Sequence[Any]) -> dict[str, int]:
+def sizes_of(described: Sequence[Described], inputs: Sequence[Any]) -> dict[str, int]:
     """What the names of sizes stand for in this call.
 
     Raises:
@@ -510,8 +511,9 @@ def sizes_of(described: Sequence[Any], inputs: Sequence[Any]) -> dict[str, int]:
     return sizes
 
 
-def described_outputs(inputs: Sequence[Any], outputs: Sequence[Any], given: Sequence[Any], results: Sequence[Tensor],
-                      loss: int, with_loss_fn: bool, fetches: Sequence[str] = ()) -> dict[str, Tensor]:
+def described_outputs(inputs: Sequence[Described], outputs: Sequence[Described], given: Sequence[object],
+                      results: Sequence[Tensor], loss: int, with_loss_fn: bool,
+                      fetches: Sequence[str] = ()) -> dict[str, Tensor]:
     """A model's results by name, in the shapes that are described.
 
     Args:
@@ -536,7 +538,7 @@ def described_outputs(inputs: Sequence[Any], outputs: Sequence[Any], given: Sequ
             if not fetches or item[0] in fetches}
 
 
-def _shaped(item: Any, result: Tensor, sizes: Mapping[str, int]) -> Tensor:
+def _shaped(item: Described, result: Tensor, sizes: Mapping[str, int]) -> Tensor:
     """An output in the shape that is described for it."""
     shape = [sizes[size] if isinstance(size, str) else size for size in item[1]]
     if list(result.shape) == shape:

@@ -19,7 +19,7 @@ __all__ = ["ORTTrainerOptions", "PropagateCastOpsStrategy"]
 _log = logging.getLogger("onnxtrain")
 
 
-def _is_session_options(value: Any) -> bool:
+def _is_session_options(value: object) -> bool:
     return type(value).__name__ == "SessionOptions"
 
 
@@ -75,7 +75,7 @@ class _Group:
 
     def __init__(self, schema: of.Schema, values: dict[str, Any]) -> None:
         for name, value in values.items():
-            setattr(self, name, value if isinstance(schema[name], of.Field) else _Group(schema[name], value))
+            setattr(self, name, value if isinstance(below := schema[name], of.Field) else _Group(below, value))
 
     def __repr__(self) -> str:
         return repr(vars(self))
@@ -106,7 +106,7 @@ class ORTTrainerOptions:
     debug: Any
     _internal_use: Any
     provider_options: dict[str, Any]
-    session_options: Any
+    session_options: object
 
     def __init__(self, options: dict[str, Any] | None = None) -> None:
         options = {} if options is None else options
@@ -119,7 +119,7 @@ class ORTTrainerOptions:
         distributed = self._validated_opts["distributed"]
         distributed["data_parallel_size"] = max(1, distributed["world_size"] // distributed["horizontal_parallel_size"])
         for name, value in self._validated_opts.items():
-            setattr(self, name, value if isinstance(SCHEMA[name], of.Field) else _Group(SCHEMA[name], value))
+            setattr(self, name, value if isinstance(below := SCHEMA[name], of.Field) else _Group(below, value))
         # What is not given is what the trainer does; _validated_opts has the defaults that scripts compare.
         if "onnx_opset_version" not in options.get("_internal_use", {}):
             self._internal_use.onnx_opset_version = OPSET

@@ -34,7 +34,7 @@ class StepTrainer:
                                              by_position=True)
         return self._models[count]
 
-    def step(self, *inputs: Any) -> tuple[Tensor, Any]:
+    def step(self, *inputs: object) -> tuple[Tensor, Any]:
         """Forward, backward, ``optimizer.step()``.
 
         Args:
@@ -49,7 +49,7 @@ class StepTrainer:
         self.optimizer.step()
         return loss.detach(), alone([tensor.detach() for tensor in prediction])
 
-    def evaluate(self, *inputs: Any) -> tuple[Tensor, Any]:
+    def evaluate(self, *inputs: object) -> tuple[Tensor, Any]:
         """The same in evaluation, with nothing updated."""
         loss, *prediction = self._of(len(inputs)).evaluate(inputs)
         return loss, alone(prediction)

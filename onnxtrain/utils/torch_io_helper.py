@@ -51,7 +51,7 @@ def onnx_dtype_to_pytorch_dtype(number: int) -> torch.dtype:
     return _BACK[number]
 
 
-def extract_data_and_schema(data: Any, constant_as_tensor: bool = False,
+def extract_data_and_schema(data: object, constant_as_tensor: bool = False,
                             device: torch.device | None = None) -> tuple[list[torch.Tensor], Any]:
     """Tensors of nested sequences and mappings, in order, and the same nesting with a stub for each.
 
@@ -67,7 +67,7 @@ def extract_data_and_schema(data: Any, constant_as_tensor: bool = False,
         tensors.append(tensor)
         return _TensorStub(len(tensors) - 1, "_".join(path), tensor.dtype, shape_dims=tensor.dim())
 
-    def walk(value: Any, path: tuple[str, ...]) -> Any:
+    def walk(value: object, path: tuple[str, ...]) -> object:
         if isinstance(value, torch.Tensor):
             return stub(value, path)
         if isinstance(value, (bool, int, float)):

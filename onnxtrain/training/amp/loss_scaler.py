@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from onnxtrain.training._validation import check, is_count, is_number
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from onnxtrain.training._info import TrainStepInfo
 
 
-def _is_positive(value: Any) -> bool:
+def _is_positive(value: float) -> bool:
     return is_number(value) and value > 0
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from onnxtrain.training._validation import check, is_number
@@ -28,7 +28,7 @@ class _OptimizerConfig:
         AssertionError: a value is of another type or outside its range; the message says which.
     """
 
-    def __init__(self, name: str, params: Sequence[dict[str, Any]], defaults: dict[str, Any]) -> None:
+    def __init__(self, name: str, params: Sequence[Mapping[str, object]], defaults: dict[str, float]) -> None:
         check(isinstance(name, str) and name in _NAMES, f"'name' must be one of {', '.join(map(repr, _NAMES))}")
         check(isinstance(defaults, dict), "'defaults' must be a dict")
         check("lr" in defaults, "'defaults' must contain a 'lr'")
@@ -40,7 +40,7 @@ class _OptimizerConfig:
         self._check(self.defaults)
         self.params = [self._group(group) for group in params]
 
-    def _group(self, given: Any) -> dict[str, Any]:
+    def _group(self, given: Mapping[str, Any]) -> dict[str, Any]:
         check(isinstance(given, dict) and len(given) > 1 and "params" in given,
               "each group of 'params' must be a dict with 'params' and at least one hyperparameter")
         names = given["params"]
@@ -54,10 +54,10 @@ class _OptimizerConfig:
         self._check(whole := {**self.defaults, **own})
         return whole
 
-    def _check(self, values: dict[str, Any]) -> None:
+    def _check(self, values: Mapping[str, Any]) -> None:
         """Raises AssertionError where hyperparameters, the defaults or those of a group, are out of range."""
 
-    def of(self, weight: str) -> dict[str, Any]:
+    def of(self, weight: str) -> dict[str, float]:
         """The hyperparameters of one weight, ``lr`` left out."""
         group = next((group for group in self.params if weight in group["params"]), self.defaults)
         return {key: value for key, value in group.items() if key not in ("params", "lr")}
@@ -74,7 +74,7 @@ class SGDConfig(_OptimizerConfig):
         AssertionError: as _OptimizerConfig.
     """
 
-    def __init__(self, params: Sequence[dict[str, Any]] = [], lr: float = 0.001) -> None:  # noqa: B006
+    def __init__(self, params: Sequence[Mapping[str, object]] = [], lr: float = 0.001) -> None:  # noqa: B006
         check(params == [], "'params' must be an empty list for SGD optimizer")
         super().__init__("SGDOptimizer", params, {"lr": lr})
 
@@ -82,12 +82,12 @@ class SGDConfig(_OptimizerConfig):
 class _Moments(_OptimizerConfig):
     """What Adam and LAMB share. The defaults are attributes, under the names of the arguments."""
 
-    def __init__(self, name: str, params: Sequence[dict[str, Any]], defaults: dict[str, Any]) -> None:
+    def __init__(self, name: str, params: Sequence[Mapping[str, object]], defaults: dict[str, float]) -> None:
         super().__init__(name, params, defaults)
         for key, value in self.defaults.items():
             setattr(self, "lambda_coef" if key == "lambda" else key, value)
 
-    def _check(self, values: dict[str, Any]) -> None:
+    def _check(self, values: Mapping[str, Any]) -> None:
         for name in ("alpha", "beta", "lambda", "epsilon"):
             check(is_number(values[name], 0),
                   f"'{'lambda_coef' if name == 'lambda' else name}' must be a positive number")
@@ -129,7 +129,7 @@ class AdamConfig(_Moments):
         BEFORE_WEIGHT_UPDATE = 0
         AFTER_WEIGHT_UPDATE = 1
 
-    def __init__(self, params: Sequence[dict[str, Any]] = [], lr: float = 0.001, alpha: float = 0.9,  # noqa: B006
+    def __init__(self, params: Sequence[Mapping[str, object]] = [], lr: float = 0.001, alpha: float = 0.9,  # noqa: B006
                  beta: float = 0.999, lambda_coef: float = 0.0, epsilon: float = 1e-8, max_norm_clip: float = 1.0,
                  do_bias_correction: bool = True,
                  weight_decay_mode: AdamConfig.DecayMode = DecayMode.BEFORE_WEIGHT_UPDATE) -> None:
@@ -138,7 +138,7 @@ class AdamConfig(_Moments):
             "max_norm_clip": max_norm_clip, "do_bias_correction": do_bias_correction,
             "weight_decay_mode": weight_decay_mode})
 
-    def _check(self, values: dict[str, Any]) -> None:
+    def _check(self, values: Mapping[str, Any]) -> None:
         super()._check(values)
         check(isinstance(values["weight_decay_mode"], AdamConfig.DecayMode),
               "'weight_decay_mode' must be a AdamConfig.DecayMode")
@@ -158,7 +158,7 @@ class LambConfig(_Moments):
         AssertionError: as _OptimizerConfig.
     """
 
-    def __init__(self, params: Sequence[dict[str, Any]] = [], lr: float = 0.001, alpha: float = 0.9,  # noqa: B006
+    def __init__(self, params: Sequence[Mapping[str, object]] = [], lr: float = 0.001, alpha: float = 0.9,  # noqa: B006
                  beta: float = 0.999, lambda_coef: float = 0.0, ratio_min: float = float("-inf"),
                  ratio_max: float = float("inf"), epsilon: float = 1e-6, max_norm_clip: float = 1.0,
                  do_bias_correction: bool = False) -> None:
@@ -167,7 +167,7 @@ class LambConfig(_Moments):
             "ratio_max": ratio_max, "epsilon": epsilon, "max_norm_clip": max_norm_clip,
             "do_bias_correction": do_bias_correction})
 
-    def _check(self, values: dict[str, Any]) -> None:
+    def _check(self, values: Mapping[str, Any]) -> None:
         super()._check(values)
         for name in ("ratio_min", "ratio_max"):
             check(isinstance(values[name], float), f"'{name}' must be a float")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -48,7 +48,7 @@ class _Subscription:
 
     subscribers: Sequence[SubscriberBase]
     step: int = 0
-    handles: list[Any] = dataclasses.field(default_factory=list)
+    handles: list[torch.utils.hooks.RemovableHandle] = dataclasses.field(default_factory=list)
 
 
 class _Tap(torch.autograd.Function):
@@ -64,7 +64,7 @@ class _Tap(torch.autograd.Function):
         return tensor.view_as(tensor)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, Tensor]:
         for subscriber in ctx.subscription.subscribers:
             if subscriber.wants(ctx.step):
                 subscriber.backward_activation(ctx.name, gradient.detach(), ctx.step)
@@ -75,13 +75,13 @@ class _EndOfStep(torch.autograd.Function):
     """The identity of all outputs of the subscribed module; what is computed after it belongs to the next step."""
 
     @staticmethod
-    def forward(ctx: Any, subscription: _Subscription, *tensors: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: object, subscription: _Subscription, *tensors: Tensor) -> tuple[Tensor, ...]:
         if not autograd_functions.inside():
             subscription.step += 1
         return tuple(tensor.view_as(tensor) for tensor in tensors)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
+    def backward(ctx: object, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         return None, *gradients
 
 
@@ -94,7 +94,7 @@ class _Running(threading.local):
 _running = _Running()
 
 
-def _mapped(result: Any, function: Any) -> Any:
+def _mapped(result: object, function: Callable[[int, Tensor], Tensor]) -> object:
     """The result with function(index, tensor) in place of each of its tensors."""
     leaves, spec = pytree.tree_flatten(result)
     found = 0
@@ -131,10 +131,10 @@ class SubscriberManager:
             hook = self._hook(subscription, f"{type(child).__name__}_{number}")
             subscription.handles.append(child.register_forward_hook(hook))
 
-        def begin(_module: torch.nn.Module, _arguments: Any) -> None:
+        def begin(_module: torch.nn.Module, _arguments: object) -> None:
             _running.subscription = subscription
 
-        def end(_module: torch.nn.Module, _arguments: Any, result: Any) -> Any:
+        def end(_module: torch.nn.Module, _arguments: object, result: object) -> object:
             _running.subscription = None
             leaves, spec = pytree.tree_flatten(result)
             where = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
@@ -156,8 +156,8 @@ class SubscriberManager:
             self._subscription = None
 
     @staticmethod
-    def _hook(subscription: _Subscription, name: str) -> Any:
-        def show(_module: torch.nn.Module, _arguments: Any, result: Any) -> Any:
+    def _hook(subscription: _Subscription, name: str) -> Callable[[torch.nn.Module, object, object], object]:
+        def show(_module: torch.nn.Module, _arguments: object, result: object) -> object:
             return _mapped(result, lambda index, tensor: _Tap.apply(subscription, f"{name}_{index}th_output", tensor))
 
         return show

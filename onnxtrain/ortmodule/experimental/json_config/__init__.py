@@ -8,12 +8,15 @@ import json
 import operator
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from onnxtrain import options
 from onnxtrain.ortmodule._debug import DebugOptions, LogLevel
 from onnxtrain.ortmodule._fallback import FallbackPolicy
 from onnxtrain.ortmodule.options import _SkipCheck
+
+if TYPE_CHECKING:
+    from onnxtrain.ortmodule._module import ORTModule
 
 
 class PropagateCastOpsStrategy(enum.IntEnum):
@@ -28,8 +31,8 @@ def _flags(kind: Any, names: list[str]) -> Any:
     return functools.reduce(operator.or_, (kind[name] for name in names), kind(0))
 
 
-def _set(name: str, expected: type) -> Callable[[Any, Any], None]:
-    def apply(model: Any, value: Any) -> None:
+def _set(name: str, expected: type) -> Callable[[ORTModule, Any], None]:
+    def apply(model: ORTModule, value: Any) -> None:
         if type(value) is not expected:
             raise TypeError(f"{name} is {value!r}, expected {expected.__name__}")
         setattr(model._runtime, name, value)
@@ -37,26 +40,26 @@ def _set(name: str, expected: type) -> Callable[[Any, Any], None]:
     return apply
 
 
-def _cast_ops(model: Any, value: dict[str, Any]) -> None:
+def _cast_ops(model: ORTModule, value: dict[str, Any]) -> None:
     model._runtime.propagate_cast_ops_strategy = PropagateCastOpsStrategy[value["Strategy"]]
     model._runtime.propagate_cast_ops_level = value["Level"]
     model._runtime.propagate_cast_ops_allow = list(value.get("Allow", []))
 
 
-def _skip_check(model: Any, value: list[str]) -> None:
+def _skip_check(model: ORTModule, value: list[str]) -> None:
     model._runtime.skip_check = _flags(_SkipCheck, value)
 
 
-def _debug(model: Any, value: dict[str, Any]) -> None:
+def _debug(model: ORTModule, value: dict[str, Any]) -> None:
     model._debug = DebugOptions(LogLevel[value.get("LogLevel", "WARNING")], value.get("SaveONNX", False),
                                 value.get("ONNXPrefix", ""), value.get("SaveONNXPath", value.get("SavePath", "")))
 
 
-def _policy(model: Any, value: list[str]) -> None:
+def _policy(model: ORTModule, value: list[str]) -> None:
     model._fallback.policy = _flags(FallbackPolicy, value)
 
 
-_SETTERS: dict[str, Callable[[Any, Any], None]] = {
+_SETTERS: dict[str, Callable[[ORTModule, Any], None]] = {
     "PropagateCastOps": _cast_ops,
     "UseExternalGPUAllocator": _set("use_external_gpu_allocator", bool),
     "EnableCustomAutogradFunction": _set("enable_custom_autograd_function", bool),
@@ -71,7 +74,7 @@ _SETTERS: dict[str, Callable[[Any, Any], None]] = {
 }
 
 
-def load_from_json(ortmodule: Any, path: str | None = None) -> None:
+def load_from_json(ortmodule: ORTModule, path: str | None = None) -> None:
     """Sets what the file names; the rest stays. ORTMODULE_JSON_CONFIG_PATH overrides `path`.
 
     Raises:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 
 class ORTPipelineModule:
     """Not supported: pipelines of stages.
@@ -12,7 +10,7 @@ class ORTPipelineModule:
         NotImplementedError: always, with what can be used.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: object, **kwargs: object) -> None:
         raise NotImplementedError(
             "ORTPipelineModule, DeepSpeed's PipelineModule with each stage in an ORTModule, is not supported. Data "
             "parallel training (DDP), ZeRO stages 1 and 2 of DeepSpeed, and FSDP around an ORTModule are.")
