@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from test_causal_mask import added, lower
 from test_flash_native import SEED, TILES, agree, as_it_was, masked  # noqa: F401
-from test_fuse_attention import Model, added, lower, plain_attention, step
+from test_fuse_attention import Model, plain_attention, step
 
 
 @pytest.mark.parametrize("threads", [1, 4])
