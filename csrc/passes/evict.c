@@ -572,7 +572,7 @@ static bool find_limit(evictor *e, int64_t peak, double max_cost)
     return found >= 0 && simulate(e, found, max_cost);
 }
 
-/* Simulates the step within what the level or the budget asks, or the lowest limit that can be; false: nothing to do. */
+/* Simulates the step within what the level or the budget asks, or else at the lowest limit, if there is one. */
 static bool search(evictor *e, int64_t peak)
 {
     const ont_graph *g = e->g;
@@ -592,10 +592,10 @@ static bool is_better(const evictor *e, int64_t peak, double cost)
 }
 
 /*
- * Evicts first whatever costs least a byte, then only what copies bring back from values that backward reads anyway, and
- * takes the better of both. The first is free to repeat a chain of layers, which GPT-2's budgets live on. Where small
- * values tie the layers together, as a frozen Llama's residuals do, it computes all layers again at the start of backward,
- * and holds them: level 1 of four layers with adapters took 396 MiB, and level 0 290; from what is kept it takes 179.
+ * Evicts first whatever costs least a byte, then only what copies bring back from values that backward reads anyway,
+ * and takes the better of both. The first is free to repeat a chain of layers, as small budgets of GPT-2 need. Where
+ * small values tie the layers together, as a frozen Llama's residuals do, it computes all layers again at the start of
+ * backward, and holds them: level 1 of four layers with adapters took 396 MiB, and level 0 290; the second takes 179.
  */
 static bool search_both_ways(evictor *e, int64_t peak)
 {
