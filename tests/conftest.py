@@ -31,11 +31,17 @@ def fresh_dynamo() -> Iterator[None]:
 
 @pytest.fixture
 def kernels_by_rule() -> Iterator[None]:
-    """Large products have one kernel from the first run on: two programs of one graph have the same bits and plan."""
+    """Kernels of products do not compete, in sessions and in modules: two programs of one graph have the same bits and
+    plan.
+    """
+    import torch
+
     from onnxtrain import _C
 
+    torch.use_deterministic_algorithms(True)  # which a module tells the core
     _C.set_deterministic(True)
     yield
+    torch.use_deterministic_algorithms(False)
     _C.set_deterministic(False)
 
 

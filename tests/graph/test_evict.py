@@ -18,6 +18,7 @@ import onnxtrain
 from onnxtrain import _C
 from onnxtrain.ortmodule import ORTModule
 
+pytestmark = pytest.mark.usefixtures("kernels_by_rule")
 SEED = drawn_seed()
 
 
@@ -33,7 +34,7 @@ def run(model, tensors, seed=7, **kwargs):
     return session, [bits(y) for y in outputs] + [None if g is None else bits(g) for g in found]
 
 
-def test_levels_differ_and_give_the_same_bits(kernels_by_rule):
+def test_levels_differ_and_give_the_same_bits():
     model, tensors = network(256, 1024, layers=6)
     slabs, shares, results = [], [], []
     for level in (0, 1, 2):
@@ -68,7 +69,7 @@ def test_copies_are_shared():
 
 
 @pytest.mark.parametrize("ratio", [0.0, 0.1])
-def test_a_budget_is_kept(ratio, kernels_by_rule):
+def test_a_budget_is_kept(ratio):
     model, tensors = network(256, 512, layers=8, ratio=ratio)
     session, expected = run(model, tensors)
     whole = session.stats()["slab_bytes"]
@@ -91,7 +92,7 @@ def test_bytes_are_a_budget_too():
     assert run(model, tensors)[1] == expected
 
 
-def test_another_program_of_the_session_is_built_meanwhile(kernels_by_rule):
+def test_another_program_of_the_session_is_built_meanwhile():
     """The log may run Python, or another thread, between two builds of a search."""
     model, tensors = network(64, 128, layers=6)
     shapes, mask, other = [list(t.shape) for t in tensors], b"\1" * len(tensors), b"\1" + b"\0" * (len(tensors) - 1)
@@ -176,7 +177,7 @@ class AdaptedBlock(nn.Module):
         return x + self.down(F.silu(self.gate(h)) * self.up(h))
 
 
-def test_frozen_blocks_are_not_computed_again_all_at_once(kernels_by_rule):
+def test_frozen_blocks_are_not_computed_again_all_at_once():
     """Their residuals are small: evicted, each would ask for all layers below it, which then wait for their turn."""
     torch.manual_seed(0)
     module, x = nn.Sequential(Adapted(64, 64), *[AdaptedBlock(64, 256) for _ in range(8)]), torch.randn(1024, 64)

@@ -12,6 +12,7 @@ from test_recompute_regions import marked
 
 from onnxtrain import _C
 
+pytestmark = pytest.mark.usefixtures("kernels_by_rule")
 SEED = drawn_seed()
 LAYERS, ROWS, WIDTH = 4, 256, 128
 UNIT = ROWS * WIDTH * 4
