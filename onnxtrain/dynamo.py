@@ -29,7 +29,7 @@ from onnxtrain._export.captured import graph_of
 from onnxtrain._export.errors import ConstantsWanted, Untraceable
 from onnxtrain._export.numbers import (
     SYMBOLIC,
-    Results,
+    NumericResults,
     copied,
     drop_arithmetic,
     example,
@@ -170,7 +170,7 @@ class Prepared(NamedTuple):
     """A graph that can be exported, whose results are tensors."""
 
     graph: torch.fx.GraphModule
-    numbers: Results  # that were among the results
+    numbers: NumericResults  # that were among the results
     kept: list[int]  # which of the arguments of Dynamo's graph it has
     wholes: frozenset[int]  # positions where Dynamo has an int, and the graph a 0-dim tensor
     floats: frozenset[int]  # positions where Dynamo has a 0-dim tensor, and the graph a number
@@ -204,7 +204,7 @@ def prepared(graph: torch.fx.GraphModule, constants: bool = False) -> Prepared:
     count = len(placeholders(graph))
     graph = _copied(graph)
     _refuse_transforms(graph)
-    numbers = Results(graph)
+    numbers = NumericResults(graph)
     if numbers:
         numbers.take_out()
     drop_arithmetic(graph)

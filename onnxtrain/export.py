@@ -223,7 +223,7 @@ def _translated(flat: _Flat, names: list[str], leaves: list[object], opset: int,
     traced = time.perf_counter()
     drawn = autograd_functions.drawn_by_torch() if all(t.is_cpu for t in (*tensors, *module.parameters())) else {}
     try:
-        table = translations(opset) | drawn | autograd_functions.by_torch(flat.by_torch)
+        table = translations(opset) | drawn | autograd_functions.run_by_torch(flat.by_torch)
         with wide_numbers():
             translated = retrace.translated(program, opset, table)
     except Exception as error:

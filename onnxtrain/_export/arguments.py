@@ -93,7 +93,7 @@ def _windows(op: Operators, own: Operators) -> Table:
     def adaptive_max_pool(name: str) -> tuple[object, Callable[..., Value]]:
         """torch.onnx shares out among equals the gradient of the only cell; it goes to the first."""
         overload = getattr(aten, name).default
-        by_torch = autograd_functions.by_torch((f"aten.{name}.default",))[overload]
+        by_torch = autograd_functions.run_by_torch((f"aten.{name}.default",))[overload]
 
         def pool(self, output_size):
             rank = len(output_size)
@@ -193,7 +193,7 @@ def _lookups(op: Operators, own: Operators) -> Table:
         flat = own.TorchGatherElements(op.Reshape(self, row), op.Reshape(index, row), axis=0)
         return op.Reshape(flat, op.Shape(index))
 
-    by_torch = autograd_functions.by_torch(("aten.embedding.default", "aten._embedding_bag.default"))
+    by_torch = autograd_functions.run_by_torch(("aten.embedding.default", "aten._embedding_bag.default"))
 
     def embedding(weight, indices, padding_idx=-1, scale_grad_by_freq=False, sparse=False):
         # F.embedding's own padding is replaced before it comes here.

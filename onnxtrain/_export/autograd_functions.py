@@ -119,7 +119,7 @@ def _plain(value: object, argument: torch.Argument) -> Any:
     return pytree.tree_map_only(Tensor, lambda tensor: tensor.item(), value)
 
 
-def by_torch(names: Sequence[str]) -> Table:
+def run_by_torch(names: Sequence[str]) -> Table:
     """Translations of operators such as "aten.cross.default" to PythonOp nodes, for a custom_translation_table.
 
     Those that change an argument or return lists are left out: there is no such node.
@@ -148,7 +148,7 @@ def drawn_by_torch() -> Table:
 
     own = onnxscript.values.Opset(DOMAIN, 1)
     drawn: Table = {overload: _drawn(own, overload) for overload in _draws().values()}
-    return drawn | by_torch(("aten.multinomial.default",))
+    return drawn | run_by_torch(("aten.multinomial.default",))
 
 
 @functools.cache

@@ -98,7 +98,7 @@ class Operations:
         self.places = places
         self.hold([held[0].store[held[0].name] if held else None for held in places])
 
-    def again(self, graph: torch.fx.GraphModule) -> None:
+    def take(self, graph: torch.fx.GraphModule) -> None:
         """Dynamo captured the same operations again, perhaps of another layer: takes what it has noted."""
         noted = _notes(graph)
         for name, kinds in noted.kinds.items():

@@ -174,7 +174,7 @@ class _Splitting:
             self._parts[value] = self.call(aten.select.int, pair, -1, 0), self.call(aten.select.int, pair, -1, 1)
         return self._parts[value]
 
-    def again(self, *args: Any, **kwargs: Any) -> fx.Node:
+    def repeated(self, *args: Any, **kwargs: Any) -> fx.Node:
         """The operator that is rewritten, with other arguments that give the same result."""
         node = self._graph.call_function(self._node.target, args, kwargs)
         node.meta = dict(self._node.meta)
@@ -301,7 +301,7 @@ def _transform(target: OpOverload) -> Callable[..., Result]:
                 if isinstance(wanted, int):
                     parts = c.resized(parts, axis, wanted // 2 + 1 if halves and axis == axes[-1] else wanted)
             value = c.whole(parts)
-        result = c.again(c.operand(value), size, *(() if dim is None else (dim,)), norm=norm)
+        result = c.repeated(c.operand(value), size, *(() if dim is None else (dim,)), norm=norm)
         return c.of(result) if _is_complex(result) else (result, None)
 
     return rule

@@ -125,7 +125,7 @@ def _integers(op: Operators) -> Table:
 
 
 def _samples(op: Operators) -> Table:
-    by_torch = autograd_functions.by_torch(("aten.multinomial.default",))[aten.multinomial.default]
+    by_torch = autograd_functions.run_by_torch(("aten.multinomial.default",))[aten.multinomial.default]
 
     def multinomial(self, num_samples, replacement=False):
         """Without replacement, the classes that are first where each waits for a time with its own rate, as torch has

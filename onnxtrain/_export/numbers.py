@@ -163,7 +163,7 @@ def _computed(formula: sympy.Expr) -> Callable[[Mapping[str, object]], object]:
     return lambda bound: eval(code, _NAMES, bound)
 
 
-class Results:
+class NumericResults:
     """The sizes and other numbers among a graph's results, which are no business of the engine's.
 
     Raises LookupError where one of them does not follow from the graph's arguments.

@@ -45,7 +45,7 @@ def translations(opset: int) -> Table:
     op = getattr(onnxscript, f"opset{opset}")
     own = onnxscript.values.Opset(DOMAIN, DOMAIN_VERSION)
     python_op = {torch.ops.onnxtrain.python_op.default: autograd_functions.translation()}
-    python_op |= autograd_functions.by_torch([f"aten.{name}.default" for name in _RUN_BY_TORCH])
+    python_op |= autograd_functions.run_by_torch([f"aten.{name}.default" for name in _RUN_BY_TORCH])
     return (_own(op, own) | _groups(op, own) | bounds(op, own) | _functions(op, own) | _numbers(op)
             | _wider(op) | elementary(op, own) | arguments(op, own) | _picked(op, own) | _resized(op) | _reshaped(op)
             | slices(op, own) | packed(op, own) | draws(op) | python_op)

@@ -99,7 +99,6 @@ class _Writer:
 
     def __init__(self, sources: Callable[[fx.Node], Source | None]) -> None:
         self._sources = sources
-        self._numbers: dict[object, int] = {}
         self.values: list[list[object]] = []
 
     def source(self, kind: str, target: int | str) -> int:

@@ -232,7 +232,7 @@ class StepInBackward:
             if getattr(param, "grad_dtype", None) not in (None, param.dtype):
                 raise RuntimeError(f"{where}: {self.name(param, position)} has a grad_dtype that is not its own "
                                    "dtype")
-            if not executes(ctx.next_functions[i][0]):
+            if not executes(ctx.next_functions[i][0], leaf=False):
                 raise RuntimeError(f"{where}: torch.autograd.grad() or backward(inputs=...) does not ask for the "
                                    f"gradient of {self.name(param, position)}, which would still be updated")
 
@@ -250,12 +250,12 @@ class StepInBackward:
                 f"{', '.join(updated)}. The others did not change. step() ends the step in this state.")
 
 
-def executes(node: torch.autograd.graph.Node | None) -> bool:
-    """Whether the backward that runs goes on to this node."""
+def executes(node: torch.autograd.graph.Node | None, leaf: bool) -> bool:
+    """Whether the backward that runs goes on to this node; `leaf` where torch.autograd.grad() takes its gradient."""
     try:
         return will_engine_execute_node(node)
-    except RuntimeError:  # torch.autograd.grad() wants this leaf's gradient itself
-        return False
+    except RuntimeError:  # PyTorch answers for no leaf that grad() was asked for
+        return leaf
 
 
 def not_alone() -> bool:

@@ -331,6 +331,50 @@ class _Refused:
     again: float = 0
 
 
+@dataclasses.dataclass
+class _Mode:
+    """Calls that share a compiled function: equal are what Dynamo guards badly or not at all. Each mode has its own
+    code, and few sets of guards to try.
+
+    Attributes:
+        call: the function that Dynamo has compiled, or PyTorch's; None before the first call, and once it was dropped.
+        is_empty: a call was captured that has nothing to compute.
+        kinds: of arguments that were captured.
+        is_varied: of so many kinds that each has a mode of its own, as the limit of captures is there for what changes
+            from call to call.
+        most: the graphs that one call ran.
+        limit: why PyTorch runs what is behind a cut.
+        refused: by kind of arguments, calls that run in PyTorch.
+        wrong: by kind and sizes of arguments, how often a capture of such a call ended in an exception.
+    """
+
+    call: Callable[..., object] | None = None
+    is_empty: bool = False
+    kinds: set[object] = dataclasses.field(default_factory=set)
+    is_varied: bool = False
+    most: int = 0
+    limit: str | None = None
+    refused: dict[object, _Refused] = dataclasses.field(default_factory=dict)
+    wrong: dict[object, int] = dataclasses.field(default_factory=dict)
+
+    def drop(self) -> None:
+        """The next call is captured anew."""
+        self.call, self.limit, self.is_empty = None, None, False
+
+    def stay_in_torch(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        self.refused[kind_of(args, kwargs)] = _Refused(again=math.inf)
+
+    def note_wrong(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        """Forward raised while Dynamo captured it, which may leave out the code from now on: another one has to be
+        captured. Arguments that are wrong twice are PyTorch's, until it takes them.
+        """
+        self.drop()
+        if len(self.wrong) == MAX_WRONG:
+            self.wrong.clear()
+        kind = kind_of(args, kwargs, sizes=True)
+        self.wrong[kind] = self.wrong.get(kind, 0) + 1
+
+
 class Parts:
     """The graphs of one ORTModule and of its clones, and the functions that run them.
 
@@ -346,19 +390,9 @@ class Parts:
         self._graphs: dict[tuple[object, ...], GraphRunner] = {}  # by what they compute
         self._numbered: dict[bool, list[GraphRunner]] = {}
         self.constants: dict[tuple[object, ...], set[tuple[object, ...]]] = {}
-        # By mode: each has its own code, and few sets of guards to try.
-        self._calls: dict[tuple[object, ...], Callable[..., object]] = {}
-        self._nothing: set[tuple[object, ...]] = set()  # modes in which a call was captured that has nothing to compute
-        # By mode: the kinds of arguments that were captured. A mode of many kinds has code for each, as the limit of
-        # captures is there for what changes from call to call.
-        self._kinds: dict[tuple[object, ...], set[object]] = {}
-        self._varied: set[tuple[object, ...]] = set()
+        self._modes: dict[tuple[object, ...], _Mode] = {}
         self._methods: Methods | None = None
         self.seeds = False
-        self._refused: dict[tuple[object, ...], _Refused] = {}
-        self._most: dict[tuple[object, ...], int] = {}  # by mode: the graphs that one call ran
-        self._limited: dict[tuple[object, ...], str] = {}  # modes in which PyTorch runs what is behind a cut, and why
-        self._wrong: dict[tuple[object, ...], int] = {}  # how often a capture of such a call ended in an exception
         self.keeps_contents = True
 
     def _model(self) -> ORTModule:
@@ -458,87 +492,68 @@ class Parts:
     def _note_seeds(self, cuts: Iterable[str]) -> None:
         self.seeds = self.seeds or any(map(_SEEDS.search, cuts))
 
-    def _settled(self, mode: tuple[object, ...], args: tuple[object, ...], kwargs: dict[str, object]) -> bool:
+    def _settled(self, mode: _Mode, args: tuple[object, ...], kwargs: dict[str, object]) -> bool:
         """True while calls of this kind wait for their next try, after Dynamo captured nothing of one."""
-        refused = self._refused.get((mode, kind_of(args, kwargs)))
+        refused = mode.refused.get(kind_of(args, kwargs))
         if refused is None or self._model()._fallback.retry:
             return False
         refused.calls += 1
         return refused.calls < refused.again
 
-    def _drop(self, mode: tuple[object, ...]) -> None:
-        self._calls.pop(mode, None)
-        self._limited.pop(mode, None)
-        self._nothing.discard(mode)
-
-    def _refuse(self, mode: tuple[object, ...], args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+    def _refuse(self, mode: _Mode, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         """Notes that Dynamo captured nothing of this call: from now on it skips this code object."""
-        self._drop(mode)
+        mode.drop()
         if self.keeps_contents:  # the next call may be captured in parts
             self.keeps_contents = False
             return
-        refused = self._refused.setdefault((mode, kind_of(args, kwargs)), _Refused())
+        refused = mode.refused.setdefault(kind_of(args, kwargs), _Refused())
         refused.again = TRY_AGAIN * max(refused.again, 1)
 
-    def _leave(self, call: _Call, mode: tuple[object, ...]) -> None:
+    def _leave(self, call: _Call, mode: _Mode) -> None:
         """Says that forward differentiates: PyTorch runs such calls from now on."""
-        self._stay_in_torch(mode, call.args, call.kwargs)
+        mode.stay_in_torch(call.args, call.kwargs)
         self._fall_back(str(call.derivative))
 
-    def _stay_in_torch(self, mode: tuple[object, ...], args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-        self._refused[mode, kind_of(args, kwargs)] = _Refused(again=math.inf)
-
-    def _repeated(self, call: _Call, mode: tuple[object, ...]) -> object:
+    def _repeated(self, call: _Call, mode: _Mode) -> object:
         """PyTorch's result for a call that has failed in parts, with the random numbers that it began with."""
         self._leave(call, mode)
         if call.random is not None:
             set_random_states(call.random)
         return self._model()._in_torch(call.args, call.kwargs)
 
-    def _note_wrong(self, mode: tuple[object, ...], args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-        """Forward raised while Dynamo captured it, which may leave out the code from now on: another one has to be
-        captured. Arguments that are wrong twice are PyTorch's, until it takes them.
-        """
-        self._drop(mode)
-        if len(self._wrong) == MAX_WRONG:
-            self._wrong.clear()
-        wrong = mode, kind_of(args, kwargs, sizes=True)
-        self._wrong[wrong] = self._wrong.get(wrong, 0) + 1
-
     def __call__(self, whole: ORTModule, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         """One call of an ORTModule's module: in the engine if each of its graphs is."""
         self._latest = weakref.ref(whole)
         module, counters = whole._module, whole._counters
-        mode: tuple[Any, ...] = module.training, torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+        key: tuple[object, ...] = module.training, torch.is_grad_enabled(), torch.is_inference_mode_enabled()
         if float in map(type, (*args, *kwargs.values())):
-            mode += tuple(_negative_zeros((*args, *kwargs.values())))
+            key += tuple(_negative_zeros((*args, *kwargs.values())))
         if not GUARDS_WEIGHTS:
-            mode += tuple([(parameter.dtype, parameter.requires_grad) for parameter in module.parameters()])
-        if mode in self._varied:
-            mode += (kind_of(args, kwargs),)
-        if self._refused and self._settled(mode, args, kwargs):
+            key += tuple([(parameter.dtype, parameter.requires_grad) for parameter in module.parameters()])
+        mode = self._modes.get(key) or self._modes.setdefault(key, _Mode())
+        if mode.is_varied:
+            mode = self._modes.setdefault((*key, kind_of(args, kwargs)), _Mode())
+        if mode.refused and self._settled(mode, args, kwargs):
             return whole._in_torch(args, kwargs)
-        if self._wrong and self._wrong.get(wrong := (mode, kind_of(args, kwargs, sizes=True)), 0) > 1:
+        if mode.wrong and mode.wrong.get(kind := kind_of(args, kwargs, sizes=True), 0) > 1:
             result = whole._in_torch(args, kwargs)
-            self._wrong.pop(wrong, None)
+            mode.wrong.pop(kind, None)
             return result
         if self._methods is not None and self._methods.changed():
             torch.compiler.reset()  # code of parts that Dynamo captured on their own, too
-            self._calls.clear()
-            self._nothing.clear()
+            for each in self._modes.values():
+                each.call, each.is_empty = None, False
             self._methods = None
         if has_any_global_hook():
             return whole._by_torch("a global module hook is registered, which a graph would not run", args, kwargs)
-        call = self._calls.get(mode)
-        if call is None:
+        if mode.call is None:
             whole._say_constants(pytree.tree_leaves((args, kwargs)))
             reason = _sharded.reason(module) or _attributes.misread(module)
             wanted = whole._wanted()
-            call = self._calls[mode] = (self._compiled(wanted) if reason is None
-                                        else self.by_torch(_reading(wanted), reason))
+            mode.call = self._compiled(wanted) if reason is None else self.by_torch(_reading(wanted), reason)
             self._methods = self._methods or Methods(module)
-        engine, by_torch, kept = counters.engine_graphs, counters.torch_graphs, self.keeps_contents
-        outer, running.call = running.call, (current := _Call(self, whole, args, kwargs, call, mode[0]))
+        call, engine, by_torch, kept = mode.call, counters.engine_graphs, counters.torch_graphs, self.keeps_contents
+        outer, running.call = running.call, (current := _Call(self, whole, args, kwargs, call, module.training))
         if _callbacks is None or running.capture_begins not in _callbacks.start_callbacks:
             _hear_of_captures()
         try:
@@ -553,7 +568,7 @@ class Parts:
                 return self._repeated(current, mode)
             if (engine, by_torch) != (counters.engine_graphs, counters.torch_graphs) or not _is_of_dynamo(error):
                 if current.before is not None:
-                    self._note_wrong(mode, args, kwargs)
+                    mode.note_wrong(args, kwargs)
                     if engine == counters.engine_graphs:
                         _report.count(counters, fallback_steps=1)
                 current.raised = True
@@ -569,31 +584,30 @@ class Parts:
                 current.is_over()
         ran = counters.engine_graphs - engine
         if current.before is not None:
-            self._most[mode] = max(ran, self._most.get(mode, 0))
-            kinds = self._kinds.setdefault(mode, set())
-            kinds.add(kind_of(args, kwargs))
-            if len(kinds) > 1 and _captures(call) >= MAX_CAPTURES - 1:
-                self._varied.add(mode)
+            mode.most = max(ran, mode.most)
+            mode.kinds.add(kind_of(args, kwargs))
+            if len(mode.kinds) > 1 and _captures(call) >= MAX_CAPTURES - 1:
+                mode.is_varied = True
             if current.is_whole and (engine, by_torch) == (counters.engine_graphs, counters.torch_graphs):
-                self._nothing.add(mode)
+                mode.is_empty = True
             elif not current.is_whole:
-                self._nothing.discard(mode)
+                mode.is_empty = False
         if current.derivative is not None:
             self._leave(current, mode)
         gave_up = kept and not self.keeps_contents
         if gave_up:
-            self._drop(mode)  # the next call is captured in parts
-        if counters.torch_graphs == by_torch and (ran or mode in self._nothing):
+            mode.drop()  # the next call is captured in parts
+        if counters.torch_graphs == by_torch and (ran or mode.is_empty):
             if current.limit is not None:
-                self._limited[mode] = changes(f"a guard of a capture behind a cut, {current.limit}, fails at each call")
-            if self._limited and mode in self._limited and ran < self._most[mode]:
-                self._fall_back(self._limited[mode])
+                mode.limit = changes(f"a guard of a capture behind a cut, {current.limit}, fails at each call")
+            if mode.limit is not None and ran < mode.most:
+                self._fall_back(mode.limit)
                 _report.count(counters, fallback_steps=1)
             else:
                 _report.engine_step(counters)
         else:
             if current.limit is not None or current.before is None and _captures(call) >= MAX_CAPTURES:
-                self._stay_in_torch(mode, args, kwargs)
+                mode.stay_in_torch(args, kwargs)
                 self._fall_back(changes(f"a guard of its capture, {current.limit or 'which one Dynamo has not said'}, "
                                         "fails at each call"))
             elif counters.torch_graphs == by_torch and not gave_up and (current.before is not None or not self._graphs):

@@ -24,6 +24,7 @@ from torch import Tensor
 from onnxtrain import _torch
 from onnxtrain._export import derivatives, messages, state
 from onnxtrain._export.captured import Graph
+from onnxtrain.optim._in_backward import executes
 from onnxtrain.ortmodule import _masks
 from onnxtrain.ortmodule._fallback import FallbackPolicy, ORTModuleTorchModelException
 from onnxtrain.ortmodule._methods import HOOKS, Methods
@@ -212,7 +213,7 @@ class Double:
         if program.random and self._source is None:
             self._source = _masks.Source(program.exported.model)
         masks = self._source.masks(run.inputs, ctx.seed) if self._source is not None else None
-        wanted = [i for i, (node, _) in enumerate(ctx.next_functions) if node is not None and _executes(node)]
+        wanted = [i for i, (node, _) in enumerate(ctx.next_functions) if node is not None and executes(node, leaf=True)]
         inputs = [tensor.view_as(tensor) for tensor in run.inputs]  # of which no other depends on another
         placed = [tensor.clone() if i in program.writes or source.kind == "buffer" else tensor
                   for i, (tensor, source) in enumerate(zip(inputs, program.exported.inputs))]
@@ -277,11 +278,3 @@ class Double:
             if found[index] is None and index in reached:
                 raise RuntimeError("create_graph=True: PyTorch found no gradient of "
                                    f"{program.name(index, inputs[index])}, which the engine's graph depends on")
-
-
-def _executes(node: object) -> bool:
-    """Whether the backward that runs goes on to this node."""
-    try:
-        return _torch.will_engine_execute_node(node)
-    except RuntimeError:  # a leaf of torch.autograd.grad()
-        return True

@@ -28,7 +28,7 @@ class Unknown(Exception):
     """An argument that no key stands for."""
 
 
-class Result(NamedTuple):
+class NotedResult(NamedTuple):
     """What an operation made."""
 
     mode: FakeTensorMode
@@ -39,7 +39,7 @@ class Result(NamedTuple):
     requires_grad: bool
     in_a_row: bool
 
-    def again(self) -> FakeTensor:
+    def remade(self) -> FakeTensor:
         with _torch.in_kernel_invocation_manager(self.mode), _without_guards(self.mode):
             if self.in_a_row:
                 empty = torch.empty(self.shape, dtype=self.dtype, device="meta")
@@ -48,15 +48,15 @@ class Result(NamedTuple):
         return FakeTensor(self.mode, empty, self.device)
 
 
-class Results(NamedTuple):
+class NotedResults(NamedTuple):
     """What an operation made, one tensor or a tuple of a class."""
 
-    each: tuple[Result, ...]
+    each: tuple[NotedResult, ...]
     kind: Callable[[Sequence[FakeTensor]], object] | None
 
-    def again(self, arguments: Sequence[FakeTensor]) -> object:
+    def remade(self, arguments: Sequence[FakeTensor]) -> object:
         made = (_Again.apply(self.each, *arguments) if any(result.requires_grad for result in self.each)
-                else [result.again() for result in self.each])
+                else [result.remade() for result in self.each])
         return made[0] if self.kind is None else self.kind(made)
 
 
@@ -66,9 +66,9 @@ class _Again(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, results: Sequence[Result], *arguments: FakeTensor) -> tuple[FakeTensor, ...]:
+    def forward(ctx: Any, results: Sequence[NotedResult], *arguments: FakeTensor) -> tuple[FakeTensor, ...]:
         ctx.arguments = arguments
-        made = tuple([result.again() for result in results])
+        made = tuple([result.remade() for result in results])
         ctx.mark_non_differentiable(*[each for each, noted in zip(made, results) if not noted.requires_grad])
         return made
 
@@ -127,7 +127,7 @@ def _modes() -> tuple[object, ...]:
             of_cuda.cudnn_sdp_enabled(), torch.backends.mkldnn.enabled)
 
 
-def _noted(result: Any, arguments: Sequence[FakeTensor], versions: Sequence[int]) -> Result | None:
+def _noted(result: Any, arguments: Sequence[FakeTensor], versions: Sequence[int]) -> NotedResult | None:
     """What has to be known of a result; None where it is not a new tensor, or an argument was changed."""
     if (type(result) is not FakeTensor or result.layout is not torch.strided or result.constant is not None
             or result._is_view() and not torch.is_grad_enabled() or result.is_quantized or result.is_conj()
@@ -141,23 +141,23 @@ def _noted(result: Any, arguments: Sequence[FakeTensor], versions: Sequence[int]
     if type(sizes[-1]) is not int or sizes[-1]:
         return None
     for in_a_row in (True, False):
-        noted = Result(result.fake_mode, result.shape, result.stride(), result.dtype, result.fake_device,
+        noted = NotedResult(result.fake_mode, result.shape, result.stride(), result.dtype, result.fake_device,
                         result.requires_grad, in_a_row)
-        if _memory(noted.again()) == _memory(result):
+        if _memory(noted.remade()) == _memory(result):
             return noted
     return None
 
 
-def _all_noted(made: object, arguments: Sequence[FakeTensor], versions: Sequence[int]) -> Results | None:
+def _all_noted(made: object, arguments: Sequence[FakeTensor], versions: Sequence[int]) -> NotedResults | None:
     """_noted() of one result, or of all, none of which shares memory with another."""
     if isinstance(made, Tensor):
         one = _noted(made, arguments, versions)
-        return one and Results((one,), None)
+        return one and NotedResults((one,), None)
     if not isinstance(made, tuple) or not made or not all(isinstance(each, Tensor) for each in made):
         return None
     each = [_noted(result, arguments, versions) for result in made]
     distinct = len({result.untyped_storage()._cdata for result in made}) == len(made)
-    return Results(tuple(filter(None, each)), type(made)) if distinct and all(each) else None
+    return NotedResults(tuple(filter(None, each)), type(made)) if distinct and all(each) else None
 
 
 def _memory(tensor: FakeTensor) -> list[object]:
@@ -168,7 +168,7 @@ def _memory(tensor: FakeTensor) -> list[object]:
 
 def _remembering(plain: Callable[..., object]) -> Callable[..., object]:
     """run_node that runs each operation once and makes its later results itself."""
-    known: dict[tuple[object, ...], Results | None] = {}
+    known: dict[tuple[object, ...], NotedResults | None] = {}
 
     def run_node(tracer: object, node: torch.fx.Node, args: Sequence[object], kwargs: Mapping[str, object],
                  nnmodule: object, *more: object, **named: object) -> object:  # more: what another torch may add
@@ -182,7 +182,7 @@ def _remembering(plain: Callable[..., object]) -> Callable[..., object]:
         except (Unknown, TypeError):  # or a target without a hash
             return plain(tracer, node, args, kwargs, nnmodule, *more, **named)
         if noted is not None:
-            return noted.again(arguments)
+            return noted.remade(arguments)
         versions = [value._version for value in arguments]
         result = plain(tracer, node, args, kwargs, nnmodule)
         if key not in known:

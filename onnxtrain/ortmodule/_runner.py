@@ -74,7 +74,7 @@ class GraphRunner(FallsBack):
 
     def captured_again(self, operations: torch.fx.GraphModule) -> None:
         """Dynamo captured the same operations once more."""
-        self._module._captured.again(operations)
+        self._module._captured.take(operations)
 
     def __call__(self, inputs: Sequence[object]) -> Any:
         """The graph's results for all of its inputs; weights may be others than those that it was captured with."""

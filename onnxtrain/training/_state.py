@@ -18,7 +18,7 @@ from torch import Tensor
 
 from onnxtrain._export import files
 from onnxtrain.backend import _to_array
-from onnxtrain.training._trainer_step import Engine
+from onnxtrain.training._trainer_step import TrainedModel
 from onnxtrain.training._update import COUNT, MOMENTS, SHARED, Array, as_tensor
 
 _Value = TypeVar("_Value")
@@ -28,8 +28,8 @@ GRADIENT = "Gradient"  # what one accumulated gradient is called; there are none
 class TrainingSession:
     """What scripts read of a trainer's inside: its state as arrays, copied."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, trained: TrainedModel) -> None:
+        self._trained = trained
 
     def get_state(self) -> dict[str, Array]:
         """Trained weights, and what the optimizer keeps of them, under the names of flat(); with mixed precision
@@ -37,29 +37,29 @@ class TrainingSession:
         """
         model = self.get_model_state(include_mixed_precision_weights=True)
         half = {f"{name}_fp16": value for name, value in model.get("mixed_precision", {}).items()}
-        optimizer = {name: _to_array(value) for name, value in flat_optimizer(self._engine.update.state()).items()}
+        optimizer = {name: _to_array(value) for name, value in flat_optimizer(self._trained.update.state()).items()}
         return {**model["full_precision"], **half, **optimizer}
 
     def get_model_state(self, include_mixed_precision_weights: bool = False) -> dict[str, dict[str, Array]]:
         """``{"full_precision": {weight: array}}`` of the trained weights. With mixed precision, and asked for,
         "mixed_precision" as well: the same in float16, which autocast makes again in each step.
         """
-        weights = copied(self._engine.weights())
+        weights = copied(self._trained.weights())
         found = {"full_precision": {name: _to_array(value) for name, value in weights.items()}}
-        if include_mixed_precision_weights and self._engine.mixed_precision:
+        if include_mixed_precision_weights and self._trained.mixed_precision:
             found["mixed_precision"] = {name: _to_array(value.half()) for name, value in weights.items()}
         return found
 
     def get_optimizer_state(self) -> dict[str, dict[str, Array]]:
         """Per weight, and "shared_optimizer_state": see Update.state()."""
         return {name: {key: _to_array(value) for key, value in entry.items()}
-                for name, entry in self._engine.update.state().items()}
+                for name, entry in self._trained.update.state().items()}
 
     def get_partition_info_map(self) -> dict[str, dict[str, list[int]]]:
         """With ZeRO, of each weight that this process updates, or a part of it: its shape, ``original_dim``, and
         ``megatron_row_partition``, always [-1]. Else empty.
         """
-        weights, shards = self._engine.weights(), self._engine.shards
+        weights, shards = self._trained.weights(), self._trained.shards
         return {} if shards is None else {
             name: {"original_dim": list(weights[name].shape), "megatron_row_partition": [-1]} for name in shards.own}
 
@@ -108,8 +108,8 @@ def nested(state: Mapping[str, object], weights: Iterable[str]) -> dict[str, Any
     return {**found, "accumulated_gradients": sums} if sums else found
 
 
-def of_file(state: Mapping[str, object], engine: Engine, run: Mapping[str, Any]) -> dict[str, Any]:
-    """A flat state as a nested one that this engine's trainer loads.
+def of_file(state: Mapping[str, object], trained: TrainedModel, run: Mapping[str, Any]) -> dict[str, Any]:
+    """A flat state as a nested one that this trainer loads.
 
     Args:
         run: what a file has beside: how far the run was, and whose gradients wait for an update.
@@ -120,39 +120,39 @@ def of_file(state: Mapping[str, object], engine: Engine, run: Mapping[str, Any])
     processes, gradients = run.get("processes", {}), run.get("gradients", [])
     rank, size = processes.get("rank", 0), processes.get("size", 1)
     if gradients:  # of all processes of ZeRO
-        rank, size = processes_of(engine)["rank"], len(gradients)
-        check_gradients(engine, rank, size)
+        rank, size = processes_of(trained)["rank"], len(gradients)
+        check_gradients(trained, rank, size)
         state = {**state, **gradients[rank]}
-    return {**nested(state, engine.weights()), "trainer_options": {"world_rank": rank, "world_size": size},
+    return {**nested(state, trained.weights()), "trainer_options": {"world_rank": rank, "world_size": size},
             "train_step_info": run, "loss_scaler": run.get("loss_scaler", {})}
 
 
-def without_lacking_buffers(engine: Engine, names: Iterable[str], state: Collection[str]) -> list[str]:
+def without_lacking_buffers(trained: TrainedModel, names: Iterable[str], state: Collection[str]) -> list[str]:
     """These names but for buffers that the state does not have. onnxruntime-training's checkpoints lack those that the
     exported graph did not read, such as the number of batches of a BatchNorm; here they stay, with a warning.
     """
-    lacking = [name for name in engine.model.buffers() if name not in state]
+    lacking = [name for name in trained.model.buffers() if name not in state]
     if lacking:
         warnings.warn(f"the state has no value for the buffers {lacking}: they stay as they are", stacklevel=3)
     return [name for name in names if name not in lacking]
 
 
-def processes_of(engine: Engine | None) -> dict[str, Any]:
+def processes_of(trained: TrainedModel | None) -> dict[str, Any]:
     """Whose state it is: ``rank``, ``size`` and with ZeRO ``pieces``, (start, stop) of flattened weights by name."""
-    peers, shards = (None, None) if engine is None else (engine.peers, engine.shards)
+    peers, shards = (None, None) if trained is None else (trained.peers, trained.shards)
     found: dict[str, Any] = {"rank": peers.rank if peers else 0, "size": peers.size if peers else 1}
     if shards is not None:
         found["pieces"] = {name: [piece.start, piece.stop] for name, piece in shards.own.items()}
     return found
 
 
-def check_gradients(engine: Engine, rank: int, size: int) -> None:
+def check_gradients(trained: TrainedModel, rank: int, size: int) -> None:
     """Before gradients are loaded that waited for an update.
 
     Raises:
         RuntimeError: they are another process's.
     """
-    own = processes_of(engine)
+    own = processes_of(trained)
     if (rank, size) != (own["rank"], own["size"]):
         raise RuntimeError(f"the checkpoint was saved within the steps of one update, by process {rank} of {size}, but "
                            f"this is process {own['rank']} of {own['size']}, which has other gradients: save after an "

@@ -29,7 +29,7 @@ _log = logging.getLogger("onnxtrain")
 _NOTHING = contextlib.nullcontext()
 
 
-class Engine:
+class TrainedModel:
     """A model that is being trained.
 
     Args:

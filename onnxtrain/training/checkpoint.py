@@ -32,7 +32,7 @@ def experimental_state_dict(ort_trainer: ORTTrainer, include_optimizer_state: bo
     Returns:
         Copies, on the CPU. Empty, with a warning, before the first step.
     """
-    if ort_trainer._engine is None:
+    if ort_trainer._trained is None:
         warnings.warn("ONNX Runtime training session is not initialized yet. Please run train_step or eval_step at "
                       "least once before calling state_dict().", stacklevel=2)
         return {}
@@ -55,10 +55,10 @@ def experimental_load_state_dict(ort_trainer: ORTTrainer, state_dict: Mapping[st
 
 
 def _load(state: Mapping[str, TensorLike], trainer: ORTTrainer, strict: bool, run: Mapping[str, Any]) -> None:
-    if trainer._engine is None:
+    if trainer._trained is None:
         trainer._load_state_dict = functools.partial(_load, state, trainer, strict, run)
         return
-    found = _state.of_file(state, trainer._engine, run)
+    found = _state.of_file(state, trainer._trained, run)
     found["trainer_options"]["optimizer_name"] = trainer.optim_config.name
     trainer.load_state_dict(found, strict)
 
@@ -81,7 +81,7 @@ def experimental_save_checkpoint(ort_trainer: ORTTrainer, checkpoint_dir: str, c
         AssertionError: there is no such folder.
     """
     check(os.path.isdir(checkpoint_dir), f"checkpoint_dir directory doesn't exist: {checkpoint_dir}")
-    info, processes = ort_trainer._train_step_info, _state.processes_of(ort_trainer._engine)
+    info, processes = ort_trainer._train_step_info, _state.processes_of(ort_trainer._trained)
     content = {**(checkpoint_state_dict or {}),
                "model": experimental_state_dict(ort_trainer, include_optimizer_state),
                RUN: {**{name: getattr(info, name) for name in _COUNTS}, "processes": processes,

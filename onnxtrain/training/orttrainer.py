@@ -24,7 +24,7 @@ from onnxtrain.training._info import TrainStepInfo
 from onnxtrain.training._models import TorchModel, alone
 from onnxtrain.training._onnx_model import Described, OnnxModel
 from onnxtrain.training._postprocess import applied, torch_model
-from onnxtrain.training._trainer_step import Engine
+from onnxtrain.training._trainer_step import TrainedModel
 from onnxtrain.training._update import TensorLike, as_tensor
 from onnxtrain.training._validation import check
 from onnxtrain.training.amp.loss_scaler import DynamicLossScaler, LossScaler
@@ -86,7 +86,7 @@ class ORTTrainer:
         self.options = ORTTrainerOptions() if options is None else options
         self._train_step_info = TrainStepInfo(optim_config)
         self._load_state_dict: functools.partial[None] | None = None
-        self._engine: Engine | None = None
+        self._trained: TrainedModel | None = None
         self._training_session: _state.TrainingSession | None = None
         self._proto: onnx.ModelProto | None = None
         self._torch_model = model if isinstance(model, torch.nn.Module) else None
@@ -104,9 +104,9 @@ class ORTTrainer:
 
         Raises:
             AssertionError: no output is the loss.
-            RuntimeError, UnsupportedError, ValueError: see Engine, refuse_unsupported().
+            RuntimeError, UnsupportedError, ValueError: see TrainedModel, refuse_unsupported().
         """
-        if self._engine is None:
+        if self._trained is None:
             options, desc = self.options, self.model_desc
             refuse_unsupported(options)
             warn_of_ignored(options)
@@ -127,35 +127,35 @@ class ORTTrainer:
             unknown = [name for group in self.optim_config.params for name in group["params"] if name not in weights]
             if unknown:
                 raise RuntimeError(f"{unknown} params from 'optim_config' not found in the model.")
-            self._engine = Engine(model, self.optim_config.name, self.optim_config.of, options.utils.frozen_weights,
-                                  options.utils.grad_norm_clip, options.batch.gradient_accumulation_steps,
-                                  options.mixed_precision.enabled, options.debug.deterministic_compute,
-                                  options.device.id, Processes(
-                                      options.distributed.world_size, options.distributed.world_rank,
-                                      options.distributed.deepspeed_zero_optimization.stage,
-                                      options.distributed.enable_adasum))
-            self._engine.graphs = {path: _STAGES[name] for name, path in vars(options.debug.graph_save_paths).items()
-                                   if path}
-            self._training_session = _state.TrainingSession(self._engine)
+            processes = Processes(options.distributed.world_size, options.distributed.world_rank,
+                                  options.distributed.deepspeed_zero_optimization.stage,
+                                  options.distributed.enable_adasum)
+            self._trained = TrainedModel(
+                model, self.optim_config.name, self.optim_config.of, options.utils.frozen_weights,
+                options.utils.grad_norm_clip, options.batch.gradient_accumulation_steps,
+                options.mixed_precision.enabled, options.debug.deterministic_compute, options.device.id, processes)
+            self._trained.graphs = {path: _STAGES[name] for name, path in vars(options.debug.graph_save_paths).items()
+                                    if path}
+            self._training_session = _state.TrainingSession(self._trained)
         if optimizer_state:
-            self._engine.load_optimizer(optimizer_state)
+            self._trained.load_optimizer(optimizer_state)
 
-    def _ready(self, inputs: Sequence[object]) -> Engine:
+    def _ready(self, inputs: Sequence[object]) -> TrainedModel:
         """Before a step: the engine, with what was loaded before there was one."""
-        if self._engine is None:
+        if self._trained is None:
             self._init_session()
             if self.options.debug.check_model_export:
                 self._check_export(inputs)
         if self._load_state_dict is not None:
             load, self._load_state_dict = self._load_state_dict, None
             load()
-        return self._engine  # type: ignore[return-value]
+        return self._trained  # type: ignore[return-value]
 
     def _check_export(self, inputs: Sequence[object]) -> None:
         """Compares the engine with PyTorch, in evaluation, before anything is trained."""
-        assert self._engine is not None
-        given = self._engine.inputs(inputs)
-        model = self._engine.model
+        assert self._trained is not None
+        given = self._trained.inputs(inputs)
+        model = self._trained.model
         assert isinstance(model, TorchModel)
         ours, theirs = model.evaluate(given), model.eager(given)
         for described, one, other in zip(self.model_desc.outputs, ours, theirs):
@@ -165,8 +165,8 @@ class ORTTrainer:
     @property
     def _onnx_model(self) -> onnx.ModelProto | None:
         """In evaluation, with the weights of when it was made: first asked for, or last saved. None before a step."""
-        if self._proto is None and self._engine is not None:
-            self._proto = self._engine.model.proto()
+        if self._proto is None and self._trained is not None:
+            self._proto = self._trained.model.proto()
         return self._proto
 
     @_onnx_model.setter
@@ -196,7 +196,7 @@ class ORTTrainer:
         """train_step() of inputs in the description's order; the outputs in that of fetches."""
         info, places = self._train_step_info, self._places(fetches)
         sizes_of(self.model_desc.inputs, inputs)
-        engine = self._ready(inputs)
+        trained = self._ready(inputs)
         step = info.step + 1
         scaler: LossScaler | None = self.options.mixed_precision.loss_scaler
         scale = 1.0 if scaler is None else scaler.loss_scale
@@ -205,14 +205,14 @@ class ORTTrainer:
             info.step = step
             return self._rate()
 
-        results = engine.forward(inputs, self.model_desc.loss, step, scale, rate, places)
+        results = trained.forward(inputs, self.model_desc.loss, step, scale, rate, places)
         outputs = self._outputs(inputs, results, fetches)
         chosen = [outputs[name] for name in fetches or outputs]
-        engine.backward(results[self.model_desc.loss])
+        trained.backward(results[self.model_desc.loss])
         info.step = step
-        engine.save_graphs()
-        if engine.is_update(step):
-            info.all_finite = engine.apply()
+        trained.save_graphs()
+        if trained.is_update(step):
+            info.all_finite = trained.apply()
             if scaler is not None:
                 scaler.update(info)
             info.optimization_step += info.all_finite
@@ -305,14 +305,14 @@ class ORTTrainer:
             ExportError, UnsupportedError: the module cannot be written as operators of ONNX.
         """
         check(isinstance(path, str), "'path' must be a valid path string")
-        if self._engine is None:
+        if self._trained is None:
             warnings.warn("Training session is not initialized yet. 'train_step' or 'eval_step' methods must be "
                           "executed at least once before calling 'save_as_onnx()'.", stacklevel=2)
             return
         if not os.path.isdir(os.path.dirname(path) or "."):
             warnings.warn(f"save_as_onnx: the folder of {path} does not exist: nothing is written", stacklevel=2)
             return
-        self._proto = self._engine.model.proto()
+        self._proto = self._trained.model.proto()
         data = self._proto.SerializeToString()
         _state.written_whole(path, lambda file: file.write(data))
 
@@ -344,8 +344,8 @@ class ORTTrainer:
         distributed = options.distributed
         zero_stage, size = distributed.deepspeed_zero_optimization.stage, distributed.world_size
         rank, replicas = distributed.world_rank, distributed.data_parallel_size
-        if self._engine is not None:  # what is, not what was asked for
-            processes = _state.processes_of(self._engine)
+        if self._trained is not None:  # what is, not what was asked for
+            processes = _state.processes_of(self._trained)
             rank, size = processes["rank"], processes["size"]
             zero_stage, replicas = int("pieces" in processes), size
         state: dict[str, Any] = {
@@ -360,15 +360,15 @@ class ORTTrainer:
             state["partition_info"] = self._training_session.get_partition_info_map()
         if scaler := _state.scaler_state(options.mixed_precision.loss_scaler):
             state["loss_scaler"] = scaler
-        if self._engine is not None and (sums := self._engine.accumulated(info.step)):
+        if self._trained is not None and (sums := self._trained.accumulated(info.step)):
             state["accumulated_gradients"] = {name: _to_array(value) for name, value in sums.items()}
         return state
 
     def _untrained(self) -> dict[str, Any]:
         """Frozen weights and buffers as arrays."""
-        if self._engine is not None:
-            trained = self._engine.weights()
-            values = {name: value for name, value in self._engine.everything().items() if name not in trained}
+        if self._trained is not None:
+            trained = self._trained.weights()
+            values = {name: value for name, value in self._trained.everything().items() if name not in trained}
             return {name: _to_array(value) for name, value in _state.copied(values).items()}
         frozen = self.options.utils.frozen_weights
         initializers = self._proto.graph.initializer if self._proto is not None else ()
@@ -397,13 +397,13 @@ class ORTTrainer:
             name = state_dict["trainer_options"]["optimizer_name"]
             name = name.decode() if isinstance(name, bytes) else name
             check(name == self.optim_config.name, f"Optimizer mismatch: expected {self.optim_config.name}, got {name}")
-        given, own = state_dict.get("trainer_options", {}), _state.processes_of(self._engine)
+        given, own = state_dict.get("trainer_options", {}), _state.processes_of(self._trained)
         rank, size = int(given.get("world_rank", 0)), int(given.get("world_size", 1))
-        if self._engine is not None and int(given.get("zero_stage", 0)) and (rank, size) != (own["rank"], own["size"]):
+        if self._trained is not None and int(given.get("zero_stage", 0)) and (rank, size) != (own["rank"], own["size"]):
             raise RuntimeError(f"the state is the part of process {rank} of {size}, but this is process {own['rank']} "
                                f"of {own['size']}: join the parts by checkpoint.aggregate_checkpoints()")
-        if self._engine is not None and "accumulated_gradients" in state_dict:
-            _state.check_gradients(self._engine, rank, size)
+        if self._trained is not None and "accumulated_gradients" in state_dict:
+            _state.check_gradients(self._trained, rank, size)
         self._update_onnx_model_initializers(state_dict.get("model", {}).get("full_precision", {}))
         self._init_session(state_dict.get("optimizer", {}))
         info = state_dict.get("train_step_info", {})
@@ -411,8 +411,8 @@ class ORTTrainer:
             if key in info:
                 setattr(self._train_step_info, key, int(info[key]))
         _state.load_scaler_state(self.options.mixed_precision.loss_scaler, state_dict.get("loss_scaler", {}))
-        if self._engine is not None:
-            self._engine.load_accumulated({name: as_tensor(value) for name, value in
+        if self._trained is not None:
+            self._trained.load_accumulated({name: as_tensor(value) for name, value in
                                            state_dict.get("accumulated_gradients", {}).items()})
 
     def _check_names(self, given: Mapping[str, Any]) -> None:
@@ -421,21 +421,21 @@ class ORTTrainer:
         for key in ("model", "optimizer"):
             if key not in given or key not in own:
                 continue
-            if key == "optimizer" and self._engine is not None and self._engine.shards is not None:
-                pieces = self._engine.shards.own  # other processes have the rest
+            if key == "optimizer" and self._trained is not None and self._trained.shards is not None:
+                pieces = self._trained.shards.own  # other processes have the rest
                 given = {**given, key: {name: entry for name, entry in given[key].items()
-                                        if name in pieces or name not in self._engine.weights()}}
+                                        if name in pieces or name not in self._trained.weights()}}
             _compare(own[key], given[key], f"state_dict[{key}]")
             for below in own[key]:
                 there = own[key][below]
-                if self._engine is not None and key == "model":
-                    there = _state.without_lacking_buffers(self._engine, there, given[key][below])
+                if self._trained is not None and key == "model":
+                    there = _state.without_lacking_buffers(self._trained, there, given[key][below])
                 _compare(there, given[key][below], f"state_dict[{key}][{below}]")
 
     def _update_onnx_model_initializers(self, values: Mapping[str, TensorLike]) -> None:
         """Sets weights, frozen ones and buffers, by name."""
-        if self._engine is not None and values:
-            self._engine.load({name: as_tensor(value) for name, value in values.items()})
+        if self._trained is not None and values:
+            self._trained.load({name: as_tensor(value) for name, value in values.items()})
 
     def save_checkpoint(self, path: str, user_dict: Mapping[str, object] = {},  # noqa: B006
                         include_optimizer_states: bool = True) -> None:

@@ -76,9 +76,9 @@ def work(folder, form):
     with open(folder / "log", "a", encoding="utf-8") as log:
         while True:
             number += 1
-            for weight in trainer._engine.weights().values():
+            for weight in trainer._trained.weights().values():
                 weight.grad = torch.randn_like(weight)
-            trainer._engine.update.step(0.001, 1.0, False)
+            trainer._trained.update.step(0.001, 1.0, False)
             trainer._train_step_info.step += 1
             log.write(f"begin {number} {digest(trainer)}\n")
             log.flush()

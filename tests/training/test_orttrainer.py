@@ -124,7 +124,7 @@ def test_outputs_without_a_fetch_are_not_computed():
     trainer._train_step_info.fetches = ["loss"]
     for x, label in batches(8):
         torch.testing.assert_close(trainer.train_step(x, label), eager.step(x, label))
-    assert [len(program.exported.outputs) for _, programs in trainer._engine.model.ort_module._all_programs()
+    assert [len(program.exported.outputs) for _, programs in trainer._trained.model.ort_module._all_programs()
             for program in programs] == [1]
     trainer._train_step_info.fetches = []
     want = module(x)
@@ -138,7 +138,7 @@ def test_sizes_change():
         (x, label), = batches(1, size=size)
         loss, scores = trainer.train_step(x, label)
         assert loss.item() == pytest.approx(eager.step(x, label).item(), rel=1e-6) and scores.shape == (size, 4)
-    assert onnxtrain.stats(trainer._engine.model.ort_module)["exports"] == 1
+    assert onnxtrain.stats(trainer._trained.model.ort_module)["exports"] == 1
 
 
 class Buffers(nn.Module):
@@ -176,7 +176,7 @@ def test_only_the_loss_has_a_gradient(make):
     trainer = make()
     (x, label), = batches(1)
     trainer.train_step(x, label)
-    program = trainer._engine.model.latest().session.text("program")
+    program = trainer._trained.model.latest().session.text("program")
     assert "%grad_output_0" in program and "%grad_output_1" not in program
 
 
@@ -194,7 +194,7 @@ def test_deterministic_compute_and_recomputation_and_saved_graphs(tmp_path):
         assert not torch.are_deterministic_algorithms_enabled()
         weights.append(torch.cat([p.detach().flatten() for p in module.parameters()]))
     torch.testing.assert_close(*weights)
-    assert trainer._engine.model.ort_module._runtime.memory_optimization_level == 1
+    assert trainer._trained.model.ort_module._runtime.memory_optimization_level == 1
     import onnx
 
     kinds = [collections.Counter(node.op_type for node in onnx.load(path).graph.node) for path in paths.values()]
@@ -217,7 +217,7 @@ def test_check_model_export_finds_a_difference():
     module = net()
     trainer = trainer_of(module, optim.SGDConfig(), debug={"check_model_export": True})
     trainer._init_session()
-    trainer._engine.model.eager = lambda inputs: [tensor + 1 for tensor in trainer._engine.model.evaluate(inputs)]
+    trainer._trained.model.eager = lambda inputs: [tensor + 1 for tensor in trainer._trained.model.evaluate(inputs)]
     (x, label), = batches(1)
     with pytest.raises(AssertionError, match="check_model_export: output loss"):
         trainer._check_export([x, label])
@@ -294,7 +294,7 @@ def test_without_a_device_of_cuda_the_default_is_the_cpu(caplog):
         trainer = ORTTrainer(net(), DESCRIPTION, optim.SGDConfig(), loss_fn=cross_entropy)
     assert "device.id is not given, and torch has no CUDA device here: the trainer runs on the CPU" in caplog.text
     trainer.train_step(*batches(1)[0])
-    assert trainer._engine.device == torch.device("cpu")
+    assert trainer._trained.device == torch.device("cpu")
     with pytest.raises(RuntimeError, match="the trainer's device is 'cuda', and torch has no CUDA device"):
         trainer_of(net(), optim.SGDConfig(), device={"id": "cuda"}).train_step(*batches(1)[0])
 

@@ -58,7 +58,7 @@ def test_the_graph_that_is_trained_is_the_changed_one(form, opset, change, tmp_p
             torch.testing.assert_close(got, other_step(x, label))
     for (name, got), want in zip(module.state_dict().items(), twin.state_dict().values()):
         torch.testing.assert_close(got, want, msg=name)
-    engine = getattr(trainer, "_trainer", trainer)._engine  # the older form is a face of the newer one
+    engine = getattr(trainer, "_trainer", trainer)._trained  # the older form is a face of the newer one
     assert engine.model.parameters()["out.weight"] is module.out.weight
     for each in (module, twin):
         each.norm.eval()

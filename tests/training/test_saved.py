@@ -88,7 +88,7 @@ def test_a_transformer_as_a_file(shape, tmp_path):
     tokens = torch.randint(0, 20, shape)
     for _ in range(2):
         trainer.train_step(tokens, tokens)
-    assert onnxtrain.stats(trainer._engine.model.ort_module)["fallback_steps"] == 0
+    assert onnxtrain.stats(trainer._trained.model.ort_module)["fallback_steps"] == 0
     model = saved(trainer, tmp_path)
     tokens = torch.randint(0, 20, (2, 5))
     for ours, theirs in zip(trainer.eval_step(tokens, tokens), evaluated(model, tokens=tokens, label=tokens)):

@@ -74,7 +74,7 @@ def close(one, other):
 
 
 def elements_of_moments(trainer):
-    return sum(value.numel() for _, optimizer in trainer._engine.update._optimizers
+    return sum(value.numel() for _, optimizer in trainer._trained.update._optimizers
                for entry in optimizer.state.values() for key, value in entry.items() if key != "step")
 
 
@@ -163,7 +163,7 @@ def in_one_call(rank, world):
             calls = []
             for x, y in part(data_of(6, world), rank):
                 trainer.train_step(x, y)
-                engine = trainer._engine
+                engine = trainer._trained
                 calls.append(bool(engine._whole and engine._whole.loss is not None))
             weights_of.append(weights(trainer))
         same = all(torch.equal(value, weights_of[1][name]) for name, value in weights_of[0].items())
@@ -184,7 +184,7 @@ def go_on(rank, world, folder):
     checkpoint.experimental_save_checkpoint(trainer, folder, "odd")
     rest = [float(trainer.train_step(x, y)[0]) for x, y in data[5:]]
     again = {}
-    trainer._engine.peers._collectives.all_reduce(torch.zeros(1))  # both files are written
+    trainer._trained.peers._collectives.all_reduce(torch.zeros(1))  # both files are written
     for name, first in (("hdf5", 4), ("even", 4), ("odd", 5)):
         other = trainer_of(5, "adam", world, 1, 2)
         if name == "hdf5":
@@ -416,7 +416,7 @@ def several_buckets(rank):
             trainer = trainer_of(rank, "lamb", 3, stage, utils={"frozen_weights": ["second.bias"]})
             for x, y in part(data_of(3, 3), rank):
                 trainer.train_step(x, y)
-            assert stage or trainer._engine.reducer.early == len(trainer._engine.reducer._buckets) - 1
+            assert stage or trainer._trained.reducer.early == len(trainer._trained.reducer._buckets) - 1
             found.append(weights(trainer))
     older = legacy(wide(rank), "AdamOptimizer", world_size=3, deepspeed_zero_stage=1)
     for x, y in part(data_of(3, 3), rank):

@@ -24,7 +24,7 @@ CONFIGS = {
 
 
 def engine_only(trainer):
-    counts = onnxtrain.stats(trainer._engine.model.ort_module)
+    counts = onnxtrain.stats(trainer._trained.model.ort_module)
     assert counts["fallback_steps"] == 0 and counts["engine_steps"], counts
 
 

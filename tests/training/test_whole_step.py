@@ -40,7 +40,7 @@ def both(monkeypatch, make, steps=6, data=batches):
         torch.manual_seed(0)
         trainer = make()
         outputs = [trainer.train_step(*batch) for batch in data(steps)]
-        engine = trainer._engine
+        engine = trainer._trained
         assert (engine._whole is None) == bool(disabled)
         gradients = {name: weight.grad for name, weight in engine.weights().items()}
         state = {f"{name} {key}": value for name, held in engine.update.state().items() for key, value in held.items()}
