@@ -358,7 +358,7 @@ class _Mode:
     wrong: dict[object, int] = dataclasses.field(default_factory=dict)
 
     def drop(self) -> None:
-        """The next call is captured anew."""
+        """The next call is captured again."""
         self.call, self.limit, self.is_empty = None, None, False
 
     def stay_in_torch(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:

@@ -12,30 +12,22 @@
 #include <string.h>
 
 #include "base/assert.h"
-#include "device/gemm_native.h"
-#include "device/matmul.h"
+#include "device/half_product.h"
 #include "ops/loss/streamed_loss.h"
 #include "simd/simd.h"
 
 enum { COLUMNS = 256 }; /* of drow, summed at a time */
 
-typedef struct half_product {
-    ont_gemm_native native; /* without a kernel: the primitives; with `adds`, the second one */
-    ont_dnnl_matmul *primitives[2];
-} half_product;
-
 typedef struct ont_stream_half {
-    half_product whole[ONT_STREAM_PRODUCTS], rest[ONT_STREAM_PRODUCTS]; /* rest: of the last, narrower tile */
+    ont_half_product whole[ONT_STREAM_PRODUCTS], rest[ONT_STREAM_PRODUCTS]; /* rest: of the last, narrower tile */
 } ont_stream_half;
 
 /* ---- products ---- */
 
 const char *ont_stream_half_refuses(const ont_stream_state *s)
 {
-    const char *requested = ont_gemm_requested(), *refusal = ont_dnnl_matmul_refuses(s->operand);
+    const char *refusal = ont_half_product_refuses(s->operand);
     if (refusal) return refusal;
-    if (requested && strcmp(requested, "onednn") && strcmp(requested, "primitive") && strcmp(requested, "native"))
-        return "ONNXTRAIN_GEMM names another implementation";
     return s->width && s->labels.classes && s->labels.count ? NULL : "a dim is 0";
 }
 
@@ -64,33 +56,12 @@ static ont_gemm gemm_of(const ont_stream_state *s, int product, int64_t size)
     return g;
 }
 
-static ont_status create_primitive(const ont_gemm *g, ont_dtype out, bool bias, bool adds, ont_dnnl_matmul **result)
-{
-    ont_matmul m = {.dtype = g->dtype, .out = out, .trans_a = g->trans_a, .trans_b = g->trans_b, .bias = bias,
-                    .adds_to_c = adds, .alpha = 1, .lda = g->lda, .ldb = g->ldb, .ldc = g->ldc};
-    m.a = ont_shape_of(2, (int64_t[]){g->trans_a ? g->k : g->m, g->trans_a ? g->m : g->k});
-    m.b = ont_shape_of(2, (int64_t[]){g->trans_b ? g->n : g->k, g->trans_b ? g->k : g->n});
-    m.c = ont_shape_of(2, (int64_t[]){g->m, g->n});
-    return ont_dnnl_matmul_create(&m, result);
-}
-
-static ont_status prepare_product(half_product *p, const ont_gemm *g, ont_dtype out, bool bias)
-{
-    if (ont_gemm_half_is_native(g)) {
-        ont_gemm_native_init(&p->native, ont_gemm_native_kernel(g->dtype), g, out,
-                             ont_parallel_threads());
-        return ONT_OK;
-    }
-    ONT_TRY(create_primitive(g, out, bias, false, &p->primitives[0]));
-    return out == ONT_FLOAT32 ? create_primitive(g, out, false, true, &p->primitives[1]) : ONT_OK;
-}
-
-static ont_status prepare_products(const ont_stream_state *s, half_product *products, int64_t size, bool bias)
+static ont_status prepare_products(const ont_stream_state *s, ont_half_product *products, int64_t size, bool bias)
 {
     for (int i = 0; i < ONT_STREAM_PRODUCTS; i++) {
         bool scores = i == ONT_STREAM_TO_SCORES;
         ont_gemm g = gemm_of(s, i, size);
-        ONT_TRY(prepare_product(&products[i], &g, scores ? s->scores : s->dtype, scores && bias));
+        ONT_TRY(ont_half_product_prepare(&products[i], &g, scores ? s->scores : s->dtype, scores && bias));
     }
     return ONT_OK;
 }
@@ -108,10 +79,9 @@ ont_status ont_stream_half_prepare(ont_stream_state *s, bool bias, ont_arena *ar
     return status;
 }
 
-static void release_products(half_product *products)
+static void release_products(ont_half_product *products)
 {
-    for (int i = 0; i < ONT_STREAM_PRODUCTS; i++)
-        for (int adds = 0; adds < 2; adds++) ont_dnnl_matmul_destroy(products[i].primitives[adds]);
+    for (int i = 0; i < ONT_STREAM_PRODUCTS; i++) ont_half_product_release(&products[i]);
 }
 
 void ont_stream_half_release(ont_stream_state *s)
@@ -121,15 +91,10 @@ void ont_stream_half_release(ont_stream_state *s)
 }
 
 /* The most that one of them needs, after `least`. */
-static size_t work_bytes(const half_product *products, size_t least)
+static size_t work_bytes(const ont_half_product *products, size_t least)
 {
     for (int i = 0; i < ONT_STREAM_PRODUCTS; i++) {
-        const half_product *p = &products[i];
-        size_t bytes = p->native.kernel ? ont_gemm_native_work_bytes(&p->native) : 0;
-        for (int adds = 0; adds < 2; adds++) {
-            size_t own = p->primitives[adds] ? ont_dnnl_matmul_work_bytes(p->primitives[adds]) : 0;
-            bytes = own > bytes ? own : bytes;
-        }
+        size_t bytes = ont_half_product_work_bytes(&products[i]);
         least = bytes > least ? bytes : least;
     }
     return least;
@@ -145,16 +110,9 @@ static void multiply(ont_stream_job *j, int product, const void *a, const void *
 {
     const ont_stream_half *half = j->s->half;
     bool whole = j->size == j->s->block;
-    const half_product *p = &(whole ? half->whole : half->rest)[product];
+    const ont_half_product *p = &(whole ? half->whole : half->rest)[product];
     ONT_ASSERT(whole || j->size == j->s->labels.classes % j->s->block); /* the sizes that have products */
-    if (j->status != ONT_OK) return;
-    if (!p->native.kernel) {
-        j->status = ont_dnnl_matmul_run(p->primitives[adds], a, b, row, c, j->work);
-        return;
-    }
-    ont_gemm_native native = p->native;
-    native.gemm.beta = adds;
-    ont_gemm_native_run(&native, a, b, row, c, NULL, j->work);
+    if (j->status == ONT_OK) j->status = ont_half_product_run(p, a, b, row, c, adds, j->work);
 }
 
 /* ---- operands ---- */

@@ -3,12 +3,8 @@
  * float32 and round once. Where the processor does not multiply such numbers, the kernels decline, and passes/promote.c
  * converts the operands to float32.
  */
-#include <string.h>
-
 #include "base/parallel.h"
-#include "device/gemm.h"
-#include "device/matmul.h"
-#include "device/gemm_native.h"
+#include "device/half_product.h"
 #include "ops/matmul/matmul.h"
 
 /* NULL, or why C of Gemm is not a bias that both implementations can add. */
@@ -30,11 +26,8 @@ const char *ont_matmul_half_accept(const ont_node *node)
     ont_dtype dtype = ont_node_in(node, 0)->dtype;
     ont_matmul_desc p;
     if (dtype != ONT_BFLOAT16 && dtype != ONT_FLOAT16) return "dtype";
-    const char *refusal = ont_dnnl_matmul_refuses(dtype);
+    const char *refusal = ont_half_product_refuses(dtype);
     if (refusal) return refusal;
-    const char *requested = ont_gemm_requested();
-    if (requested && strcmp(requested, "onednn") && strcmp(requested, "primitive") && strcmp(requested, "native"))
-        return "ONNXTRAIN_GEMM names another implementation";
     if (ont_matmul_desc_read(node, &p) != ONT_OK) return "operands";
     if (!(p.m && p.n && p.k && ont_shape_count(&p.batch))) return "a dim is 0";
     return refuse_c(node, &p);
