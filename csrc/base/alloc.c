@@ -5,7 +5,6 @@
 
 #include <stdatomic.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -91,14 +90,6 @@ void ont_free(void *block)
     if (!block) return;
     atomic_fetch_sub_explicit(&live_blocks, 1, memory_order_relaxed);
     free(block);
-}
-
-char *ont_strdup(const char *text)
-{
-    size_t bytes = strlen(text) + 1;
-    char *copy = ont_malloc(bytes);
-    if (copy) memcpy(copy, text, bytes);
-    return copy;
 }
 
 /*

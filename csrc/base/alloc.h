@@ -13,7 +13,6 @@ void *ont_malloc(size_t bytes);
 void *ont_calloc(size_t count, size_t size);               /* NULL if count * size overflows */
 void *ont_realloc(void *block, size_t count, size_t size); /* on failure the old block stays valid */
 void ont_free(void *block);
-char *ont_strdup(const char *text);
 
 /* Tensor memory, 64-byte aligned; huge pages are advised from 2 MiB on. Uninitialised. */
 void *ont_buffer_alloc(size_t bytes);

@@ -13,11 +13,12 @@ enum { PATH = 4096 };
 static ont_collectives opened;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
-const char *ont_collectives_path(void)
+/* Of _mpi.so, whether or not the file exists. */
+static const char *library_path(void)
 {
     static char path[PATH];
     Dl_info self;
-    if (!dladdr((void *)(uintptr_t)ont_collectives_path, &self) || !self.dli_fname) return "_mpi.so";
+    if (!dladdr((void *)(uintptr_t)library_path, &self) || !self.dli_fname) return "_mpi.so";
     const char *slash = strrchr(self.dli_fname, '/');
     int n = snprintf(path, sizeof path, "%.*s/_mpi.so", slash ? (int)(slash - self.dli_fname) : 1,
                      slash ? self.dli_fname : ".");
@@ -27,17 +28,17 @@ const char *ont_collectives_path(void)
 static ont_status open_library(ont_collectives *table)
 {
     /* RTLD_GLOBAL: MPI opens plugins of its own, which look for its symbols. */
-    void *library = dlopen(ont_collectives_path(), RTLD_NOW | RTLD_GLOBAL);
+    void *library = dlopen(library_path(), RTLD_NOW | RTLD_GLOBAL);
     if (!library) return ont_fail(ONT_EIO, "%s", dlerror());
     void *symbol = dlsym(library, "ont_mpi_open");
     ont_collectives_open_fn open;
     memcpy(&open, &symbol, sizeof open); /* ISO C does not cast object pointers to function pointers */
-    if (!open) return ont_fail(ONT_EIO, "%s: no library of collectives", ont_collectives_path());
+    if (!open) return ont_fail(ONT_EIO, "%s: no library of collectives", library_path());
     ont_wait wait = {0};
     ont_status status = open(table, &wait);
     if (status != ONT_OK) return ont_fail(status, "%s", wait.message);
     if (table->version != ONT_COLLECTIVES_VERSION)
-        return ont_fail(ONT_EIO, "%s: version %d, expected %d", ont_collectives_path(), table->version,
+        return ont_fail(ONT_EIO, "%s: version %d, expected %d", library_path(), table->version,
                         ONT_COLLECTIVES_VERSION);
     return ONT_OK;
 }

@@ -45,6 +45,5 @@ typedef ont_status (*ont_collectives_open_fn)(ont_collectives *table, ont_wait *
 
 /* Opens the library; later calls return the same table. EIO: it is not there, or MPI cannot be initialised. */
 ont_status ont_collectives_get(const ont_collectives **table) ONT_MUST_USE;
-const char *ont_collectives_path(void); /* of _mpi.so, whether or not the file exists */
 
 #endif

@@ -273,13 +273,6 @@ bool ont_value_is_output(const ont_graph *g, const ont_value *value)
     return false;
 }
 
-uint32_t ont_value_n_uses(const ont_value *value)
-{
-    uint32_t n = 0;
-    for (const ont_use *use = value->uses; use; use = use->next) n++;
-    return n;
-}
-
 /* ---- clone ---- */
 
 /* Clones every value of `from`; map[id] is the copy. */

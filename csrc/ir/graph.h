@@ -168,7 +168,6 @@ void ont_graph_move_before(ont_graph *g, ont_node *node, ont_node *before);
 void ont_node_set_input(ont_node *node, uint32_t index, ont_value *value);
 void ont_value_replace_uses(ont_graph *g, ont_value *from, ont_value *to); /* graph outputs included */
 bool ont_value_is_output(const ont_graph *g, const ont_value *value);
-uint32_t ont_value_n_uses(const ont_value *value);
 
 /* The only user of a value; NULL if it has several uses or is a graph output. */
 ont_node *ont_single_user(const ont_graph *g, const ont_value *value);

@@ -94,8 +94,6 @@ ont_status ont_onnx_input(ont_loader *l, ont_onnx_scope *scope, const char *what
 ont_status ont_onnx_resolve(const ont_onnx_scope *scope, const char *what, const Onnx__AttributeProto *proto,
                             const Onnx__AttributeProto **resolved) ONT_MUST_USE;
 
-/* nodes.c: names a node `wanted` if that is free (it may be NULL), else by its generated name, made unique. */
-ont_status ont_onnx_name_node(ont_loader *l, const char *wanted, ont_node *node) ONT_MUST_USE;
 /* nodes.c: adds an Identity node. The name must be unique. */
 ont_status ont_onnx_copy(ont_loader *l, const char *name, ont_value *from, ont_value **to) ONT_MUST_USE;
 

@@ -164,7 +164,8 @@ static ont_status node_outputs(ont_loader *l, ont_onnx_scope *scope, const Onnx_
     return outputs[0] ? ONT_OK : ont_graph_add_value(l->g, ONT_VALUE_NODE, NULL, &outputs[0]);
 }
 
-ont_status ont_onnx_name_node(ont_loader *l, const char *wanted, ont_node *node)
+/* Names a node `wanted` if that is free (it may be NULL), else by its generated name, made unique. */
+static ont_status name_node(ont_loader *l, const char *wanted, ont_node *node)
 {
     const char *name = wanted && !ont_map_get(&l->node_names, wanted) ? wanted : node->name;
     while (name && ont_map_get(&l->node_names, name))
@@ -185,7 +186,7 @@ ont_status ont_onnx_copy(ont_loader *l, const char *name, ont_value *from, ont_v
     node->version = 13;
     node->op = ont_op_find("", "Identity", node->version);
     *to = copy;
-    return ont_onnx_name_node(l, NULL, node);
+    return name_node(l, NULL, node);
 }
 
 /* The regions of torch.utils.checkpoint that the exporter found the node in; NULL: none. See ir/graph.h. */
@@ -218,7 +219,7 @@ static ont_status add_node(ont_loader *l, ont_onnx_scope *scope, const Onnx__Nod
     node->op = op;
     ONT_TRY(region_of(l, proto, &node->region));
     const char *name = *TEXT(proto->name) ? ont_arena_format(&l->g->arena, "%s%s", scope->prefix, proto->name) : NULL;
-    ONT_TRY(ont_onnx_name_node(l, name, node));
+    ONT_TRY(name_node(l, name, node));
     ONT_TRY(load_attributes(l, scope, proto, what, node));
     return ont_onnx_attach_subgraphs(subgraphs, l->g, node);
 }

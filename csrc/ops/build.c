@@ -262,8 +262,8 @@ static ont_node *begin_unary(ont_builder *b, const char *op_type, ont_value *x)
     return ont_build_node(b, domain, op_type, &x, 1, 1);
 }
 
-ont_value *ont_build_ints(ont_builder *b, const char *op_type, ont_value *x, const char *attr, const int64_t *values,
-                          size_t count)
+static ont_value *build_ints(ont_builder *b, const char *op_type, ont_value *x, const char *attr, const int64_t *values,
+                             size_t count)
 {
     ont_node *node = begin_unary(b, op_type, x);
     if (node) b->status = ont_attr_set_ints(b->graph, node, attr, values, count);
@@ -322,13 +322,13 @@ ont_value *ont_build_reshape(ont_builder *b, ont_value *x, const ont_shape *shap
 
 ont_value *ont_build_transpose(ont_builder *b, ont_value *x, const int64_t *perm)
 {
-    return ont_build_ints(b, "Transpose", x, "perm", perm, x ? (size_t)x->shape.rank : 0);
+    return build_ints(b, "Transpose", x, "perm", perm, x ? (size_t)x->shape.rank : 0);
 }
 
 ont_value *ont_build_sum_to(ont_builder *b, ont_value *x, const ont_shape *shape)
 {
     if (x && ont_shape_equal(&x->shape, shape)) return x;
-    return ont_build_ints(b, "ours:SumTo", x, "shape", shape->dims, (size_t)shape->rank);
+    return build_ints(b, "ours:SumTo", x, "shape", shape->dims, (size_t)shape->rank);
 }
 
 ont_value *ont_build_reduce(ont_builder *b, const char *op_type, ont_value *x, const int64_t *axes, size_t n_axes,

@@ -85,9 +85,6 @@ ont_value *ont_build_done(ont_builder *b, ont_node *node); /* ... this, which in
 ont_value *ont_build1(ont_builder *b, const char *op_type, ont_value *x);
 ont_value *ont_build2(ont_builder *b, const char *op_type, ont_value *x, ont_value *y);
 ont_value *ont_build3(ont_builder *b, const char *op_type, ont_value *x, ont_value *y, ont_value *z);
-/* The prefix "ours:" of op_type selects domain ai.onnxtrain. Sets one attribute of type ints. */
-ont_value *ont_build_ints(ont_builder *b, const char *op_type, ont_value *x, const char *attr, const int64_t *values,
-                          size_t count);
 ont_value *ont_build_scalar(ont_builder *b, ont_dtype dtype, double value);            /* 0-d constant */
 ont_value *ont_build_const_ints(ont_builder *b, const int64_t *values, size_t count);  /* 1-d int64 constant */
 ont_value *ont_build_full(ont_builder *b, ont_dtype dtype, const ont_shape *shape, double value); /* by Expand */

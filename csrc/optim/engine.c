@@ -99,7 +99,8 @@ ont_storage ont_optim_storage(ont_dtype dtype)
     }
 }
 
-ont_storage ont_optim_direct(const ont_optim_tensor *t)
+/* The storage type in which a loop can update all operands in place; ONT_STORAGE_COUNT: none. */
+static ont_storage direct(const ont_optim_tensor *t)
 {
     if (t->layout || t->stochastic || t->data[ONT_OPERAND_MASTER]) return ONT_STORAGE_COUNT;
     for (int k = 1; k < ONT_OPERAND_MASTER; k++)
@@ -304,7 +305,7 @@ static void update_chunk(pass *p, const ont_update *u, size_t chunk, size_t next
 {
     const ont_optim_chunk *c = &p->o->chunks[chunk];
     const ont_optim_tensor *t = &p->o->tensors[c->tensor];
-    ont_storage storage = ont_optim_direct(t);
+    ont_storage storage = direct(t);
     if (storage == ONT_STORAGE_COUNT) {
         ont_optim_stage(t, p->rule, u, c->first, c->count, p->request->seed, sums);
         return;

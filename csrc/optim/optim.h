@@ -168,8 +168,6 @@ ont_status ont_optim_reserve(void *array, size_t *capacity, size_t need, size_t 
 void ont_optim_stage(const ont_optim_tensor *t, ont_rule rule, const ont_update *u, int64_t first, int64_t count,
                      uint64_t seed, double *sums);
 double ont_optim_stage_squares(const ont_optim_tensor *t, int64_t first, int64_t count);
-/* The storage type in which a loop can update all operands in place; ONT_STORAGE_COUNT: none. */
-ont_storage ont_optim_direct(const ont_optim_tensor *t);
 ont_storage ont_optim_storage(ont_dtype dtype); /* ONT_STORAGE_COUNT: not a float */
 
 #endif

@@ -8,6 +8,7 @@
 
 #include "simd/macros.h"
 #include "simd/math.h"
+#include "simd/shuffle.h"
 #include "simd/simd.h"
 #include "simd/special.h"
 
@@ -522,6 +523,33 @@ static void float_to_bfloat(const float *x, void *y, int64_t n)
     }
 }
 
+typedef uint8_t byte16 __attribute__((vector_size(16)));
+ONT_DEFINE_SHUFFLE(shuffle_bytes, byte16, byte16)
+
+/* The halves of 16 levels are two vectors of bytes, in which a shuffle looks 16 codes up at a time. */
+static void decode_nibbles(const uint8_t *codes, const uint16_t *levels, uint16_t *out, int64_t n)
+{
+    const byte16 first = {0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23}, second = first + 8;
+    byte16 low, high;
+    int64_t i = 0;
+    for (int level = 0; level < 16; level++) low[level] = (uint8_t)levels[level], high[level] = levels[level] >> 8;
+    for (; i + 16 <= n; i += 16) {
+        byte16 pairs;
+        memcpy(&pairs, codes + i, sizeof pairs);
+        byte16 earlier = pairs >> 4, later = pairs & 15;
+        for (int half = 0; half < 2; half++) {
+            byte16 at = shuffle_bytes(earlier, later, half ? second : first);
+            byte16 lows = shuffle_bytes(low, low, at), highs = shuffle_bytes(high, high, at);
+            byte16 words[] = {shuffle_bytes(lows, highs, first), shuffle_bytes(lows, highs, second)};
+            memcpy(out + 2 * i + 16 * half, words, sizeof words);
+        }
+    }
+    for (; i < n; i++) {
+        out[2 * i] = levels[codes[i] >> 4];
+        out[2 * i + 1] = levels[codes[i] & 15];
+    }
+}
+
 static float bfloat_at(const uint16_t *x, int64_t i)
 {
     return f32_from_bits((uint32_t)x[i] << 16);
@@ -562,6 +590,7 @@ const ont_simd_table PASTE(ont_simd_table_, ONT_ISA) = {
     .float_to_half = float_to_half,
     .bfloat_to_float = bfloat_to_float,
     .float_to_bfloat = float_to_bfloat,
+    .decode_nibbles = decode_nibbles,
     .add_bfloat_rows = add_bfloat_rows,
     .sum = row_sum,
     .dot = row_dot,

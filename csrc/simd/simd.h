@@ -161,6 +161,8 @@ typedef struct ont_simd_table {
     void (*float_to_half)(const float *x, void *y, int64_t n);
     void (*bfloat_to_float)(const void *x, float *y, int64_t n);
     void (*float_to_bfloat)(const float *x, void *y, int64_t n);
+    /* out (2 n) = what n bytes of two 4-bit numbers count of 16 levels; the high half is the earlier number */
+    void (*decode_nibbles)(const uint8_t *codes, const uint16_t *levels, uint16_t *out, int64_t n);
     /* acc (n) += each of `rows` rows of bfloat16, in order; `stride`: elements from row to row */
     void (*add_bfloat_rows)(float *acc, const void *x, int64_t rows, int64_t stride, int64_t n);
 

@@ -163,7 +163,7 @@ H, W, LABELS = R(3, 4), R(4, 5), V([0, 1, 2], np.int64)
     ([H, W, LABELS], {"reduction": "max"}, ValueError, "reduction is 'max'"),
     ([H, W, LABELS], {"transA": 1}, _C.UnsupportedError, "transA"),
     ([H, W, LABELS], {"classes": 6}, ValueError, "classes is 6, and W has 5 columns"),
-    ([H, W, LABELS], {"classes": 4}, _C.UnsupportedError, "columns that are no classes"),
+    ([H, W, LABELS], {"classes": 4}, _C.UnsupportedError, "more columns than classes"),
     ([R(3, 4, dtype=np.float64), W, LABELS], {}, _C.UnsupportedError, "operands must be of one floating-point type, got double and"),
 ], ids=lambda value: value if isinstance(value, str) else "")
 def test_refused(inputs, attrs, error, match):

@@ -12,7 +12,7 @@ TEST(alloc_hook_fails_the_nth_and_all_later)
     CHECK(ont_malloc(8) == NULL);
     CHECK(strstr(ont_error_message(), "out of memory"));
     CHECK(ont_alloc_fail_fired());
-    CHECK(ont_calloc(2, 8) == NULL && ont_realloc(NULL, 1, 8) == NULL && ont_strdup("x") == NULL);
+    CHECK(ont_calloc(2, 8) == NULL && ont_realloc(NULL, 1, 8) == NULL);
     CHECK(ont_buffer_alloc(64) == NULL && ont_buffer_alloc(4 << 20) == NULL);
     ont_alloc_fail_after(-1);
     CHECK(!ont_alloc_fail_fired());

@@ -3,12 +3,19 @@
  */
 #include "sample.h"
 
+static uint32_t n_uses(const ont_value *value)
+{
+    uint32_t n = 0;
+    for (const ont_use *use = value->uses; use; use = use->next) n++;
+    return n;
+}
+
 TEST(graph_use_lists)
 {
     sample t = made();
-    CHECK_INT(ont_value_n_uses(t.x), 2);
-    CHECK_INT(ont_value_n_uses(t.a), 2);
-    CHECK_INT(ont_value_n_uses(t.s), 0);
+    CHECK_INT(n_uses(t.x), 2);
+    CHECK_INT(n_uses(t.a), 2);
+    CHECK_INT(n_uses(t.s), 0);
     CHECK(reads(t.x, t.add) == 1 && reads(t.x, t.mul) == 1 && !reads(t.x, t.sub));
     ont_node *twice;
     ont_value *out;
@@ -71,9 +78,9 @@ TEST(graph_replace_uses)
     sample t = made();
     ont_value_replace_uses(t.g, t.m, t.x); /* an output of the graph as well */
     CHECK(!t.m->uses && t.sub->inputs[0].value == t.x && t.g->outputs[1] == t.x && t.g->outputs[0] == t.s);
-    CHECK_INT(ont_value_n_uses(t.x), 3);
+    CHECK_INT(n_uses(t.x), 3);
     ont_value_replace_uses(t.g, t.x, t.x); /* nothing to do */
-    CHECK_INT(ont_value_n_uses(t.x), 3);
+    CHECK_INT(n_uses(t.x), 3);
     CHECK_OK(ont_graph_verify(t.g));
     ont_graph_destroy(t.g);
 }
@@ -84,7 +91,7 @@ TEST(graph_removal)
     CHECK_OK(ont_graph_set_outputs(t.g, (ont_value *[]){t.m}, 1));
     ont_graph_remove_node(t.g, t.sub);
     CHECK(t.g->last == t.mul && !t.m->uses);
-    CHECK_INT(ont_value_n_uses(t.a), 1);
+    CHECK_INT(n_uses(t.a), 1);
     CHECK_OK(ont_graph_verify(t.g));
     ont_value_replace_uses(t.g, t.a, t.x);
     ont_graph_remove_node(t.g, t.add);
@@ -233,7 +240,7 @@ TEST(graph_random_edits)
                 uint32_t count = 0;
                 for (int k = 0; k < n_nodes; k++)
                     for (uint32_t i = 0; i < nodes[k]->n_inputs; i++) count += nodes[k]->inputs[i].value == values[v];
-                CHECK_INT(ont_value_n_uses(values[v]), count);
+                CHECK_INT(n_uses(values[v]), count);
             }
         }
         ont_graph *copy;
