@@ -181,3 +181,12 @@ def test_refused():
     labels[1] = 7
     with pytest.raises(IndexError, match="label 7 at position 1 of 'labels' is out of range for 7 classes"):
         session_of([h, w, labels], {"ignore_index": -1}).forward([h, w, labels], bytes(3))
+
+
+def test_products_have_many_rows():
+    """Without gradients in forward a chunk has 512 rows, so that W is read once and not once a row."""
+    tensors = operands(512, 64, 16000, 1)[:3]
+    session = session_of(tensors, {"transB": 1, "ignore_index": -1, "to": 16})
+    steps = session.plan([list(t.shape) for t in tensors], bytes([1, 1, 0]))["steps"]
+    scratch = [size for _, operator, _, size in steps if operator.startswith("StreamedCrossEntropy")]
+    assert len(scratch) == 2 and min(scratch) > 2 * 512 * 1024, scratch

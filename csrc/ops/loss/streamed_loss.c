@@ -467,7 +467,8 @@ static ont_status prepare_half(const ont_node *node, ont_arena *arena, ont_prepa
     ont_stream_state *s = ont_arena_alloc(arena, sizeof *s);
     if (!s) return ONT_ENOMEM;
     ONT_TRY(read_state(node, s));
-    divide(s, false, even_parts(s->labels.count, ont_attr_int(node, "rows", 0)));
+    int64_t rows = ont_attr_int(node, "rows", 0);
+    divide(s, false, rows ? even_parts(s->labels.count, rows) : 0);
     ONT_TRY(ont_stream_half_prepare(s, ont_node_in(node, IN_ROW) != NULL, arena));
     out->work_bytes = layout_scratch(s, NULL, &j);
     out->state = s;
