@@ -92,6 +92,10 @@ def loaded(folder: str, base: str, rank: int) -> torch.nn.Module:
             load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16)
         options["device_map"] = {"": "cpu"}
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, **options)
+    if base == "nf4":  # norms that stay in a file would keep all of it mapped, which counts as the process's memory
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.data = parameter.data.clone()
     torch.manual_seed(0)
     adapters = peft.LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM")
     return peft.get_peft_model(model, adapters, autocast_adapter_dtype=False).train()
@@ -196,8 +200,8 @@ def print_row(name: str, peer: Peer, tokens: int, eager: float | None, limit: fl
              f"{peer.first['peak']:.0f}", f"{peer.last['peak']:.0f}",
              f"{peer.last['planned']:.0f}" if "planned" in peer.last else "-", f"{peer.first['seconds']:.1f}",
              f"{peer.first['loss']:.4f}", f"{peer.last['loss']:.4f}"]
-    print("| " + " | ".join(cells) + " |" if markdown else "{:<15}".format(cells[0])
-          + "".join(f"{cell:>13}" for cell in cells[1:]), flush=True)
+    print("| " + " | ".join(cells) + " |" if markdown else f"{cells[0]:<15}"
+          + "".join(f"{cell:>14}" for cell in cells[1:]), flush=True)
     if peer.last.get("reasons"):
         print(f"{name}: PyTorch ran {peer.last['reasons']}", flush=True)
 
@@ -245,7 +249,7 @@ def main() -> None:
           f"{torch.__version__}, {args.rounds} rounds; square products at {rate.rate:.0f} GFLOP/s: limit {limit:.0f} "
           "tokens/s; MiB")
     print("| " + " | ".join(HEAD) + " |\n|" + " --- |" * len(HEAD) if args.markdown else
-          "{:<15}".format(HEAD[0]) + "".join(f"{name:>13}" for name in HEAD[1:]))
+          f"{HEAD[0]:<15}" + "".join(f"{name:>14}" for name in HEAD[1:]))
     for peer in peers:
         print_row(peer.name, peer, tokens, medians.get("eager"), limit, args.markdown)
         peer.close()
