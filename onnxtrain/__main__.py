@@ -23,6 +23,7 @@ USAGE = """usage: python -m onnxtrain [COMMAND ...]: without a command, what thi
   alias on [--user]                 makes onnxruntime.training importable in this environment, or for this user
   alias off, alias status           takes that away; says what is where
   migrate SCRIPT ...                lists what scripts use of onnxruntime-training; status 1 if anything must change
+  finetune --model M --data D --out O ...  LoRA fine-tuning of a language model; finetune --help has its options
   doctor                            lists the private names of this PyTorch that onnxtrain uses, and whether it knows
                                     their source; status 1 if one is unknown or missing"""
 
@@ -45,6 +46,10 @@ def main(arguments: list[str]) -> int:
             return _environment.main(command, user="--user" in arguments)
         case ["migrate", *scripts] if scripts:
             return migrate(scripts)
+        case ["finetune", *rest]:
+            from onnxtrain import finetune
+
+            return finetune.main(rest)
         case ["doctor"]:
             text, is_well = _torch.doctor()
             print(text)
