@@ -156,7 +156,11 @@ EVERY_CALL = {
 }
 
 
-@pytest.mark.parametrize("name", EVERY_CALL)
+UNGUARDED = pytest.mark.xfail(not RECENT, strict=True, reason="no guard in torch 2.10 (docs/capture.md)")
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[UNGUARDED] * (name == "variable of a closure"))
+                                  for name in EVERY_CALL])
 def test_what_changes_at_every_call_changes_as_in_eager(name):
     torch.manual_seed(0)
     eager = EVERY_CALL[name]()
