@@ -220,7 +220,7 @@ static const char *bnb4_accept(const ont_node *node)
     bnb4_desc d;
     if (ont_node_in(node, 0)->dtype != ONT_BFLOAT16) return ont_accept_float(node);
     if (bnb4_read(node, &d) != ONT_OK) return "operands";
-    if (d.weight_dtype != ONT_BFLOAT16 || ont_node_in(node, 2)->dtype != ONT_FLOAT32) return "dtype of weight or absmax";
+    if (d.weight_dtype != ONT_BFLOAT16 || ont_node_in(node, 2)->dtype != ONT_FLOAT32) return "dtype of W or absmax";
     if (!d.m) return "no rows";
     return ont_half_product_refuses(ONT_BFLOAT16);
 }
