@@ -25,7 +25,7 @@ def test_the_verdict_comes_first():
     model = ORTModule(nn.Sequential(nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 256)))
     assert verdict(model) == ["Sequential has not been called", "  to do: run some steps first"]
     for _ in range(4):
-        model(torch.randn(512, 256)).sum().backward()
+        model(torch.randn(4096, 256)).sum().backward()
     first, second = verdict(model)
     share = onnxtrain.stats(model)["engine_share"]
     assert first == f"Sequential runs in the engine, which takes {share:.0%} of forward's time" and share > 0.5
