@@ -29,8 +29,6 @@ class Session:
             selects; 2 rows whose label a loss ignores; 4 rows of tokens that the attention mask hides.
         subgraphs: which of those that subgraphs() lists backward runs again: (subgraph, compromise, the first so many,
             or -1 for all).
-        kept: how float32 activations are kept for backward: 0 as they are; 16 as bfloat16; 3, on the CPU, as int8 (the
-            numbers are those of onnx.TensorProto). Gradients are approximations then.
 
     Raises:
         ValueError: the model is truncated, malformed or inconsistent; the message names the place.
@@ -39,7 +37,7 @@ class Session:
 
     def __init__(self, model: bytes, programs: int = 16, device: str = "", torch_random: bool = False,
                  recompute: int = 0, parameters: bytes = b"", budget: float = 0.0, rows: int = 0,
-                 subgraphs: Sequence[tuple[str, bool, int]] = (), kept: int = 0) -> None: ...
+                 subgraphs: Sequence[tuple[str, bool, int]] = ()) -> None: ...
     @property
     def inputs(self) -> list[tuple[str, str, tuple[int | str, ...]]]:
         """(name, dtype such as "float" or "int64", dims) of every graph input, in order."""

@@ -111,6 +111,19 @@ def _holders(plan: dict[str, Any], step: int) -> list[tuple[str, int]]:
     return sorted(held.items(), key=lambda item: (-item[1], item[0]))
 
 
+def bytes_of(limit: float | str) -> float:
+    """A limit that is a number of bytes, or a text such as "4GB". Raises ValueError where it is neither, or below 1."""
+    from onnxtrain import options
+
+    try:
+        number = options._budget(limit) if isinstance(limit, str) else float(limit)
+    except (KeyError, ValueError):
+        number = None
+    if not number or number <= 1:
+        raise ValueError(f"limit is {limit}, expected a number of bytes above 1, or a text such as '4GB'")
+    return number
+
+
 def memory_report(model: ORTModule, *sizes: Sequence[int]) -> MemoryReport:
     """The planned memory of a training step of an ORTModule, which does not run.
 
@@ -166,14 +179,7 @@ def max_batch(model: ORTModule, limit: float | str, *sizes: Sequence[int], most:
 
     Raises as memory_report() does; ValueError where a batch does not fit the graph, or the limit is no number of bytes.
     """
-    from onnxtrain import options
-
-    try:
-        limit_bytes = options._budget(limit) if isinstance(limit, str) else float(limit)
-    except (KeyError, ValueError):
-        limit_bytes = None
-    if not limit_bytes or limit_bytes <= 1:
-        raise ValueError(f"limit is {limit}, expected a number of bytes above 1, or a text such as '4GB'")
+    limit_bytes = bytes_of(limit)
     programs = _programs(model, "max_batch")
     level, budget = model._runtime.memory_optimization_level, model._runtime.memory_budget or 0.0
     planners = [program.planner(level, budget) for program in programs]

@@ -8,22 +8,28 @@ interrupted.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import shutil
 import signal
+import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from onnxtrain import options
+from onnxtrain._memory import bytes_of
+from onnxtrain.utils.torch_profile_utils import memory_of_the_process
 
 _PAD_TO = 64  # tokens: batches of few lengths, so that few programs are built
+GB = 2**30  # as ORTMODULE_MEMORY_OPT_BUDGET has it
 _IGNORED = -100  # a label that the loss leaves out
 _NEEDED = "pip install transformers peft"
+_BEYOND = 0.4 * GB  # what Trainer's own capture and programs of other lengths take beside a step that was planned
 
 Example = dict[str, list[int]]  # input_ids and labels, of equal length
 
@@ -33,8 +39,12 @@ class FinetuneError(Exception):
 
 
 def parser() -> argparse.ArgumentParser:
-    """Options have the names that users of Trainer and peft know; `_` and `-` are the same in them."""
+    """Options have the names that users of Trainer and peft know, with `-` or with their `_`."""
     made = argparse.ArgumentParser(prog="python -m onnxtrain finetune", description=__doc__.splitlines()[0])
+
+    def add(name: str, **how: Any) -> None:
+        made.add_argument(f"--{name}", f"--{name.replace('-', '_')}", **how)
+
     made.add_argument("--model", required=True, help="a folder, or a name of the hub")
     made.add_argument("--data", required=True, type=Path, help="JSON lines, each an object with text, with messages "
                       "(role and content), or with prompt and completion, of which the completion is learnt")
@@ -47,12 +57,12 @@ def parser() -> argparse.ArgumentParser:
             ("lora-r", 16, "rank"), ("max-length", 1024, "tokens of an example, at most"), ("seed", 42, ""),
             ("per-device-train-batch-size", 1, "examples of a step"), ("gradient-accumulation-steps", 8, ""),
             ("max-steps", -1, "updates; -1: as epochs have it"), ("save-steps", 100, "updates between checkpoints")):
-        made.add_argument(f"--{name}", type=int, default=default, help=text)
+        add(name, type=int, default=default, help=text)
     for name, number, text in (("lora-alpha", 32.0, "the adapter counts by alpha / r"), ("lora-dropout", 0.0, ""),
                                ("learning-rate", 2e-4, ""), ("num-train-epochs", 1.0, ""), ("warmup-steps", 0.0, "")):
-        made.add_argument(f"--{name}", type=float, default=number, help=text)
-    made.add_argument("--target-modules", default="all-linear", help="names of layers, with commas")
-    made.add_argument("--lr-scheduler-type", default="cosine")
+        add(name, type=float, default=number, help=text)
+    add("target-modules", default="all-linear", help="names of layers, with commas")
+    add("lr-scheduler-type", default="cosine")
     return made
 
 
@@ -70,7 +80,10 @@ def _tokens(row: object, where: str, tokenizer: Any, longest: int) -> Example:
         case {"messages": [_, *_] as messages}:
             if not tokenizer.chat_template:
                 raise FinetuneError(f"{where} has messages, but the model's tokenizer has no chat template")
-            text = tokenizer.apply_chat_template(messages, tokenize=False)
+            try:
+                text = tokenizer.apply_chat_template(messages, tokenize=False)
+            except Exception as error:  # noqa: BLE001  a template raises what it likes
+                raise FinetuneError(f"{where}: the chat template refuses its messages: {error}") from None
             ids = tokenizer(text, add_special_tokens=False)["input_ids"]
         case {"prompt": str(prompt), "completion": str(completion)}:
             first = tokenizer(prompt)["input_ids"]
@@ -123,8 +136,8 @@ def batch_of(examples: Sequence[Example], pad: int) -> dict[str, torch.Tensor]:
 # ---- model ----
 
 
-def load(name: str, base: str) -> tuple[Any, Any]:
-    """The model without adapters, and its tokenizer.
+def load(name: str, base: str) -> Any:
+    """The model without adapters.
 
     Raises FinetuneError where transformers cannot load it.
     """
@@ -135,31 +148,25 @@ def load(name: str, base: str) -> tuple[Any, Any]:
     if base == "nf4":
         settings |= {"device_map": {"": "cpu"}, "quantization_config": transformers.BitsAndBytesConfig(
             load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype)}
-    try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(name)
-        model = transformers.AutoModelForCausalLM.from_pretrained(name, **settings)
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        raise FinetuneError(f"{name} cannot be loaded: {str(error).strip().splitlines()[0]}") from error
-    if base == "nf4":  # norms that stay in a file would keep all of it mapped
+    model = _loaded(transformers.AutoModelForCausalLM, name, **settings)
+    if base == "nf4":  # norms that stay in a file would keep all of it mapped, which counts as the process's memory
         for parameter in model.parameters():
             if parameter.dim() == 1:
                 parameter.data = parameter.data.clone()
     model.config.use_cache = False
-    return model, tokenizer
+    return model
+
+
+def _loaded(kind: Any, name: str, **settings: Any) -> Any:
+    try:
+        return kind.from_pretrained(name, **settings)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise FinetuneError(f"{name} cannot be loaded: {str(error).strip().splitlines()[0]}") from error
 
 
 def multiplies_bfloat16() -> bool:
     """Whether the processor has bfloat16 products."""
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-
-
-def resident(field: str = "VmRSS") -> int:
-    """Bytes of memory that the process has; VmHWM: the most that it had. 0 where the system does not say."""
-    try:
-        lines = Path("/proc/self/status").read_text().splitlines()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:")), 0)
 
 
 def choose_level(model: Any, batch: dict[str, torch.Tensor], limit: int) -> int:
@@ -178,22 +185,23 @@ def choose_level(model: Any, batch: dict[str, torch.Tensor], limit: int) -> int:
         wrapped(**batch).loss.backward()
     model.zero_grad()
     report = memory_report(wrapped)
-    rest = resident() - report.slab_bytes
+    states = 12 * sum(p.numel() for p in model.parameters() if p.requires_grad)  # two moments and a gradient
+    rest = memory_of_the_process()["resident"] - report.slab_bytes + states + _BEYOND
     fits = [level for level, (size, _) in report.levels.items() if rest + size <= limit]
     if not fits:
         least = rest + min(size for size, _ in report.levels.values())
-        raise FinetuneError(f"a step needs {least / 1e9:.1f} GB, more than --memory: a smaller batch or --max-length, "
+        raise FinetuneError(f"a step needs {least / GB:.1f} GB, more than --memory: a smaller batch or --max-length, "
                             "or --base nf4, needs less")
     level = min(fits, key=lambda each: (report.levels[each][1], each))
     size, share = report.levels[level]
-    print(f"memory level {level}: {(rest + size) / 1e9:.1f} GB, and {share:.0%} more work than level 0")
+    print(f"memory level {level}: about {(rest + size) / GB:.1f} GB; backward repeats {share:.0%} of a step's work")
     return level
 
 
 # ---- the run ----
 
 
-def _callback(tokens: Sequence[int], out: Path) -> Any:
+def _progress(tokens: Sequence[int]) -> Any:
     """Prints a line for each update; Ctrl-C saves a checkpoint and ends the run."""
     import transformers
 
@@ -201,11 +209,10 @@ def _callback(tokens: Sequence[int], out: Path) -> Any:
 
     class Progress(transformers.TrainerCallback):  # type: ignore[misc]
         interrupted = False
-        began = 0.0
-        first = 0
+        times: list[float]  # of the begin of the first update, and the ends of all
 
         def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            self.first, self.began = state.global_step, time.monotonic()
+            self.times = [time.monotonic()]
             self.before = signal.signal(signal.SIGINT, self.interrupt)
 
         def interrupt(self, *_: object) -> None:
@@ -223,11 +230,13 @@ def _callback(tokens: Sequence[int], out: Path) -> Any:
                    **_: Any) -> None:
             if not logs or "loss" not in logs:
                 return
-            done, seconds = state.global_step - self.first, time.monotonic() - self.began
-            rate = done * args.gradient_accumulation_steps * args.per_device_train_batch_size * mean / seconds
-            left = (state.max_steps - state.global_step) * seconds / max(done, 1)
+            self.times.append(time.monotonic())
+            later = self.times[len(self.times) > 2:]  # the first update captures, exports and builds
+            seconds = (later[-1] - later[0]) / (len(later) - 1)
+            rate = args.gradient_accumulation_steps * args.per_device_train_batch_size * mean / seconds
+            left = (state.max_steps - state.global_step) * seconds
             print(f"update {state.global_step} of {state.max_steps}: loss {float(logs['loss']):.4f}, {rate:.0f} "
-                  f"tokens/s, {_clock(left)} left, {resident('VmHWM') / 1e9:.1f} GB", flush=True)
+                  f"tokens/s, {_clock(left)} left, {memory_of_the_process()['max resident'] / GB:.1f} GB", flush=True)
 
         def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             signal.signal(signal.SIGINT, self.before)
@@ -239,35 +248,61 @@ def _clock(seconds: float) -> str:
     return f"{int(seconds) // 3600}:{int(seconds) // 60 % 60:02}:{int(seconds) % 60:02}"
 
 
-def _checkpoints(out: Path) -> Iterator[Path]:
-    return (path for path in out.glob("checkpoint-*") if path.is_dir())
+def _checkpoints(out: Path) -> list[Path]:
+    """Those that are whole; of others, which a full disk or a kill has left, nothing stays."""
+    found = [path for path in out.glob("checkpoint-*") if path.is_dir()]
+    whole = [path for path in found if (path / "trainer_state.json").exists()]  # which Trainer writes last
+    for path in set(found).difference(whole):
+        shutil.rmtree(path)
+    return whole
 
 
-def _replacing(folder: Path, save: Any) -> None:
-    """Files that save(folder) writes appear in a folder all at once, or not at all."""
+@contextlib.contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    """Errors of the disk, as the libraries that write to it raise them, are FinetuneErrors."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        raise FinetuneError(f"{folder} cannot be written: {error}") from error
+    except RuntimeError as error:  # of torch.save, which has no class of its own for it
+        if torch.serialization.__file__ not in {frame.filename for frame in traceback.extract_tb(error.__traceback__)}:
+            raise
+        raise FinetuneError(f"{folder} cannot be written: {error}") from error
+
+
+def _replacing(folder: Path, save: Callable[[Path], object]) -> None:
+    """Files that save() writes to a folder come to this one once all are written."""
     part = folder / ".part"
     shutil.rmtree(part, ignore_errors=True)
     try:
-        part.mkdir(parents=True)
-        save(part)
-        for file in part.iterdir():
-            os.replace(file, folder / file.name)
-    except OSError as error:
-        raise FinetuneError(f"{folder} cannot be written: {error}") from error
+        with _writing(folder):
+            part.mkdir(parents=True)
+            save(part)
+            for file in part.iterdir():
+                os.replace(file, folder / file.name)
     finally:
         shutil.rmtree(part, ignore_errors=True)
 
 
 def _merged(args: argparse.Namespace, model: Any, tokenizer: Any, example: Example) -> None:
-    """Writes the merged model, reads it back, and compares its logits with the trained one's."""
+    """Writes the merged model, and reads it back: its logits must be those of the model in memory. Says how far they
+    are from the trained one's, since a merged weight is rounded to the base's dtype.
+    """
     import peft
     import transformers
 
     ids = torch.tensor([example["input_ids"]])
-    with torch.no_grad():
-        wanted = model.eval()(input_ids=ids).logits.float()
+
+    def logits(of: Any) -> torch.Tensor:
+        with torch.no_grad():
+            found: torch.Tensor = of.eval()(input_ids=ids).logits.float()
+        return found
+
+    trained = logits(model)
     if args.base == "nf4":  # the adapter goes to the weights before they were quantized
-        plain, _ = load(args.model, "bfloat16" if multiplies_bfloat16() else "float32")
+        plain = load(args.model, "bfloat16" if multiplies_bfloat16() else "float32")
         model = peft.PeftModel.from_pretrained(plain, args.out)
     merged = model.merge_and_unload()
 
@@ -276,13 +311,11 @@ def _merged(args: argparse.Namespace, model: Any, tokenizer: Any, example: Examp
         tokenizer.save_pretrained(folder)
 
     _replacing(args.merged, save)
-    again = transformers.AutoModelForCausalLM.from_pretrained(args.merged, dtype=merged.dtype)
-    with torch.no_grad():
-        got = again.eval()(input_ids=ids).logits.float()
-    away = ((got - wanted).norm() / wanted.norm()).item()
+    read = logits(_loaded(transformers.AutoModelForCausalLM, args.merged, dtype=merged.dtype))
+    if not torch.allclose(read, logits(merged), rtol=1e-3, atol=1e-3):
+        raise FinetuneError(f"{args.merged} was read back, and computes other logits than the model that was written")
+    away = ((read - trained).norm() / trained.norm()).item()
     print(f"{args.merged}: the merged model, read back; its logits differ by {away:.1e} of the trained ones'")
-    if not away < (0.5 if args.base == "nf4" else 0.05):
-        raise FinetuneError(f"{args.merged}: the merged model's logits are not the trained one's")
 
 
 def train(args: argparse.Namespace) -> None:
@@ -300,9 +333,13 @@ def train(args: argparse.Namespace) -> None:
     transformers.set_seed(args.seed)
     if args.base == "auto":
         args.base = "bfloat16" if multiplies_bfloat16() else "float32"
-    limit = options._budget(args.memory) if args.memory else None
-    model, tokenizer = load(args.model, args.base)
+    try:
+        limit = bytes_of(args.memory) if args.memory else None
+    except ValueError as error:
+        raise FinetuneError(f"--memory: {error}") from None
+    tokenizer = _loaded(transformers.AutoTokenizer, args.model)
     examples = read(args.data, tokenizer, args.max_length)
+    model = load(args.model, args.base)
     tokens = [len(each["input_ids"]) for each in examples]
     layers = args.target_modules if args.target_modules == "all-linear" else args.target_modules.split(",")
     adapters = peft.LoraConfig(r=args.lora_r, lora_alpha=args.lora_alpha, lora_dropout=args.lora_dropout,
@@ -313,38 +350,34 @@ def train(args: argparse.Namespace) -> None:
         raise FinetuneError(f"--target-modules {args.target_modules}: {error}") from None
     trained, every = model.get_nb_trainable_parameters()
     print(f"{args.model}: {every / 1e6:.0f} M parameters in {args.base}, of which {trained / 1e6:.1f} M are trained; "
-          f"{resident() / 1e9:.1f} GB with the weights")
+          f"{sum(p.nbytes for p in model.parameters()) / GB:.1f} GB of weights")
     print(f"{args.data}: {len(examples)} examples, {sum(tokens)} tokens, the longest {max(tokens)}")
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id or 0
     if limit is not None:
         longest = sorted(examples, key=lambda each: -len(each["input_ids"]))[:args.per_device_train_batch_size]
         os.environ["ORTMODULE_MEMORY_OPT_LEVEL"] = str(choose_level(model, batch_of(longest, pad), int(limit)))
-    try:
+    with _writing(args.out):
         args.out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise FinetuneError(f"{args.out} cannot be written: {error}") from None
     settings = transformers.TrainingArguments(
         output_dir=str(args.out), per_device_train_batch_size=args.per_device_train_batch_size,
         gradient_accumulation_steps=args.gradient_accumulation_steps, learning_rate=args.learning_rate,
         num_train_epochs=args.num_train_epochs, max_steps=args.max_steps, lr_scheduler_type=args.lr_scheduler_type,
         warmup_steps=args.warmup_steps, seed=args.seed, save_steps=args.save_steps, save_total_limit=1, logging_steps=1,
         report_to=[], disable_tqdm=True, use_cpu=True, remove_unused_columns=False)
-    progress = _callback(tokens, args.out)
+    progress = _progress(tokens)
     trainer = wrap_trainer(transformers.Trainer(
         model=model, args=settings, train_dataset=examples, callbacks=[progress],
         data_collator=lambda rows: batch_of(rows, pad)))
     trainer.remove_callback(transformers.PrinterCallback)
-    saved = any(_checkpoints(args.out))
+    saved = bool(_checkpoints(args.out))
     if saved:
         print(f"{args.out} has a checkpoint: the run goes on from there")
-    try:
+    with _writing(args.out):
         trainer.train(resume_from_checkpoint=saved)
-    except OSError as error:
-        raise FinetuneError(f"{args.out} cannot be written: {error}") from error
     if progress.interrupted:
         print(f"{args.out} has a checkpoint; the same command goes on from there")
         return
-    _replacing(args.out, model.save_pretrained)
+    _replacing(args.out, lambda part: model.save_pretrained(str(part)))
     for folder in _checkpoints(args.out):
         shutil.rmtree(folder)
     print(f"{args.out}: the adapter")
@@ -354,12 +387,9 @@ def train(args: argparse.Namespace) -> None:
 
 def main(arguments: Sequence[str]) -> int:
     """The command; the status of the process."""
-    dashed = [each.split("=", 1) if each.startswith("--") else [each] for each in arguments]
-    args = parser().parse_args(["=".join([name.replace("_", "-") if name.startswith("--") else name, *rest])
-                                for name, *rest in dashed])
     try:
-        train(args)
+        train(parser().parse_args(arguments))
     except FinetuneError as error:
-        print(f"finetune: {error}")
+        print(f"finetune: {error}", file=sys.stderr)
         return 1
     return 0

@@ -333,8 +333,8 @@ class _Refused:
 
 @dataclasses.dataclass
 class _Mode:
-    """Calls that share a compiled function: equal are what Dynamo guards badly or not at all. Each mode has its own
-    code, and few sets of guards to try.
+    """Calls that share a compiled function. What Dynamo guards badly, or not at all, is equal in all of them; so each
+    mode has code of its own, and few sets of guards to try.
 
     Attributes:
         call: the function that Dynamo has compiled, or PyTorch's; None before the first call, and once it was dropped.

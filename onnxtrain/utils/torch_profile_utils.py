@@ -39,7 +39,7 @@ def log_memory_usage(cur_phase: str, rank_0_only: bool = True, step_info: str = 
         figures = {"allocated": torch.cuda.memory_allocated(), "max allocated": torch.cuda.max_memory_allocated(),
                    "cached": torch.cuda.memory_reserved(), "max cached": torch.cuda.max_memory_reserved()}
     else:
-        figures = _of_the_process()
+        figures = memory_of_the_process()
     if module is not None:
         parameters = list(module.parameters())
         figures["parameters"] = _bytes(parameters)
@@ -57,8 +57,8 @@ def _bytes(tensors: Iterable[torch.Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-def _of_the_process() -> dict[str, int]:
-    """Resident bytes now, and the most there were, as Linux counts them."""
+def memory_of_the_process() -> dict[str, int]:
+    """Bytes that are "resident" now, and the "max resident" there were, as Linux counts them."""
     names = {"VmRSS": "resident", "VmHWM": "max resident"}
     lines = [line.split() for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines()]
     return {names[line[0][:-1]]: int(line[1]) * 1024 for line in lines if line[0][:-1] in names}

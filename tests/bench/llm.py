@@ -1,6 +1,6 @@
 """LoRA fine-tuning of language models of true shapes and random weights: tokens/s and memory, beside eager.
 
-    python tests/bench/llm.py [--size 1.2] [--base bf16] [--peers eager,checkpointing,0,1] [--length 512] [--batch 1]
+    python tests/bench/llm.py [--size 1.2] [--base bfloat16] [--peers eager,checkpointing,0,1] [--length 512] [--batch 1]
                               [--rank 16] [--rounds 3] [--threads N] [--folder build/llm] [--markdown]
 
 A peer is a process of its own that loads the model from a folder of safetensors, puts peft's LoRA on all its linear
@@ -31,6 +31,8 @@ from typing import Any
 
 import torch
 from step_table import Peak, resident
+
+from onnxtrain.finetune import load
 
 LLAMA: dict[str, Any] = {"vocab_size": 128256, "tie_word_embeddings": True, "rope_theta": 500000.0}
 SIZES: dict[str, tuple[str, dict[str, Any]]] = {  # of Qwen2.5, Llama 3.2 and Mistral
@@ -84,18 +86,8 @@ def write(size: str, folder: Path) -> None:
 def loaded(folder: str, base: str, rank: int) -> torch.nn.Module:
     """The model with its adapters, which alone are trained."""
     import peft
-    import transformers
 
-    options: dict[str, Any] = {"dtype": torch.float32 if base == "float32" else torch.bfloat16}
-    if base == "nf4":
-        options["quantization_config"] = transformers.BitsAndBytesConfig(
-            load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16)
-        options["device_map"] = {"": "cpu"}
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, **options)
-    if base == "nf4":  # norms that stay in a file would keep all of it mapped, which counts as the process's memory
-        for parameter in model.parameters():
-            if parameter.dim() == 1:
-                parameter.data = parameter.data.clone()
+    model = load(folder, base)
     torch.manual_seed(0)
     adapters = peft.LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM")
     return peft.get_peft_model(model, adapters, autocast_adapter_dtype=False).train()
@@ -213,7 +205,7 @@ HEAD = ("peer", "tokens/s", "over eager", "of the limit", "peak, start", "peak, 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=SIZES, default="1.2")
-    parser.add_argument("--base", choices=("bf16", "nf4", "float32"), default="bf16")
+    parser.add_argument("--base", choices=("bfloat16", "nf4", "float32"), default="bfloat16")
     parser.add_argument("--peers", default="eager,checkpointing,0,1")
     for name, default in (("length", 512), ("batch", 1), ("rank", 16), ("rounds", 3)):
         parser.add_argument(f"--{name}", type=int, default=default)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import re
+import resource
 import signal
 
 import pytest
@@ -51,11 +52,11 @@ def data(tmp_path):
 
 
 def run(capfd, folder, data, out, *more):
-    """The status, and what was printed."""
+    """The status, and what was printed, mistakes last."""
     status = finetune.main(["--model", str(folder), "--data", str(data), "--out", str(out), "--base", "float32",
                             "--lora_r=4", "--learning-rate", "0.01", "--gradient-accumulation-steps", "2",
                             "--num-train-epochs", "2", *more])
-    return status, capfd.readouterr().out
+    return status, "".join(capfd.readouterr())
 
 
 def losses(text):
@@ -123,7 +124,7 @@ def test_four_bits(capfd, folder, data, tmp_path):
 
 @pytest.mark.parametrize("line, says", [
     ("{", "line 1 is no JSON"), ('{"texts": "a"}', "line 1 is no object with text"), ("", "no example"),
-    ('{"messages": []}', "line 1 is no object"), ('{"prompt": "the", "completion": ""}', None),
+    ('{"messages": []}', "line 1 is no object"), ('{"messages": ["a"]}', "line 1: the chat template refuses"), ('{"prompt": "the", "completion": ""}', None),
 ])
 def test_bad_data(line, says, capfd, folder, tmp_path):
     (tmp_path / "bad.jsonl").write_text(line)
@@ -132,9 +133,26 @@ def test_bad_data(line, says, capfd, folder, tmp_path):
     assert not says or not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("most", [1000, 30_000, 60_000, 110_000])
+def test_a_full_disk(most, capfd, folder, data, tmp_path):
+    """A file that may not grow fails as one on a full disk; the adapter, the optimizer's state, or another one is the
+    first that is too long."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    plain = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, before[1]))
+    try:
+        status, text = run(capfd, folder, data, tmp_path / "out", "--save-steps", "3", "--max-steps", "4", "--lora-r", "16")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, plain)
+    assert status == 1 and text.count("finetune: ") == 1 and f"{tmp_path / 'out'} cannot be written" in text
+    status, text = run(capfd, folder, data, tmp_path / "out", "--save-steps", "3", "--max-steps", "4", "--lora-r", "16")
+    assert status == 0 and len(losses(text)) == 4 and weights(tmp_path / "out")
+
+
 def test_bad_options(capfd, folder, data, tmp_path):
     for more, says in ((["--target-modules", "q_prod"], "--target-modules q_prod"),
-                       (["--model", str(tmp_path / "none")], "cannot be loaded")):
+                       (["--model", str(tmp_path / "none")], "cannot be loaded"), (["--memory", "half"], "--memory: ")):
         status, text = run(capfd, folder, data, tmp_path / "out", *more)
         assert status == 1 and says in text and text.count("finetune: ") == 1
     (tmp_path / "file").write_text("")

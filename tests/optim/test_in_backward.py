@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+from functions import Doubled
 from in_backward import OPTIMIZERS, Net, Parts, loss_of, pair, same
 
 import onnxtrain
@@ -312,30 +313,23 @@ def test_gradients_do_not_exist_at_once():
 # ---- where the engine leaves a call to PyTorch ----
 
 
+def plain_step(a, x, b, y):
+    """A step of both whose gradients exist, as step() makes the update."""
+    tokens = torch.randint(40, (3, 7))
+    for model, optimizer in ((a, x), (b, y)):
+        optimizer.zero_grad()
+        loss_of(model, tokens).backward()
+        assert model.up.weight.grad is not None
+        optimizer.step()
+    same(a, b, x, y)
+
+
 def test_in_pytorch(monkeypatch):
     monkeypatch.setenv("ORTMODULE_FALLBACK_POLICY", "FALLBACK_FORCE_TORCH_FORWARD")
     a, x, b, y = pair(OPTIMIZERS["adam"])
     for _ in range(2):
-        tokens = torch.randint(40, (3, 7))
-        for model, optimizer in ((a, x), (b, y)):
-            optimizer.zero_grad()
-            loss_of(model, tokens).backward()
-            assert model.up.weight.grad is not None
-            optimizer.step()
-        same(a, b, x, y)
+        plain_step(a, x, b, y)
     assert onnxtrain.stats(a)["fallback_steps"] == 2
-
-
-class Doubled(torch.autograd.Function):
-    """A function that the engine calls back, between two pieces of the graph."""
-
-    @staticmethod
-    def forward(ctx, x):
-        return x * 2
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad * 2
 
 
 def test_graph_in_pieces():
@@ -366,13 +360,7 @@ def test_remove():
     handle = step_in_backward(x, a)
     train(a, x, b, y, steps=1)
     handle.remove()
-    tokens = torch.randint(40, (3, 7))
-    for model, optimizer in ((a, x), (b, y)):
-        optimizer.zero_grad()
-        loss_of(model, tokens).backward()
-        assert model.up.weight.grad is not None
-        optimizer.step()
-    same(a, b, x, y)
+    plain_step(a, x, b, y)
     x.zero_grad()
     step_in_backward(x, a)
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn as nn
 from agree import X, both, module
+from functions import Cubed
 
 import onnxtrain
 from onnxtrain.ortmodule import ORTModule, ORTModuleTorchModelException
@@ -92,18 +93,6 @@ def by_backward(m, x):
 def jacobian(m, x):
     found = torch.autograd.functional.jacobian(lambda x: m.net(m.fc(x) * m.cutoff).sum(0), x, create_graph=True)
     return m.net(x) + found.square().sum()
-
-
-class Cubed(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return x ** 3
-
-    @staticmethod
-    def backward(ctx, grad):
-        (x,) = ctx.saved_tensors
-        return 3 * x ** 2 * grad
 
 
 def with_a_function(m, x):

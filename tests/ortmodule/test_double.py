@@ -8,6 +8,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 from agree import X, Y, both, equal, in_engine, module
+from functions import Cubed, Doubled
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -183,30 +184,6 @@ def test_the_policy_may_forbid_it(monkeypatch):
         penalty(model)
 
 
-class Doubling(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x * 2
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad * 2
-
-
-class Cubed(torch.autograd.Function):
-    """Its backward saves tensors and computes with them, so that it can be differentiated."""
-
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return x ** 3
-
-    @staticmethod
-    def backward(ctx, grad):
-        (x,) = ctx.saved_tensors
-        return 3 * x ** 2 * grad
-
-
 class Once(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
@@ -219,10 +196,10 @@ class Once(torch.autograd.Function):
 
 
 IN_PIECES = {
-    "doubling": lambda self, x: Doubling.apply(self.fc(x)).square(),
+    "doubling": lambda self, x: Doubled.apply(self.fc(x)).square(),
     "at first": lambda self, x: self.fc(Cubed.apply(x)).tanh(),
     "at last": lambda self, x: Cubed.apply(torch.tanh(self.fc(x))),
-    "two": lambda self, x: Cubed.apply(self.fc(Doubling.apply(self.fc(x)).tanh())),
+    "two": lambda self, x: Cubed.apply(self.fc(Doubled.apply(self.fc(x)).tanh())),
     "of a parameter": lambda self, x: torch.nn.functional.linear(x.tanh(), Cubed.apply(self.fc.weight)),
     "with a buffer": lambda self, x: self.norm(Cubed.apply(self.fc(x).tanh())).tanh(),
     "two results": lambda self, x: Cubed.apply(self.fc(x)) + self.fc(x).argmax(),
@@ -271,7 +248,7 @@ def test_a_function_without_second_gradients_says_so():
 
 
 def test_pieces_without_such_arguments_say_why_no_second():
-    model = ORTModule(module(lambda self, x: Doubling.apply(self.fc(x)).square())())
+    model = ORTModule(module(lambda self, x: Doubled.apply(self.fc(x)).square())())
     (grad,) = torch.autograd.grad(model(X.detach()).sum(), model.fc.weight, create_graph=True)
     with pytest.raises(RuntimeError, match="cut its graph into parts"):
         grad.sum().backward()

@@ -19,7 +19,7 @@
 
 #define DOMAIN "com.microsoft"
 
-enum { LEVELS = 16, FP4 = 0, NF4 = 1, GRAIN = 1 << 14 }; /* weights that a thread dequantizes at a time */
+enum { LEVELS = 16, FP4 = 0, NF4 = 1 };
 
 /* Values of the codes, from bitsandbytes/functional.py; FP4: sign, two bits of exponent, one of mantissa. */
 static const float values[2][LEVELS] = {
@@ -162,68 +162,50 @@ static void levels_f64(const ont_call *call, const bnb4_desc *d, int64_t block, 
     for (int i = 0; i < LEVELS; i++) levels[i] = (double)narrow[i];
 }
 
-/* In bfloat16, to which they are rounded. */
-static void levels_bf16(const ont_call *call, const bnb4_desc *d, int64_t block, uint16_t *levels)
-{
-    float scale = (float)absmax_at(call, block), exact[LEVELS];
-    for (int i = 0; i < LEVELS; i++) exact[i] = d->values[i] * scale;
-    ont_simd()->float_to_bfloat(exact, levels, LEVELS);
-}
-
-#define PAIRS(suffix, type) \
-    static void pairs_##suffix(const uint8_t *codes, const type *levels, type *out, int64_t n) \
-    { \
-        for (int64_t i = 0; i + 1 < n; i += 2) { \
-            uint8_t pair = codes[i / 2]; \
-            out[i] = levels[pair >> 4]; \
-            out[i + 1] = levels[pair & 15]; \
-        } \
-    }
-PAIRS(f32, float)
-PAIRS(f64, double)
-
-static void pairs_bf16(const uint8_t *codes, const uint16_t *levels, uint16_t *out, int64_t n)
-{
-    ont_simd()->decode_nibbles(codes, levels, out, n / 2);
-}
-
-/* out = the weight (n, k); its blocks [first, last) here, of which the last one may end within a byte. */
+/* out (n) = weights [first, first + n) in row-major order; they may begin and end anywhere in a block or a byte. */
 #define DEQUANTIZE(suffix, type) \
-    static void dequantize_##suffix(const ont_call *call, const bnb4_desc *d, int64_t first, int64_t last, type *out) \
+    static void dequantize_##suffix(const ont_call *call, const bnb4_desc *d, int64_t first, int64_t n, type *out) \
     { \
         const uint8_t *codes = call->in[1]; \
         type levels[LEVELS]; \
-        for (int64_t block = first; block < last; block++) { \
-            int64_t at = block * d->block, n = ont_min(d->block, d->n * d->k - at); \
+        for (int64_t i = first, end = first + n; i < end;) { \
+            int64_t block = i / d->block, stop = ont_min(end, (block + 1) * d->block); \
             levels_##suffix(call, d, block, levels); \
-            pairs_##suffix(codes + at / 2, levels, out + at, n); \
-            if (n % 2) out[at + n - 1] = levels[codes[(at + n) / 2] >> 4]; \
+            if (i % 2) *out++ = levels[codes[i++ / 2] & 15]; \
+            for (; i + 1 < stop; i += 2) { \
+                uint8_t pair = codes[i / 2]; \
+                *out++ = levels[pair >> 4]; \
+                *out++ = levels[pair & 15]; \
+            } \
+            if (i < stop) *out++ = levels[codes[i++ / 2] >> 4]; \
         } \
     }
 DEQUANTIZE(f32, float)
 DEQUANTIZE(f64, double)
-DEQUANTIZE(bf16, uint16_t)
 
-/* ---- kernel ---- */
+static void dequantize(const ont_call *call, const bnb4_desc *d, int64_t first, int64_t n, void *out)
+{
+    if (ont_node_in(call->node, 0)->dtype == ONT_FLOAT32) dequantize_f32(call, d, first, n, out);
+    else dequantize_f64(call, d, first, n, out);
+}
 
-/* The weight is dequantized into scratch, and multiplied there: that costs a few hundredths of the product. */
+/* ---- kernel: panels of the weight ---- */
+
+/*
+ * Each task dequantizes a panel of the weight into its scratch and multiplies by it, on its own thread. A panel is
+ * (rows, k) where it is transposed. Otherwise it is (rows, columns), and products of the panels below each other add up
+ * in the columns of the result.
+ */
+enum { PANEL_ELEMENTS = 1 << 17, MIN_ROWS = 32, MAX_ROWS = 256, MIN_COLUMNS = 64 };
+
 typedef struct bnb4_state {
     bnb4_desc d;
-    ont_gemm gemm;
-    const ont_gemm_backend *backend; /* NULL: `half` */
-    ont_half_product half;
-    size_t weight_bytes;
+    ont_gemm gemm; /* of a whole panel */
+    const ont_gemm_backend *backend;
+    int64_t rows, columns; /* of a panel, at most */
+    int64_t n_panels, n_tasks; /* panels that can be computed at the same time */
+    size_t size, panel_bytes;  /* bytes of an element, of a task's scratch */
 } bnb4_state;
-
-static const char *bnb4_accept(const ont_node *node)
-{
-    bnb4_desc d;
-    if (ont_node_in(node, 0)->dtype != ONT_BFLOAT16) return ont_accept_float(node);
-    if (bnb4_read(node, &d) != ONT_OK) return "operands";
-    if (d.weight_dtype != ONT_BFLOAT16 || ont_node_in(node, 2)->dtype != ONT_FLOAT32) return "dtype of W or absmax";
-    if (!d.m) return "no rows";
-    return ont_half_product_refuses(ONT_BFLOAT16);
-}
 
 static ont_status bnb4_prepare(const ont_node *node, ont_arena *arena, ont_prepared *out)
 {
@@ -232,70 +214,153 @@ static ont_status bnb4_prepare(const ont_node *node, ont_arena *arena, ont_prepa
     *s = (bnb4_state){0};
     bnb4_desc *d = &s->d;
     ONT_TRY(bnb4_read(node, d));
+    int64_t threads = ont_parallel_threads();
     ont_dtype dtype = ont_node_in(node, 0)->dtype;
-    int64_t inner = d->trans_b ? d->k : d->n, outer = d->trans_b ? d->n : d->k;
-    s->gemm = (ont_gemm){.dtype = dtype, .trans_b = d->trans_b, .m = d->m, .n = outer, .k = inner, .alpha = 1,
-                         .lda = inner, .ldb = d->k, .ldc = outer};
-    s->weight_bytes = (size_t)ont_round_up(d->n * d->k * (int64_t)ont_dtype_size(dtype), 64);
+    s->size = ont_dtype_size(dtype);
+    s->columns = d->trans_b ? d->k : ont_min(d->k, ont_max(MIN_COLUMNS, ont_ceil_div(d->k, threads)));
+    s->columns = d->trans_b ? s->columns : ont_min(s->columns, PANEL_ELEMENTS / MAX_ROWS);
+    s->rows = ont_min(d->n, ont_min(MAX_ROWS, ont_max(MIN_ROWS, PANEL_ELEMENTS / s->columns)));
+    s->n_panels = d->trans_b ? ont_ceil_div(d->n, s->rows) : ont_ceil_div(d->k, s->columns);
+    s->n_tasks = ont_min(threads, s->n_panels);
+    s->panel_bytes = (size_t)ont_round_up(s->rows * s->columns * (int64_t)s->size, 64);
+    s->gemm = (ont_gemm){.dtype = dtype, .trans_b = d->trans_b, .m = d->m, .alpha = 1,
+                         .n = d->trans_b ? s->rows : s->columns, .k = d->trans_b ? d->k : s->rows,
+                         .lda = d->trans_b ? d->k : d->n, .ldb = s->columns, .ldc = d->trans_b ? d->n : d->k};
+    s->backend = d->m ? ont_gemm_choose(&s->gemm) : ont_gemm_reference();
     out->state = s;
-    out->work_bytes = s->weight_bytes;
-    if (dtype != ONT_BFLOAT16) {
-        s->backend = d->m ? ont_gemm_choose(&s->gemm) : ont_gemm_reference();
-        return ONT_OK;
-    }
-    ONT_TRY(ont_half_product_prepare(&s->half, &s->gemm, dtype, false));
-    out->work_bytes += ont_half_product_work_bytes(&s->half);
+    out->work_bytes = s->panel_bytes * (size_t)s->n_tasks;
     return ONT_OK;
 }
 
-static void bnb4_release(void *state)
+/* Columns [first, first + rows) of the result: rows of the weight. */
+static void multiply_rows(const ont_call *call, const bnb4_state *s, int64_t first, char *panel)
 {
-    ont_half_product_release(&((bnb4_state *)state)->half);
+    ont_gemm gemm = s->gemm;
+    gemm.n = ont_min(s->rows, s->d.n - first);
+    dequantize(call, &s->d, first * s->d.k, gemm.n * s->d.k, panel);
+    s->backend->run(&gemm, call->in[0], panel, (char *)call->out[0] + (size_t)first * s->size);
 }
 
-static void dequantize(void *context, int64_t first, int64_t last)
+/* Columns [first, first + columns) of the result, which are those of the weight. */
+static void multiply_columns(const ont_call *call, const bnb4_state *s, int64_t first, char *panel)
+{
+    ont_gemm gemm = s->gemm;
+    gemm.n = ont_min(s->columns, s->d.k - first);
+    for (int64_t row = 0; row < s->d.n; row += s->rows) {
+        gemm.k = ont_min(s->rows, s->d.n - row);
+        gemm.beta = row > 0;
+        for (int64_t i = 0; i < gemm.k; i++)
+            dequantize(call, &s->d, (row + i) * s->d.k + first, gemm.n, panel + (size_t)(i * gemm.ldb) * s->size);
+        s->backend->run(&gemm, (const char *)call->in[0] + (size_t)row * s->size, panel,
+                        (char *)call->out[0] + (size_t)first * s->size);
+    }
+}
+
+static void run_tasks(void *context, int64_t first, int64_t last)
 {
     const ont_call *call = context;
     const bnb4_state *s = call->state;
-    if (s->gemm.dtype == ONT_BFLOAT16) dequantize_bf16(call, &s->d, first, last, call->work);
-    else if (s->gemm.dtype == ONT_FLOAT32) dequantize_f32(call, &s->d, first, last, call->work);
-    else dequantize_f64(call, &s->d, first, last, call->work);
+    for (int64_t task = first; task < last; task++) {
+        char *panel = (char *)call->work + (size_t)task * s->panel_bytes;
+        for (int64_t i = task; i < s->n_panels; i += s->n_tasks)
+            if (s->d.trans_b) multiply_rows(call, s, i * s->rows, panel);
+            else multiply_columns(call, s, i * s->columns, panel);
+    }
 }
 
 static ont_status bnb4_run(const ont_call *call)
 {
     const bnb4_state *s = call->state;
-    const bnb4_desc *d = &s->d;
-    if (!d->m) return ONT_OK;
-    ont_parallel(ont_ceil_div(d->n * d->k, d->block), ont_max(1, GRAIN / d->block), dequantize, (void *)call);
-    if (!s->backend)
-        return ont_half_product_run(&s->half, call->in[0], call->work, NULL, call->out[0], false,
-                                    (char *)call->work + s->weight_bytes);
-    s->backend->run(&s->gemm, call->in[0], call->work, call->out[0]);
+    if (s->d.m) ont_parallel(s->n_tasks, 1, run_tasks, (void *)call);
     return ONT_OK;
+}
+
+/* ---- kernel of bfloat16: the whole weight ---- */
+
+/*
+ * The weight is dequantized into scratch, and multiplied there by all threads: a product of panels would pack A again
+ * for each of them. For few rows, panels in float32 take less time.
+ */
+enum { FEW_ROWS = 8, GRAIN = 1 << 14 }; /* GRAIN: weights that a thread dequantizes at a time */
+
+typedef struct half_state {
+    bnb4_desc d;
+    ont_half_product product;
+    size_t weight_bytes;
+} half_state;
+
+static const char *half_accept(const ont_node *node)
+{
+    bnb4_desc d;
+    if (ont_node_in(node, 0)->dtype != ONT_BFLOAT16) return "dtype is not bfloat16";
+    if (bnb4_read(node, &d) != ONT_OK) return "operands";
+    if (d.weight_dtype != ONT_BFLOAT16 || ont_node_in(node, 2)->dtype != ONT_FLOAT32) return "dtype of W or absmax";
+    return d.m > FEW_ROWS ? ont_half_product_refuses(ONT_BFLOAT16) : "few rows";
+}
+
+static ont_status half_prepare(const ont_node *node, ont_arena *arena, ont_prepared *out)
+{
+    half_state *s = ont_arena_alloc(arena, sizeof *s);
+    if (!s) return ONT_ENOMEM;
+    *s = (half_state){0};
+    bnb4_desc *d = &s->d;
+    ONT_TRY(bnb4_read(node, d));
+    int64_t inner = d->trans_b ? d->k : d->n, outer = d->trans_b ? d->n : d->k;
+    ont_gemm gemm = {.dtype = ONT_BFLOAT16, .trans_b = d->trans_b, .m = d->m, .n = outer, .k = inner, .alpha = 1,
+                     .lda = inner, .ldb = d->k, .ldc = outer};
+    ONT_TRY(ont_half_product_prepare(&s->product, &gemm, ONT_BFLOAT16, false));
+    s->weight_bytes = (size_t)ont_round_up(d->n * d->k * (int64_t)sizeof(uint16_t), 64);
+    out->state = s;
+    out->work_bytes = s->weight_bytes + ont_half_product_work_bytes(&s->product);
+    return ONT_OK;
+}
+
+static void half_release(void *state)
+{
+    ont_half_product_release(&((half_state *)state)->product);
+}
+
+/* Blocks [first, last) of the weight, of which the last one may end within a byte. */
+static void dequantize_blocks(void *context, int64_t first, int64_t last)
+{
+    const ont_call *call = context;
+    const bnb4_desc *d = &((const half_state *)call->state)->d;
+    const uint8_t *codes = call->in[1];
+    float exact[LEVELS];
+    uint16_t levels[LEVELS], *out = call->work;
+    for (int64_t block = first; block < last; block++) {
+        int64_t at = block * d->block, n = ont_min(d->block, d->n * d->k - at);
+        levels_f32(call, d, block, exact);
+        ont_simd()->float_to_bfloat(exact, levels, LEVELS); /* exactly: they are rounded */
+        ont_simd()->decode_nibbles(codes + at / 2, levels, out + at, n / 2);
+        if (n % 2) out[at + n - 1] = levels[codes[(at + n) / 2] >> 4];
+    }
+}
+
+static ont_status half_run(const ont_call *call)
+{
+    const half_state *s = call->state;
+    const bnb4_desc *d = &s->d;
+    ont_parallel(ont_ceil_div(d->n * d->k, d->block), ont_max(1, GRAIN / d->block), dequantize_blocks, (void *)call);
+    return ont_half_product_run(&s->product, call->in[0], call->work, NULL, call->out[0], false,
+                                (char *)call->work + s->weight_bytes);
 }
 
 /* ---- reference ---- */
 
 #define REFERENCE(suffix, type) \
-    static type weight_##suffix(const ont_call *call, const bnb4_desc *d, int64_t i) \
-    { \
-        uint8_t pair = ((const uint8_t *)call->in[1])[i / 2]; \
-        type levels[LEVELS]; \
-        levels_##suffix(call, d, i / d->block, levels); \
-        return levels[i % 2 ? pair & 15 : pair >> 4]; \
-    } \
     static void reference_##suffix(const ont_call *call, const bnb4_desc *d) \
     { \
         const type *a = call->in[0]; \
-        type *y = call->out[0]; \
+        type *y = call->out[0], w; \
         int64_t inner = d->trans_b ? d->k : d->n, outer = d->trans_b ? d->n : d->k; \
         for (int64_t i = 0; i < d->m; i++) \
             for (int64_t j = 0; j < outer; j++) { \
                 double sum = 0; \
-                for (int64_t l = 0; l < inner; l++) \
-                    sum += (double)a[i * inner + l] * \
-                           (double)weight_##suffix(call, d, d->trans_b ? j * d->k + l : l * d->k + j); \
+                for (int64_t l = 0; l < inner; l++) { \
+                    dequantize_##suffix(call, d, d->trans_b ? j * d->k + l : l * d->k + j, 1, &w); \
+                    sum += (double)a[i * inner + l] * (double)w; \
+                } \
                 y[i * outer + j] = (type)sum; \
             } \
     }
@@ -347,7 +412,9 @@ static void bnb4_expand(ont_builder *b, ont_node *node, ont_value **outputs)
 }
 
 static const ont_kernel bnb4_kernels[] = {
-    {.name = "matmul_bnb4", .accept = bnb4_accept, .prepare = bnb4_prepare, .run = bnb4_run, .release = bnb4_release},
+    {.name = "matmul_bnb4_half", .accept = half_accept, .prepare = half_prepare, .run = half_run,
+     .release = half_release},
+    {.name = "matmul_bnb4_panels", .accept = ont_accept_float, .prepare = bnb4_prepare, .run = bnb4_run},
     {.name = "matmul_bnb4_ref", .accept = ont_accept_float, .run = bnb4_run_ref},
 };
 const ont_op ont_op_MatMulBnb4 = {
