@@ -15,6 +15,7 @@ FAMILIES = {
     "csrc/device": "tests/cuda", "cuda": "tests/cuda", "csrc/py": "tests/ortmodule",
     "onnxtrain/_export": "tests/export", "onnxtrain/ortmodule": "tests/ortmodule", "onnxtrain/optim": "tests/optim",
     "onnxtrain/training": "tests/training", "onnxtrain/integrations": "tests/ecosystem",
+    "onnxtrain/finetune": "tests/finetune",
     "onnxtrain/utils": "tests/utils", "onnxtrain": "tests/ortmodule",
 }
 

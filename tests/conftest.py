@@ -14,7 +14,7 @@ SAMPLE = "ONNXTRAIN_TEST_SAMPLE"  # a number: which cases of each sweep a run ta
 PARTS = "ONNXTRAIN_TEST_PARTS"  # of how many cases of a sweep a run of whole folders takes one
 USUAL_PARTS = "28"
 # Folders that are one sweep each: their tests take seconds and ask the same of many libraries, models and trainers.
-SWEPT = ("tests/cuda/", "tests/ecosystem/", "tests/models/", "tests/training/")
+SWEPT = ("tests/cuda/", "tests/ecosystem/", "tests/finetune/", "tests/models/", "tests/training/")
 SLOW = Path(__file__).with_name("slow.txt")  # test functions that took more than SECONDS, which are one sweep
 SECONDS = 3.5
 

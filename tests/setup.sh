@@ -46,7 +46,7 @@ hash_of() { (cd "$ROOT" && find "$@" -type f -not -name '*.pyc' -print0 | sort -
 install_clients() {
     local client clients=("transformers>=5" "accelerate>=1" "peft>=0.19" "lightning>=2.6" "torch_geometric>=2.7"
         "sentence-transformers>=5" "trl>=1" "datasets>=4" "diffusers>=0.38" "bitsandbytes>=0.50" "torchdiffeq>=0.2"
-        "x-transformers>=2" "conformer>=0.3" "skorch>=1")
+        "x-transformers>=2" "conformer>=0.3" "skorch>=1" "gguf>=0.10")
     install "torch==$TORCH" "${clients[@]}" || for client in "${clients[@]}"; do
         install "torch==$TORCH" "$client" || echo "$client cannot be installed here: it is not tested" >&2
     done

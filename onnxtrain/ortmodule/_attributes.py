@@ -65,6 +65,8 @@ def misread(module: torch.nn.Module) -> str | None:
             continue
         seen[id(value)] = value
         if is_a(value, ORTModule):
+            if attributes(value).get("_module") is module:  # its own wrapper, which a hook may lead to
+                continue
             name = path.replace("_modules.", "")
             return f"its {name!r} is an ORTModule already, which the engine runs alone: wrap one of the two"
         if is_a(value, random.Random):

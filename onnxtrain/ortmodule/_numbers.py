@@ -325,6 +325,10 @@ _IN_PYTHON: dict[object, Callable[..., object]] = {python_assert: _assert, is_tr
                               torch.equal: _equal, "equal": _equal, torch.allclose: _allclose, "allclose": _allclose}
 # NumPy's, of sizes: Dynamo would make tensors of these, whose results would be no numbers.
 _OF_SIZES: dict[object, Callable[..., object]] = {np.prod: _prod, np.max: _max, np.min: _min, np.sqrt: _sqrt}
+# The same as arguments, of map() for one: Python functions, whose calls Dynamo reads.
+_CALLING: dict[object, Callable[..., object]] = {
+    np.prod: lambda sizes: np.prod(sizes), np.max: lambda sizes: np.max(sizes), np.min: lambda sizes: np.min(sizes),
+    np.sqrt: lambda size: np.sqrt(size)}
 _METHODS = {"norm": _Instead(_norm, ("p",)), "bernoulli_": _Instead(_bernoulli_, ("p",), True),
             **{name: _INSTEAD[getattr(torch, name)]
                for name in ("roll", "round", "nan_to_num", "logit", "addmm", "dist", "quantile")}}
@@ -395,6 +399,8 @@ def _is_size(value: _torch.Value) -> bool:
 def _numbers_of_numpy(plain: Callable[..., None]) -> Callable[..., None]:
     """Dynamo's reading of a call in Python, of a function of NumPy's."""
     def call_function(self: _torch.Translator, fn: Any, args: _torch.Values, kwargs: _torch.Named) -> None:
+        args = [_torch.UserFunctionVariable(_CALLING[arg.value]) if isinstance(arg, _torch.NumpyVariable)
+                and arg.value in _CALLING else arg for arg in args]
         if not isinstance(fn, _torch.NumpyVariable) or kwargs or not callable(fn.value):
             return plain(self, fn, args, kwargs)
         values = [arg.as_python_constant() if arg.is_python_constant() else None for arg in args]

@@ -164,6 +164,21 @@ def _follow_random() -> None:
         return random.uniform(0.0, 1.0)
 
 
+@functools.cache
+def _follow_dora(integrations: types.ModuleType) -> None:
+    """From now on Dynamo takes a plain weight as it is where peft's DoRA would dequantize it. To see whether it has to,
+    peft asks for the Python module of the weight's class, which Dynamo does not know.
+
+    Raises AttributeError or ValueError where there is no such function, or it has been replaced already.
+    """
+    plain = integrations.dequantize_module_weight
+    of_others = types.FunctionType(plain.__code__, plain.__globals__, plain.__name__)
+
+    @torch.compiler.substitute_in_graph(plain)
+    def dequantize_module_weight(module: torch.nn.Module) -> object:
+        return module.weight if type(module.weight) is torch.nn.Parameter else of_others(module)
+
+
 @contextlib.contextmanager
 def followed() -> Iterator[None]:
     """While Dynamo captures."""
@@ -173,6 +188,9 @@ def followed() -> Iterator[None]:
     if (sharing := sys.modules.get("opt_einsum.sharing")) is not None:
         with contextlib.suppress(AttributeError, ValueError):  # another version, or it is substituted already
             _follow_opt_einsum(sharing)
+    if (integrations := sys.modules.get("peft.utils.integrations")) is not None:
+        with contextlib.suppress(AttributeError, ValueError):
+            _follow_dora(integrations)
     with wrapped("call_of_texts_method", _of_texts), \
             wrapped("call_of_builtin", _builtin), \
             wrapped("bind_args", _refusing), \

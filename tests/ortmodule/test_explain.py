@@ -164,6 +164,21 @@ def test_a_submodule_that_is_wrapped_already_is_named():
                                  "wrap one of the two")
 
 
+def test_a_hook_that_leads_to_its_own_wrapper():
+    """As opacus has it: an object around the wrapper has hooks on the layers within."""
+    class Around:
+        def __init__(self, module):
+            self._module = module
+
+        def hook(self, layer, args, result):
+            return None
+
+    model = ORTModule(nn.Sequential(nn.Linear(4, 4)))
+    model.module[0].register_forward_hook(Around(model).hook)
+    model(Y).sum().backward()
+    assert onnxtrain.stats(model)["engine_steps"] == 1
+
+
 @pytest.mark.parametrize("given, text", [
     ((nn.Linear,), "not the class Linear: make an instance of it"), ((3,), "not int"),
     ((nn.Linear(2, 2), "loss"), "DebugOptions as its second argument, not 'loss'; what the script reads is outputs=")])

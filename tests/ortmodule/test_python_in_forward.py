@@ -60,7 +60,12 @@ def scaled(m, x):
     return m.first(x / np.sqrt(x.shape[-1])).sum() / np.sqrt(x.shape[0]) * np.log(2.0) + np.exp(1)
 
 
-@pytest.mark.parametrize("use", [compared, flattened, scaled])
+def mapped(m, x):
+    h = m.first(x)
+    return (h * 2 if sum(map(np.prod, [x.shape, h.shape])) < 1000 else h).sum() / max(map(np.max, [x.shape, h.shape]))
+
+
+@pytest.mark.parametrize("use", [compared, flattened, scaled, mapped])
 def test_numpy_of_sizes_and_numbers(use):
     in_the_engine(trained(use, [(torch.randn(rows, 4),) for rows in (2, 3, 5, 4)]), 4)
 
