@@ -147,8 +147,8 @@ def _warn_once(text: str) -> None:
 PASSES = ("align_products", "channels_last", "conv_to_gemm", "cse", "fuse_attention",
           "fuse_batchnorm", "fuse_conv_relu", "fuse_elementwise", "fuse_gelu", "fuse_gemm", "fuse_gradients",
           "fuse_loss", "fuse_norm", "fuse_reductions", "fuse_rms_norm", "fuse_rotary", "fuse_sparse_matmul",
-          "fuse_sums", "fuse_transpose", "join_slices", "narrow_rotary", "pack_rows", "precision", "recompute",
-          "recompute_regions", "row_indices", "schedule", "stream_loss", "whole_step", "winograd")
+          "fuse_sums", "fuse_transpose", "join_slices", "keep_narrow", "narrow_rotary", "pack_rows", "precision",
+          "recompute", "recompute_regions", "row_indices", "schedule", "stream_loss", "whole_step", "winograd")
 _FLAG = "0, 1"
 _ON_THE_CPU = "1 on the CPU, 0 on a GPU"
 _NAMES = [

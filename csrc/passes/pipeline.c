@@ -49,6 +49,7 @@ static const pass after_grad[] = {
     {"fuse_conv_relu", ont_pass_fuse_conv_relu, false, NULL, true, "channels_last"},
     {"stream_loss", ont_pass_stream_loss, false, "StreamedCrossEntropy", false, NULL},
     {"recompute_regions", ont_pass_recompute_regions, false, NULL, false, NULL},
+    {"keep_narrow", ont_pass_keep_narrow, false, NULL, false, NULL},
     {"recompute", ont_pass_recompute, false, NULL, false, NULL},
     {"channels_last", ont_pass_channels_last, false, NULL, true, NULL},
     {"fuse_norm", ont_pass_fuse_norm, false, "FusedNorm", true, NULL},

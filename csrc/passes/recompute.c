@@ -7,6 +7,7 @@
  */
 #include "passes/recompute.h"
 
+#include "passes/match.h"
 #include "passes/options.h"
 
 static bool is_memory_bound(const ont_node *node)
@@ -56,5 +57,50 @@ ont_status ont_recompute_copy(ont_graph *g, const ont_node *node, ont_node *befo
         copied->outputs[i]->shape = node->outputs[i]->shape;
     }
     *copy = copied;
+    return ONT_OK;
+}
+
+/* ---- narrow values ---- */
+
+/* Whether the node makes float32 of a value of 16 bits that a node has computed. */
+static bool is_widening(const ont_node *node)
+{
+    const ont_value *narrow = ONT_IS(node, Cast) ? ont_node_in(node, 0) : NULL;
+    return narrow && narrow->kind == ONT_VALUE_NODE && ont_dtype_is_half(narrow->dtype) &&
+           node->outputs[0]->dtype == ONT_FLOAT32;
+}
+
+static bool reads(const ont_node *node, const ont_value *v)
+{
+    for (uint32_t i = 0; i < node->n_inputs; i++)
+        if (node->inputs[i].value == v) return true;
+    return false;
+}
+
+/* Whether backward reads the value, and by elementwise nodes alone. */
+static bool is_read_by_elementwise(const ont_graph *g, const ont_value *wide)
+{
+    bool found = false;
+    for (const ont_use *use = wide->uses; use; use = use->next) {
+        if (!use->user->backward) continue;
+        if (!use->user->op->tile) return false;
+        found = true;
+    }
+    return found && !ont_value_is_output(g, wide);
+}
+
+ont_status ont_pass_keep_narrow(ont_graph *g)
+{
+    for (ont_node *node = g->first; node && !node->backward; node = node->next) {
+        if (!is_widening(node) || !is_read_by_elementwise(g, node->outputs[0])) continue;
+        ont_value *wide = node->outputs[0], *narrow = ont_node_in(node, 0);
+        ont_node *copy = NULL;
+        for (ont_node *reader = node->next; reader; reader = reader->next) {
+            if (!reader->backward || !reads(reader, wide)) continue;
+            if (!copy) ONT_TRY(ont_recompute_copy(g, node, reader, &narrow, 1, &copy));
+            for (uint32_t i = 0; i < reader->n_inputs; i++)
+                if (reader->inputs[i].value == wide) ont_node_set_input(reader, i, copy->outputs[0]);
+        }
+    }
     return ONT_OK;
 }
