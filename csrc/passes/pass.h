@@ -121,8 +121,8 @@ ont_status ont_pass_fuse_sums(ont_graph *g) ONT_MUST_USE;
 ont_status ont_pass_recompute_regions(ont_graph *g) ONT_MUST_USE;
 
 /*
- * Backward reads values of 16 bits in place of the float32 ones that forward makes of them, where elementwise nodes read
- * these, which run the Cast in the same pass over memory. See recompute.c.
+ * Backward reads values of 16 bits in place of the float32 ones that forward makes of them, where elementwise nodes
+ * read these, which run the Cast in the same pass over memory. See recompute.c.
  */
 ont_status ont_pass_keep_narrow(ont_graph *g) ONT_MUST_USE;
 
