@@ -400,7 +400,7 @@ def _numbers_of_numpy(plain: Callable[..., None]) -> Callable[..., None]:
     """Dynamo's reading of a call in Python, of a function of NumPy's."""
     def call_function(self: _torch.Translator, fn: Any, args: _torch.Values, kwargs: _torch.Named) -> None:
         args = [_torch.UserFunctionVariable(_CALLING[arg.value]) if isinstance(arg, _torch.NumpyVariable)
-                and arg.value in _CALLING else arg for arg in args]
+                and callable(arg.value) and arg.value in _CALLING else arg for arg in args]
         if not isinstance(fn, _torch.NumpyVariable) or kwargs or not callable(fn.value):
             return plain(self, fn, args, kwargs)
         values = [arg.as_python_constant() if arg.is_python_constant() else None for arg in args]
