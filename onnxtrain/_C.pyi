@@ -278,7 +278,8 @@ __version__: str
 ISA: str  # the instruction set of the kernels: "avx512", "avx2" or "plain"
 
 def build_info() -> dict[str, Any]:
-    """Properties of the build and the machine: version, operators, threads, dlpack_exchange, isa, gemm (backends)."""
+    """Properties of the build and the machine: version, operators, threads, dlpack_exchange, isa, gemm (backends),
+    split_products (whether float32 products may be sums of bfloat16 ones), bfloat16_products."""
 
 def operators() -> list[dict[str, Any]]:
     """The operator registry: domain, name, since, grad (bool: has a rule), no_grad (bool: nothing flows), containers

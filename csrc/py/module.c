@@ -12,6 +12,7 @@
 #include "base/parallel.h"
 #include "device/gemm.h"
 #include "device/gemm_native.h"
+#include "device/half_product.h"
 #include "passes/options.h"
 #include "py/comm.h"
 #include "py/dist.h"
@@ -145,10 +146,11 @@ static PyObject *build_info(PyObject *module, PyObject *unused)
         Py_XDECREF(name);
     }
     if (!gemm) return NULL;
-    return Py_BuildValue("{ss sn si sO ss sN sO}", "version", ONT_VERSION, "operators", (Py_ssize_t)n, "threads",
+    return Py_BuildValue("{ss sn si sO ss sN sO sO}", "version", ONT_VERSION, "operators", (Py_ssize_t)n, "threads",
                          ont_parallel_threads(), "dlpack_exchange", ont_get_state(module)->dlpack ? Py_True : Py_False,
                          "isa", ont_simd()->isa, "gemm", gemm, "split_products",
-                         ont_simd_gemm_bf16x3() ? Py_True : Py_False);
+                         ont_simd_gemm_bf16x3() ? Py_True : Py_False, "bfloat16_products",
+                         ont_half_product_refuses(ONT_BFLOAT16) ? Py_False : Py_True);
 }
 
 static PyObject *set_flush_denormals(PyObject *module, PyObject *args)

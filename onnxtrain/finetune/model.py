@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from onnxtrain import _C
 from onnxtrain.finetune.files import FinetuneError
 from onnxtrain.utils.torch_profile_utils import memory_of_the_process
 
@@ -44,8 +45,8 @@ def loaded(kind: Any, name: str, **settings: Any) -> Any:
 
 
 def multiplies_bfloat16() -> bool:
-    """Whether the processor has bfloat16 products."""
-    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    """Whether the engine multiplies bfloat16 here; otherwise it does so in float32."""
+    return bool(_C.build_info()["bfloat16_products"])
 
 
 def choose_level(model: Any, batch: dict[str, torch.Tensor], limit: int) -> int:

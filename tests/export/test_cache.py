@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn as nn
+from functions import Doubled
 
 import onnxtrain
 from onnxtrain._export import cache
@@ -170,19 +171,9 @@ def test_a_flag_that_replaces_a_method_of_a_class_is_a_miss(folder):
     assert [run(), run(), run("--other"), run("--other"), run()] == ["1", "0", "1", "0", "0"]
 
 
-class Twice(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x * 2
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad * 2
-
-
 class Calls(Net):
     def forward(self, x):
-        return {"out": Twice.apply(self.fc(x)), "rows": [None]}
+        return {"out": Doubled.apply(self.fc(x)), "rows": [None]}
 
 
 class Draws(Net):

@@ -53,5 +53,6 @@ def test_result_and_gradient(gemm, rows, monkeypatch):
         assert got.dtype == torch.bfloat16
         rounding = 2**-8 * exact.abs() + 2**-18 * exact.abs().max()  # once, of a sum in float32
         assert ((got.double() - exact).abs() <= rounding).all()
+    assert _C.build_info()["bfloat16_products"] == (gemm != "reference" and has_products())
     casts = sum(kernel.startswith("cast") for _, kernel, _ in made.kernels())
     assert bool(casts) == (rows <= 8 or gemm == "reference" or not has_products())
